@@ -3,10 +3,10 @@
     python benchmarks/real.py --model MODEL [ROW ...] [--seeds 5]   # train what is missing
     python benchmarks/real.py --write                               # renew the page's tables
 
-MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file; for the row `base`, Gemma 3 270M. A row is a
-config with settings; `--list` prints them all. A run whose numbers are in benchmarks/results/real.jsonl is not
-trained again, so a stopped campaign continues. The tables are of bfloat16 products; `--precision float32` keeps
-records to compare with.
+MODEL is SmolLM2-135M-Instruct as a hub id, a folder or a GGUF file; for the row `base`, Gemma 3 270M. A row
+is a config with settings; `--list` prints them all. A run whose numbers are in benchmarks/results/real.jsonl
+is not trained again, so a stopped campaign continues. The tables are of bfloat16 products; `--precision
+float32` keeps records to compare with.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from covey.learner.memory import Shape
 from covey_verify.errors import ConfigError
 
 H100 = next(gpu for gpu in GPUS if gpu.name == "H100")
-QWEN3_06B = Shape(596e6, 596e6, 151_936, 28, 1024, 16, 8, 128, 3072, number=2, exact=False)
-QWEN3_4B = Shape(4.02e9, 4.02e9, 151_936, 36, 2560, 32, 8, 128, 9728, number=2, exact=False)
+QWEN3_06B = Shape(596e6, 596e6, 151_936, 28, 1024, 16, 8, 128, 3072, bytes_each=2, compiled=False)
+QWEN3_4B = Shape(4.02e9, 4.02e9, 151_936, 36, 2560, 32, 8, 128, 9728, bytes_each=2, compiled=False)
 
 
 @pytest.mark.parametrize(("shape", "published"), [(QWEN3_06B, 16_384 / 11_900), (QWEN3_4B, 16_384 / 6_200)])
@@ -39,7 +39,7 @@ def test_an_update_takes_what_prime_rl_reports(shape: Shape, published: float) -
 
 def test_sampling_takes_what_it_took() -> None:
     """256 completions of 256 tokens at 31,920 tokens a second, which gave the time of a layer."""
-    shape = Shape(630e6, 630e6, 151_936, 24, 896, 14, 2, 64, 4864, number=2, exact=False)
+    shape = Shape(630e6, 630e6, 151_936, 24, 896, 14, 2, 64, 4864, bytes_each=2, compiled=False)
     found = decode_seconds(H100, shape, 256, 256, 36, running=256, longest=256)
     assert found == pytest.approx(256 * 256 / 31_920, rel=0.1)
 

@@ -118,7 +118,7 @@ def test_another_temperature_is_recommended_where_it_is_clearly_better() -> None
 
 
 def test_of_completions_without_a_token_no_time_is_computed() -> None:
-    shape = Shape(10, 10, 5, 1, 2, 1, 1, 2, 4, number=4, exact=True)
+    shape = Shape(10, 10, 5, 1, 2, 1, 1, 2, 4, bytes_each=4, compiled=True)
     empty = [lengthened(scored([1, 0, 1, 0]), "stop", [])]
     assert replace(of(empty), subject=Subject(shape, [3])).elsewhere() == []
     some = [lengthened(scored([1, 0, 1, 0]), "stop", [1])]

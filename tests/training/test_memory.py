@@ -18,8 +18,8 @@ from covey.learner import memory
 from covey.learner.memory import (
     Load,
     Shape,
+    count_float32_numbers,
     fitting_sizes,
-    float32_numbers,
     forecast,
     largest_step,
     sampling_bytes,
@@ -44,8 +44,8 @@ SHAPE = Shape(
     keys=2,
     head=16,
     inner=64,
-    number=4,
-    exact=True,
+    bytes_each=4,
+    compiled=True,
 )
 CONFIG = Config.model_validate(
     {
@@ -64,16 +64,17 @@ def test_what_a_token_leaves_behind() -> None:
 
 
 def test_plain_torch_keeps_some_of_a_bfloat16_model_in_float32() -> None:
-    assert float32_numbers(32, 64, 4, adapted=True) == 0  # all of it is float32 anyway
-    assert float32_numbers(32, 64, 2, adapted=False) == 2 * 32
-    assert float32_numbers(32, 64, 2, adapted=True) == 2 * 32 + 6 * 32 + 64
-    coarse = SHAPE._replace(number=2, exact=False)
-    assert token_bytes(coarse._replace(float32=100), False) == token_bytes(coarse, False) + 2 * 100 * 4
+    assert count_float32_numbers(32, 64, 4, adapted=True) == 0  # all of it is float32 anyway
+    assert count_float32_numbers(32, 64, 2, adapted=False) == 2 * 32
+    assert count_float32_numbers(32, 64, 2, adapted=True) == 2 * 32 + 6 * 32 + 64
+    coarse = SHAPE._replace(bytes_each=2, compiled=False)
+    wide = coarse._replace(float32_numbers=100)
+    assert token_bytes(wide, False) == token_bytes(coarse, False) + 2 * 100 * 4
 
 
 def test_a_small_cache_on_a_gpu_stays_while_it_updates() -> None:
     sizes = {"config": CONFIG, "largest": LARGEST_STEP, "tokens": 1000, "running": 8}
-    alone, kept = (forecast(shape, **sizes) for shape in (SHAPE, SHAPE._replace(kept=1 << 30)))
+    alone, kept = (forecast(shape, **sizes) for shape in (SHAPE, SHAPE._replace(largest_kept_cache=1 << 30)))
     assert alone["update"] == kept["update"] > 0 == alone["sampling"]
     assert kept["sampling"] == sampling_bytes(SHAPE, LARGEST_STEP.loads[0], 8, LARGEST_STEP.prompt, 20)
 
@@ -92,11 +93,11 @@ def test_a_cache_has_a_key_and_a_value_for_every_place() -> None:
     """
     a_place = 2 * 2 * 16 * 2 * 4
     passing = 2 * 5 * (a_place + 512 * 4) + 3 * 4 * 8 * 100
-    found = sampling_bytes(SHAPE._replace(packed=777), Load(2, 8), 99, 5, 20)
+    found = sampling_bytes(SHAPE._replace(packed_bytes=777), Load(2, 8), 99, 5, 20)
     assert found == a_place * (3 * 64 + 8 * 64) + 777 + passing
     halved = sampling_bytes(SHAPE, Load(2, 8), 4, 5, 20)
     assert found - 777 - halved == a_place * 4 * 64 + 3 * 4 * 4 * 100, "four completions at once"
-    torchs = sampling_bytes(SHAPE._replace(exact=False), Load(2, 8), 99, 5, 20)
+    torchs = sampling_bytes(SHAPE._replace(compiled=False), Load(2, 8), 99, 5, 20)
     assert torchs == a_place * 8 * 64 + passing, "each slot has a copy of its prompt"
 
 
@@ -135,7 +136,7 @@ def test_without_a_reference_none_is_paid_for() -> None:
         forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 1, reference=own) for own in (False, True)
     )
     assert (without["reference"], with_one["reference"]) == (0, without["weights"])
-    assert forecast(SHAPE._replace(number=2), CONFIG, LARGEST_STEP, 1000, 1)["optimizer"] == 10_000 * 12
+    assert forecast(SHAPE._replace(bytes_each=2), CONFIG, LARGEST_STEP, 1000, 1)["optimizer"] == 10_000 * 12
 
 
 def beyond_gradient(passing: int) -> int:

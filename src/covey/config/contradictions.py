@@ -313,8 +313,8 @@ def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
         yield "algorithm.kl.gradient has no effect in the reward, which has no gradient; use place loss"
     if kl.level == "completion" and not {"rewards", "token_rewards"} & set(algorithm.advantage.needs):
         yield (
-            f"algorithm.kl.level response has no effect: advantage {algorithm.advantage.name} does not read "
-            "the completion's reward, from which this KL is subtracted; use level token"
+            f"algorithm.kl.level completion has no effect: advantage {algorithm.advantage.name} does not "
+            "read the completion's reward, from which this KL is subtracted; use level token"
         )
 
 

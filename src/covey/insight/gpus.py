@@ -15,7 +15,7 @@ from typing import NamedTuple
 from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
-from covey.learner.memory import Shape, fitting_sizes, float32_numbers, forecast, largest_step
+from covey.learner.memory import Shape, count_float32_numbers, fitting_sizes, forecast, largest_step
 from covey.models.logprobs import GPU_CHUNK_LOGITS
 from covey.system.plot import table
 
@@ -122,7 +122,7 @@ def decode_seconds(
     # once for each token.
     steps = tokens / max(min(completions, running), 1) + max(0.0, longest - length)
     cached = 2 * shape.layers * shape.keys * shape.head * tokens * (prompt + length / 2)
-    read = shape.number * (steps * shape.parameters + cached)
+    read = shape.bytes_each * (steps * shape.parameters + cached)
     return read / (1e12 * gpu.terabytes * BANDWIDTH) + DECODE_LAYER * steps * shape.layers
 
 
@@ -159,14 +159,14 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: ResolvedConfig) -> int:
 def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forecast) -> list[GpuForecast]:
     """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
     # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
-    number = 4 if stage.config.dtype == "float32" else 2
+    bytes_each = 4 if stage.config.dtype == "float32" else 2
     subject = subject._replace(
         shape=subject.shape._replace(
-            number=number,
-            exact=False,
-            chunk=GPU_CHUNK_LOGITS,
-            float32=float32_numbers(
-                subject.shape.width, subject.shape.inner, number, stage.config.lora is not None
+            bytes_each=bytes_each,
+            compiled=False,
+            chunk_logits=GPU_CHUNK_LOGITS,
+            float32_numbers=count_float32_numbers(
+                subject.shape.width, subject.shape.inner, bytes_each, stage.config.lora is not None
             ),
         )
     )

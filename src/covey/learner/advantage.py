@@ -69,20 +69,22 @@ def _by_group(
     """Return the advantages that the estimator gives within each group, and token rewards: (N, L) each."""
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
     token_rewards = torch.zeros_like(advantages)
-    for g, group in enumerate(groups):
+    for number, group in enumerate(groups):
         # Rows of the scorable completions, in the group's order.
-        rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
+        rows = torch.nonzero((batch.group == number) & ~batch.rewards.isnan())[:, 0]
         if not batch.mask[rows].any():  # nothing of it can be trained: unscored, or all empty
             continue
         _check_steps(group)
-        of_group = _KLReward(penalty.response[rows], penalty.token[rows])
-        known = None if values is None else values[rows]
-        view = _group_view(group, batch.select(rows.tolist()), of_group, known)
-        own = _estimated(algorithm.advantage, view, group)
+        group_penalty = _KLReward(penalty.completion[rows], penalty.token[rows])
+        group_values = None if values is None else values[rows]
+        data = _group_view(group, batch.select(rows.tolist()), group_penalty, group_values)
+        estimated = _estimated(algorithm.advantage, data, group)
+        if estimated.ndim == 1:  # (G,): the same advantage on every token of a completion
+            estimated = estimated[:, None].expand(-1, data.mask.shape[1])
         # The group is padded to its own longest completion, which may be shorter than L.
-        own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
-        advantages[rows, : own.shape[1]] = own.to(advantages)
-        token_rewards[rows, : own.shape[1]] = view.token_rewards
+        length = estimated.shape[1]
+        advantages[rows, :length] = estimated.to(advantages)
+        token_rewards[rows, :length] = data.token_rewards
     return advantages, token_rewards
 
 
@@ -184,7 +186,7 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | 
     """Return one group's data for advantage functions, scorable completions only."""
     keep = group.scorable
     # ``rows``, ``penalty`` and ``values`` hold the scorable completions already; the group's arrays hold all.
-    rewards = torch.from_numpy(group.rewards[keep]) + penalty.response
+    rewards = torch.from_numpy(group.rewards[keep]) + penalty.completion
     baselines = group.baselines
     old = rows.old_distribution
     parts = list(group.components.values())
@@ -240,7 +242,7 @@ def _trained_at(mask: Tensor, place: int) -> int:
 class _KLReward(NamedTuple):
     """The costs of a KL penalty in the reward."""
 
-    response: Tensor
+    completion: Tensor
     """(N,) float64, added to each completion's reward."""
     token: Tensor
     """(N, L) float64, on each token: part of its reward, or of the return-to-go added to its advantage."""
@@ -248,8 +250,8 @@ class _KLReward(NamedTuple):
 
 def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLReward:
     """Compute the costs of a KL in the reward, by completion (N,) or by token (N, L)."""
-    response = torch.zeros(len(batch), dtype=torch.float64)
-    token = torch.zeros(batch.mask.shape, dtype=torch.float64)
+    by_completion = torch.zeros(len(batch), dtype=torch.float64)
+    by_token = torch.zeros(batch.mask.shape, dtype=torch.float64)
     kl = algorithm.kl
     # Costs are negative rewards and carry no gradient: the log-probs were computed before the update.
     if kl is not None and kl.place == "reward":
@@ -261,7 +263,7 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLRe
         values = values_of("kl.estimator", kl.estimator, KLData(ref_log_ratio), ref_log_ratio.shape)
         costs = -coef * bounded_value(values, kl.bound)
         if kl.level == "completion":
-            response = costs
+            by_completion = costs
         else:
-            token = costs
-    return _KLReward(response, token)
+            by_token = costs
+    return _KLReward(by_completion, by_token)

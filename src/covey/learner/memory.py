@@ -37,19 +37,19 @@ class Shape(NamedTuple):
     keys: int
     head: int
     inner: int
-    number: int
+    bytes_each: int
     """Bytes of a weight and of an activation."""
-    exact: bool
+    compiled: bool
     """Whether the compiled operations do the work."""
-    states: int = 0
+    state_numbers: int = 0
     """Numbers that a layer without attention keeps for a completion of any length."""
-    chunk: int = CHUNK_LOGITS
+    chunk_logits: int = CHUNK_LOGITS
     """Logits that torch's head has in memory at once."""
-    float32: int = 0
+    float32_numbers: int = 0
     """Numbers that a layer of plain torch keeps of a token in float32, besides those of its own dtype."""
-    kept: int = 0
+    largest_kept_cache: int = 0
     """Most bytes of a cache that stays between rollouts, on a GPU."""
-    packed: int = 0
+    packed_bytes: int = 0
     """Bytes of the copies of weights that the compiled operations sample from."""
 
 
@@ -64,12 +64,12 @@ def shape_of(policy: Policy) -> Shape:
         sizes = [getattr(layer, name, None) or 0 for layer in each]
         return max(max(n, default=0) if isinstance(n, list | tuple) else n for n in sizes)
 
-    exact = policy.decoder is not None and policy.decoder.ops.compiled
+    compiled = policy.decoder is not None and policy.decoder.ops.compiled
     queries = widest("num_attention_heads")  # state spaces have none
     inner = widest("intermediate_size") or 4 * config.hidden_size
-    number = parameters[0].element_size()
-    adapted = policy.adapter is not None
+    bytes_each = parameters[0].element_size()
     on_gpu = policy.device.type == "cuda"
+    wide_numbers = count_float32_numbers(config.hidden_size, inner, bytes_each, policy.adapter is not None)
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in policy.parameters),
@@ -80,24 +80,26 @@ def shape_of(policy: Policy) -> Shape:
         keys=(widest("num_key_value_heads") or queries) if queries else 0,
         head=widest("head_dim") or config.hidden_size // max(queries, 1),
         inner=inner,
-        number=number,
-        exact=exact,
-        states=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
-        chunk=chunk_logits(policy.device),
-        float32=0 if exact else float32_numbers(config.hidden_size, inner, number, adapted),
-        kept=int(KEPT_SHARE * device_memory(policy.device)) if on_gpu else 0,
-        packed=policy.packed_bytes,
+        bytes_each=bytes_each,
+        compiled=compiled,
+        state_numbers=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
+        chunk_logits=chunk_logits(policy.device),
+        float32_numbers=0 if compiled else wide_numbers,
+        largest_kept_cache=int(KEPT_SHARE * device_memory(policy.device)) if on_gpu else 0,
+        packed_bytes=policy.packed_bytes,
     )
 
 
-def float32_numbers(width: int, inner: int, number: int, adapted: bool) -> int:
+def count_float32_numbers(width: int, inner: int, bytes_each: int, adapted: bool) -> int:
     """Return how many numbers a layer of plain torch keeps of a token in float32, in a bfloat16 model.
 
     The residual stream twice, 2 D, and the inputs of seven adapters, which peft converts: 6 D + F.
     """
     stream = 2 * width
     inputs = 6 * width + inner
-    return (stream + inputs * adapted) * (number < 4)
+    if bytes_each == 4:  # all of it is float32 anyway
+        return 0
+    return stream + (inputs if adapted else 0)
 
 
 def token_bytes(shape: Shape, recompute: bool) -> int:
@@ -109,8 +111,8 @@ def token_bytes(shape: Shape, recompute: bool) -> int:
     Plain torch keeps ``float32`` numbers more.
     """
     if recompute:
-        return shape.layers * shape.number * 2 * shape.width
-    return shape.layers * (shape.number * _layer_numbers(shape) + 4 * shape.float32)
+        return shape.layers * shape.bytes_each * 2 * shape.width
+    return shape.layers * (shape.bytes_each * _layer_numbers(shape) + 4 * shape.float32_numbers)
 
 
 def _layer_numbers(s: Shape) -> int:
@@ -127,11 +129,11 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
     passing = 4 * shape.inner + 6 * shape.width + 4 * (shape.queries + 2 * shape.keys) * shape.head
     if recompute:
         passing += _layer_numbers(shape)
-    if shape.exact:
+    if shape.compiled:
         logits = min(tokens, max(FEWEST_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
     else:
-        logits = 4 * min(tokens * shape.vocabulary, shape.chunk)
-    return tokens * (token_bytes(shape, recompute) + passing * shape.number) + 4 * logits
+        logits = 4 * min(tokens * shape.vocabulary, shape.chunk_logits)
+    return tokens * (token_bytes(shape, recompute) + passing * shape.bytes_each) + 4 * logits
 
 
 class Load(NamedTuple):
@@ -151,16 +153,18 @@ def sampling_bytes(shape: Shape, load: Load, running: int, prompt: int, completi
     """
     slots = min(running, load.completions)
     pages = min(slots, load.requests) + 1
-    number = 4 if shape.exact else shape.number  # the compiled operations keep them in float32
+    number = 4 if shape.compiled else shape.bytes_each  # the compiled operations keep them in float32
     a_token = 2 * shape.keys * shape.head * shape.layers * number
-    held = shape.layers * slots * shape.states * number
-    if shape.exact:
-        held += a_token * (pages * cache_length(prompt) + slots * cache_length(completion)) + shape.packed
+    held = shape.layers * slots * shape.state_numbers * number
+    if shape.compiled:
+        held += (
+            a_token * (pages * cache_length(prompt) + slots * cache_length(completion)) + shape.packed_bytes
+        )
     else:
         held += a_token * slots * cache_length(prompt + completion)
     prefilled = min(PREFILL_TOKENS, (pages - 1) * prompt)
     passing = 3 * shape.inner + 2 * shape.width + 2 * (shape.queries + 2 * shape.keys) * shape.head
-    return held + prefilled * (a_token + passing * shape.number) + 3 * 4 * slots * shape.vocabulary
+    return held + prefilled * (a_token + passing * shape.bytes_each) + 3 * 4 * slots * shape.vocabulary
 
 
 class LargestStep(NamedTuple):
@@ -228,31 +232,32 @@ def forecast(
     completions sampled at once; ``program``: bytes of program and libraries; ``critic``: parameters of a
     value network, all of them trained; ``judges``: bytes of the reward models.
     """
-    # The sampler then has a snapshot of the weights, and an unfinished completion continues as a prompt.
-    lags = config.method == "rl" and config.rollout.staleness > 0
+    # The sampler then has a snapshot of the weights.
+    prefetches = config.method == "rl" and config.rollout.staleness > 0
+    # An unfinished completion continues as a prompt then, so a sequence may have twice the tokens.
+    longest = config.rollout.max_tokens * (2 if prefetches else 1)
     # Float32 copies of low-precision weights; split weights are float32 themselves, besides a whole copy.
-    masters = 4 if shape.number < 4 and world_size() == 1 else 0
+    masters = 4 if shape.bytes_each < 4 and world_size() == 1 else 0
     # Bytes per trained weight: two moments, in float32 or in 8 bits.
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     # Methods that only sample have no gradient, optimizer or update.
     learns = config.method == "rl" or config.method not in SAMPLES
-    length = (1 + lags) * config.rollout.max_tokens
-    loads = [sampling_bytes(shape, load, running, largest.prompt, length) for load in largest.loads]
+    loads = [sampling_bytes(shape, load, running, largest.prompt, longest) for load in largest.loads]
     sampling = max(loads, default=0)
     update = _update_phase(shape, config, largest, tokens) if learns else {}
-    merge = {} if config.lora is None else {"merged": shape.parameters * shape.number}
-    stays = lags or sampling <= shape.kept
-    phases = [{"sampling": sampling}, {**update, "sampling": sampling * stays}, merge]
+    merge = {} if config.lora is None else {"merged": shape.parameters * shape.bytes_each}
+    stays = prefetches or sampling <= shape.largest_kept_cache
+    phases = [{"sampling": sampling}, {**update, "sampling": sampling if stays else 0}, merge]
     peak = max(phases, key=lambda phase: sum(phase.values()))
     return {
         "program": program,
         # Split: this process' float32 part besides a whole copy.
-        "weights": shape.parameters * (shape.number + (4 // world_size() if world_size() > 1 else 0)),
-        "reference": shape.parameters * shape.number if reference else 0,
-        "snapshot": shape.trained * shape.number if lags else 0,
-        "critic": critic * (shape.number + 4 + moments + masters),
+        "weights": shape.parameters * (shape.bytes_each + (4 // world_size() if world_size() > 1 else 0)),
+        "reference": shape.parameters * shape.bytes_each if reference else 0,
+        "snapshot": shape.trained * shape.bytes_each if prefetches else 0,
+        "critic": critic * (shape.bytes_each + 4 + moments + masters),
         "reward models": judges,
-        "optimizer": shape.trained * (moments * learns + masters) // world_size(),
+        "optimizer": shape.trained * ((moments if learns else 0) + masters) // world_size(),
         **{name: peak.get(name, 0) for name in ("gradient", "sampling", "update", "merged")},
     }
 

@@ -55,14 +55,7 @@ def load_rewards(
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
     record = None
     for reward in rewards:
-        # `gated_by: name` or `name:correct`. A reward without a gate passes as gated by the first name,
-        # which exists.
-        gate, _, verdict = str(names[0] if reward.gated_by is None else reward.gated_by).partition(":")
-        if gate not in names or verdict not in ("", "correct", "incorrect"):
-            raise ConfigError(
-                f"rewards: {reward.name} is gated_by {reward.gated_by!r}, which must be the name of another "
-                f"reward of this run, or name:correct or name:incorrect{hint(gate, names)}"
-            )
+        _check_gate(reward, names)
         asks = "sandbox" in reward.parameters
         boxed = "sandbox" in (reward.isolate, reward.options.isolate)
         if asks or boxed:
@@ -74,6 +67,19 @@ def load_rewards(
             rewards[names.index(reward.name)] = replace(reward, settings=given, box=box)
     settings = (scoring or ScoringConfig()).model_dump(include={"timeout", "max_infra", "noise"})
     return Rewards(_with_verdict(rewards), **settings, sandbox=record)
+
+
+def _check_gate(reward: Reward, names: Sequence[str]) -> None:
+    """Raise ConfigError unless ``gated_by`` is another reward's name, name:correct or name:incorrect."""
+    if reward.gated_by is None:
+        return
+    gate, _, verdict = str(reward.gated_by).partition(":")
+    others = [name for name in names if name != reward.name]
+    if gate not in others or verdict not in ("", "correct", "incorrect"):
+        raise ConfigError(
+            f"rewards: {reward.name} is gated_by {reward.gated_by!r}, which must be the name of another "
+            f"reward of this run, or name:correct or name:incorrect{hint(gate, others)}"
+        )
 
 
 def _box(reward: Reward, sandbox: SandboxBackend) -> ProcessSandbox:

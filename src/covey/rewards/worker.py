@@ -152,28 +152,28 @@ class Worker:
     def attempt(self, call: UserCall) -> Outcome:
         """Make a call; see ``Caller``. Raises WorkerLost if one machine after another is lost."""
         message = request_of(self.reward, call)
-        seconds = call.seconds
         # Where calls overlap, another call may have ended the process, so a failed call is made once more.
-        last, lost = not self.overlaps, 0
+        may_retry = self.overlaps
+        machines_lost = 0
         while True:
             link = self.start()
             try:
+                waited_before = link.kept_waiting(look=False)
                 # An async function is timed in its process too, so the wait here is longer by GRACE.
-                before = link.kept_waiting(look=False)
-                late = seconds + GRACE * self.reward.is_async
-                waited = partial(_waited_since, before, link)
-                reply = Call.begun(link.ask(message), late, waited).result()
+                limit = call.seconds + (GRACE if self.reward.is_async else 0.0)
+                kept_waiting = partial(_waited_since, waited_before, link)
+                reply = Call.begun(link.ask(message), limit, kept_waiting).result()
             except TimeoutError:
-                link.close(f"killed: a call took more than {seconds:g} s")
-                return Outcome("timeout", text=f"no answer within {seconds:g} s")
+                link.close(f"killed: a call took more than {call.seconds:g} s")
+                return Outcome("timeout", text=f"no answer within {call.seconds:g} s")
             except WorkerLost:
-                lost += 1
-                if lost > MOST_LOST:
+                machines_lost += 1
+                if machines_lost > MOST_LOST:
                     raise
             except CallFailed as error:
-                if last:
+                if not may_retry:
                     return Outcome("crashed", text=str(error))
-                last = True
+                may_retry = False
             else:
                 return Outcome("ok", reply)
 

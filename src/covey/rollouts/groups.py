@@ -26,11 +26,7 @@ def score_all(
     scorer: Scorer,
     progress: Progress,
 ) -> list[Group]:
-    """Sample all requests; judge each completion as soon as it ends, while others are generated.
-
-    Results are in the order of the requests, in whatever order completions end. Each of several processes
-    samples and judges its part, and gets the groups of the others.
-    """
+    """Sample and judge all requests. The groups are in their order, in whatever order completions end."""
     numbers = share(len(requests), sampler)
 
     def ours() -> dict[int, Group]:
@@ -45,20 +41,25 @@ def score_all(
 
 def share(count: int, sampler: Sampler) -> Sequence[int]:
     """Return the numbers of ``count`` requests that this process samples."""
-    # A sampler that does not share serves the first process alone.
-    everybody = world_size() == 1 or sampler.shares
-    return rank_slice(count) if everybody else range(count if is_rank_zero() else 0)
+    if world_size() == 1 or sampler.shares:
+        return rank_slice(count)
+    # A sampler that does not share is used by rank 0 alone.
+    return range(count) if is_rank_zero() else range(0)
 
 
 def gather_groups(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
     """Return the groups of all problems, in order; each of several processes makes some, by number."""
 
-    def sent() -> Mapping[int, Group]:
+    def without_problems() -> Mapping[int, Group]:
         groups = ours()
+        if world_size() == 1:
+            return groups
         # Every process has the problems already, so they are not sent.
-        return groups if world_size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in groups.items()}
+        return {number: replace(group, problem=NO_PROBLEM) for number, group in groups.items()}
 
-    by_number = {number: group for part in gather_from_all(sent) for number, group in part.items()}
+    by_number = dict[int, Group]()
+    for groups in gather_from_all(without_problems):
+        by_number.update(groups)
     return [replace(by_number[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
 
 

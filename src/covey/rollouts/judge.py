@@ -20,13 +20,16 @@ from covey_verify.errors import CoveyError, DataError
 
 
 def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
-    """Return the group with all its scores; ``scorer`` counts their time. Raises RewardError."""
-    own = pending.scoring.scorer
+    """Wait for a group's scores, and return it as it is trained on. Raises RewardError.
+
+    ``scorer`` is the step's; it is given the calls and seconds of a group that was drawn ahead.
+    """
+    group_scorer = pending.scoring.scorer
     group = pending.scoring.result()
-    rewards = own.rewards
-    greedy = None if pending.greedy is None else judge(pending.greedy, own, credit)
-    if own is not scorer:  # a group drawn ahead has a scorer of its own
-        scorer.include(own.stats)
+    greedy = None if pending.greedy is None else judge(pending.greedy, group_scorer, credit)
+    if group_scorer is not scorer:  # a group drawn ahead has a scorer of its own
+        scorer.include(group_scorer.stats)
+    rewards = group_scorer.rewards
     if rewards.noise:
         group = with_label_noise(group, rewards.rewards, rewards.noise, pending.request.streams)
     if greedy is not None:

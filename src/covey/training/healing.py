@@ -67,21 +67,16 @@ def warnings_due(so_far: Sequence[Finding], step: int) -> list[Finding]:
     return [f for f in so_far if f.severity == "warning" and f.step + WINDOW == step]
 
 
-def goes_back(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
-    """Return whether the run goes back after ``steps`` steps; if so, log the attempt and announce it.
+def begin_attempt(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
+    """Log and announce an attempt if one is due after ``steps`` steps. Return whether the run goes back.
 
-    It does because its last change harms, or because of the first of the severe findings, else of the
-    warnings, that has a line to try.
+    One is due if the last change harms, or else for the first finding with a line to try, severe ones first.
     """
     run = loaded.config.output
     attempts = read_attempts(run)
     attempt = _against_harm(run, attempts, steps)
-    for finding in sorted(findings, key=lambda f: f.severity != "severe"):
-        if attempt is not None:
-            break
-        attempt, refused = proposal_after(loaded, finding, steps, attempts)
-        if refused:
-            journal.say(f"{finding.id}: nothing is tried: {refused}", "yellow")
+    if attempt is None:
+        attempt = _first_proposal(loaded, journal, findings, steps, attempts)
     if attempt is None:
         return False
     write_attempts(run, [*attempts, attempt])
@@ -90,6 +85,23 @@ def goes_back(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Findi
     archive = archive_of(run, len(attempts) + 1)
     journal.say(f"going back to {where} {what}; the steps since are in {archive}")
     return True
+
+
+def _first_proposal(
+    loaded: ResolvedConfig,
+    journal: Journal,
+    findings: Sequence[Finding],
+    steps: int,
+    attempts: Sequence[Attempt],
+) -> Attempt | None:
+    """Return the attempt of the first finding that has one; say why those before it have none."""
+    for finding in sorted(findings, key=lambda f: f.severity != "severe"):
+        attempt, refused = proposal_after(loaded, finding, steps, attempts)
+        if refused:
+            journal.say(f"{finding.id}: nothing is tried: {refused}", "yellow")
+        if attempt is not None:
+            return attempt
+    return None
 
 
 def _against_harm(run: Path, attempts: Sequence[Attempt], steps: int) -> Attempt | None:

@@ -95,7 +95,7 @@ def _expectation(run: Run, largest: LargestStep) -> Expectation:
         run.loaded.config,
         largest,
         reference=copied,
-        program=program_bytes(learner.policy.device, shape.parameters * shape.number * models),
+        program=program_bytes(learner.policy.device, shape.parameters * shape.bytes_each * models),
         critic=sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0,
         judges=reward_model_bytes(run.rewards),
     )

@@ -234,18 +234,20 @@ def _finished(stage: ResolvedConfig, console: RunConsole) -> Result | None:
         if complaint := ended_otherwise(output, name):
             raise CheckpointError(f"{complaint}. Restore the file, or start a new run")
     final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
-    asked = (recorded_settings(output) or {}).get("train", {})
-    # It ended before its steps because it reached ``stop_at``; only another bar gives it more to do.
-    reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
-    steps = train.steps if METHODS[stage.config.method].loop else 0  # `filter` selects, and makes no step
-    more = result.steps < steps and not (reached and train.stop_at == asked["stop_at"])
-    if not more and final.is_file():
+    recorded = (recorded_settings(output) or {}).get("train", {})
+    # A run that ended before its steps had reached ``stop_at``: only another ``stop_at`` gives it more to do.
+    recorded_steps = recorded.get("steps")
+    stopped_early = train.stop_at is not None and recorded_steps is not None and result.steps < recorded_steps
+    same_goal = stopped_early and train.stop_at == recorded["stop_at"]
+    steps = train.steps if METHODS[stage.config.method].loop else 0  # `filter` selects rows, without steps
+    needs_steps = result.steps < steps and not same_goal
+    if not needs_steps and final.is_file():
         return replace(result, folder=output)
-    if not more and final.is_dir():
+    if not needs_steps and final.is_dir():
         if problem := damage(final, ("config.json",)):
             raise CheckpointError(f"{problem}. Restore the file, or remove {final} to write it again")
         return replace(result, folder=output)
-    what = f"asks for {train.steps} steps" if more else f"lacks {final}"
+    what = f"asks for {train.steps} steps" if needs_steps else f"lacks {final}"
     checkpoint, _ = latest_checkpoint(output)
     if checkpoint is None:
         raise CheckpointError(

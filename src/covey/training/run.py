@@ -43,7 +43,7 @@ from covey.system.processes import is_rank_zero, on_rank_zero, run_on_all
 from covey.system.signals import StopSignal
 from covey.training.evaluation import evaluate
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
-from covey.training.healing import GoBack, goes_back, severe, warnings_due
+from covey.training.healing import GoBack, begin_attempt, severe, warnings_due
 from covey.training.progress import Progress
 from covey.types import Group
 
@@ -233,7 +233,7 @@ class Run:
     def go_back_for(self, findings: Sequence[Finding]) -> None:
         """Raise GoBack if findings send this run back, and one of these has a line to try."""
         if self.rolls_back and on_rank_zero(
-            lambda: goes_back(self.loaded, self.journal, findings, self.state.step)
+            lambda: begin_attempt(self.loaded, self.journal, findings, self.state.step)
         ):
             raise GoBack
 

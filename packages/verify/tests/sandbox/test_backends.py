@@ -171,7 +171,7 @@ def test_without_a_sandbox_that_holds_model_code_is_refused(monkeypatch: pytest.
     assert "unsafe_local: true runs it with your rights" in str(caught.value)
     chosen = fresh("landlock", unsafe_local=True)
     assert chosen.sandbox.name == "unsafe_local"
-    assert "read a private file" in chosen.record()["freeze_existing_objects"]["landlock"]
+    assert "read a private file" in chosen.record()["rejected"]["landlock"]
 
 
 def test_the_verdict_is_the_same_in_forked_and_spawned_workers(tmp_path: Path) -> None:

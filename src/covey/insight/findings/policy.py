@@ -57,7 +57,7 @@ def incorrect_completions_grow(run: RunView) -> str | None:
     grew = now - before > max(4, 0.3 * before) and enough
     alone = correct - first < (now - before) / 2 or run.rise("accuracy") < 0.03
     divides = run.setting("algorithm.reduce") not in ("constant_length", "token_mean")
-    if not (grew and alone and divides) or run.bought:
+    if not (grew and alone and divides) or run.other_reward_rose:
         return None
     rest = "none is correct" if math.isnan(correct) else f"correct ones have {correct:.0f}"
     said = f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, {rest}"
@@ -71,7 +71,7 @@ def the_policy_is_far_away(run: RunView) -> str | None:
     far = {"where it began": run.late("kl/start"), "its reference": run.late("kl/completion_k1")}
     # With no distance above 10, `largest` gives NaN, which fails the comparison.
     what, kl = largest({name: value for name, value in far.items() if value > 10})
-    if not (kl > 10 and run.accuracy_gain < 0.05) or run.graded_higher:
+    if not (kl > 10 and run.accuracy_gain < 0.05) or run.grades_rose:
         return None
     gain = f"correct answers changed by {100 * run.accuracy_gain:+.0f} points"
     return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
@@ -112,7 +112,7 @@ def exploration_ends(run: RunView) -> str | None:
     entropy, before = run.late("entropy/sampled"), run.early("entropy/sampled")
     collapsed, grown = run.late("groups/collapsed"), run.rise("groups/collapsed")
     ended = entropy < before / 3 and collapsed > 0.25 and grown > 0.15
-    if not (ended and run.late("accuracy") < 0.9) or run.graded_higher:
+    if not (ended and run.late("accuracy") < 0.9) or run.grades_rose:
         return None
     said = f"entropy fell from {before:.2g} to {entropy:.2g} nats"
     return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
@@ -158,7 +158,7 @@ def held_out_problems_gain_nothing(run: RunView) -> str | None:
     # Nearly solved from the start: there is little left to gain.
     solved = bool(run.evals[0].pass_rate.mean() > 0.9)
     rose = run.rose("reward/mean", 0.3 * run.early("reward/std"))
-    if not (rose and gain < 0.02 and unlikely) or solved or run.graded_higher:
+    if not (rose and gain < 0.02 and unlikely) or solved or run.grades_rose:
         return None
     return f"the reward rose by {rise:.2f} in training, held-out accuracy changed by {100 * gain:+.0f} points"
 
@@ -180,7 +180,7 @@ def completions_become_copies(run: RunView) -> str | None:
     copies, before = run.late("text/duplicates"), run.early("text/duplicates")
     if not (copies > 0.5 and copies - before > 0.3 and run.late("accuracy") < 0.9):
         return None
-    if run.accuracy_gain > 0.1 or run.graded_higher or run.bought:
+    if run.accuracy_gain > 0.1 or run.grades_rose or run.other_reward_rose:
         return None
     return f"{percent(copies)} of the completions are copies of another, {percent(before)} were at first"
 

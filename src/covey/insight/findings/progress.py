@@ -26,23 +26,27 @@ LITTLE = 0.05
 
 
 def wasted_beyond_luck(run: RunView) -> bool:
-    """Whether half of the problems are always or never solved, an eighth at least of either, beyond chance.
+    """Whether more than half of the problems are always or never solved, an eighth of each, beyond chance.
 
     Groups of the other problems are dead by luck, as often as their size says at the run's accuracy.
     """
     size = run.setting("rollout.group_size")
     rate = run.whole("accuracy")[0]
-    # If a fraction `others` of problems is solved sometimes, at the run's mean rate p, then solved = always +
-    # others p^G and never likewise. Solved for `others`, this gives the always and the never solved.
-    lucky, unlucky = (rate**size, (1 - rate) ** size) if isinstance(size, int) else (0.0, 0.0)
-    shares = [run.whole(f"groups/dead{kind}") for kind in ("", "_correct", "_incorrect")]
-    (_, doubt), (solved, solved_doubt), (never, never_doubt) = shares
-    others = min(1.0, (1 - solved - never) / max(1e-9, 1 - lucky - unlucky))
+    # Chances that a group of a problem that is solved sometimes is all correct, and all incorrect.
+    all_correct = rate**size if isinstance(size, int) else 0.0
+    all_incorrect = (1 - rate) ** size if isinstance(size, int) else 0.0
+    _, dead_error = run.whole("groups/dead")
+    correct, correct_error = run.whole("groups/dead_correct")
+    incorrect, incorrect_error = run.whole("groups/dead_incorrect")
     if not run.patient:
         # Asked for the likeliest cause of a whole run: no proof is needed.
-        doubt = solved_doubt = never_doubt = 0.0
-    either = min(solved - solved_doubt - others * lucky, never - never_doubt - others * unlucky)
-    return 1 - others - doubt > 0.5 and either > 0.125
+        dead_error = correct_error = incorrect_error = 0.0
+    # With a fraction ``mixed`` of problems that are solved sometimes, correct = always + mixed p^G,
+    # incorrect = never + mixed (1 - p)^G and always + never + mixed = 1.
+    mixed = min(1.0, (1 - correct - incorrect) / max(1e-9, 1 - all_correct - all_incorrect))
+    least_always = correct - correct_error - mixed * all_correct
+    least_never = incorrect - incorrect_error - mixed * all_incorrect
+    return 1 - mixed - dead_error > 0.5 and min(least_always, least_never) > 0.125
 
 
 def problems_are_uneven(run: RunView) -> str | None:

@@ -156,7 +156,7 @@ def the_verdict_accepts_other_answers(run: RunView) -> str | None:
     under a verdict of 0 or 1, and more than a twentieth is correct.
     """
     elsewhere = run.late("reward/paid_elsewhere")
-    if not (elsewhere > 0.8 and run.late("accuracy") > 0.05) or run.grades:
+    if not (elsewhere > 0.8 and run.late("accuracy") > 0.05) or run.verdict_is_graded:
         return None
     said = f"{percent(elsewhere)} of the correct completions are correct for another problem too"
     return f"{said}: the verdict can be fooled"
@@ -184,8 +184,8 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
     problems earn more although fewer of them are solved, beyond chance, and a reward rose at all. It does not
     apply if held-out answers did not fall, or if a verdict that grades gives clearly more.
     """
-    lost = "accuracy" if run.paid_for_worse else run.lost
-    if not lost or run.graded_higher:
+    lost = "accuracy" if run.paid_more_for_fewer_solved else run.fallen_metric
+    if not lost or run.grades_rose:
         return None
     now, before = run.late(lost), run.early(lost)
     means = run.reward_means
@@ -196,11 +196,11 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
         early = run.early(mean)
         # A reward that was nearly full from the start cannot rise any more.
         stays = late > 0.9 and late >= early > 0.5 and before - now > 0.1
-        if stays or run.rose(mean, 0.1) or (run.paid_for_worse and late > early):
+        if stays or run.rose(mean, 0.1) or (run.paid_more_for_fewer_solved and late > early):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
             if lost != "accuracy":
                 answers = f"{lost.split('/')[1]} from {before:.2g} to {now:.2g}"
-            if run.paid_for_worse:
+            if run.paid_more_for_fewer_solved:
                 answers = f"held-out answers {course(run.evals[0], run.evals[-1])}"
             return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
     return None

@@ -151,31 +151,31 @@ class RunView:
         return [f"reward/{name}/mean" for name in ([judge] if judge in own else own)]
 
     @property
-    def grades(self) -> bool:
+    def verdict_is_graded(self) -> bool:
         """Whether the verdict gives other values than 0 and 1."""
         means = self._verdicts
         return bool(means) and not any(self.same(mean, "accuracy") for mean in means)
 
     @property
-    def lost(self) -> str:
+    def fallen_metric(self) -> str:
         """The metric that shows fewer correct answers than at first, beyond chance; empty if none does.
 
-        Accuracy, unless held-out problems contradict it; or the mean of a verdict that grades.
+        It is accuracy, unless held-out problems contradict it, or the mean of a graded verdict.
         """
-        if self.fell("accuracy", 0.02) and not self.held_out_holds:
+        if self.fell("accuracy", 0.02) and not self.held_out_did_not_fall:
             return "accuracy"
         means = self._verdicts
-        graded = len(means) == 1 and self.grades and self.fell(means[0], 0.02)
+        graded = len(means) == 1 and self.verdict_is_graded and self.fell(means[0], 0.02)
         return means[0] if graded else ""
 
     @property
-    def graded_higher(self) -> bool:
-        """Whether the verdict grades, and the grades are clearly higher than at first.
+    def grades_rose(self) -> bool:
+        """Whether the verdict is graded, and the grades are clearly higher than at first.
 
         Grades may rise without ever crossing .5, and so may other rewards: accuracy says nothing then.
         """
         means = self._verdicts
-        if not self.grades or (len(means) == 1 and self.fell(means[0], 0.0)):
+        if not self.verdict_is_graded or (len(means) == 1 and self.fell(means[0], 0.0)):
             return False
         rises = self.rise("reward/mean") > 0.3 * self.early("reward/std")
         if len(self.evals) < 2:
@@ -184,18 +184,18 @@ class RunView:
         return held_out.low > 0 or (rises and held_out.value > 0)
 
     @property
-    def bought(self) -> bool:
+    def other_reward_rose(self) -> bool:
         """Whether a reward other than the verdict is clearly higher than at first."""
         means = [f"reward/{name}/mean" for name in self.reward_means]
         return len(means) > 1 and any(self.rose(m, 0.1) for m in means if not self.same(m, "accuracy"))
 
     @property
-    def paid_for_worse(self) -> bool:
+    def paid_more_for_fewer_solved(self) -> bool:
         """Whether held-out problems earn clearly more than at first, though fewer are solved."""
         return self.got_worse and gains(self.evals[0], self.evals[-1])["reward"].low > 0
 
     @property
-    def held_out_holds(self) -> bool:
+    def held_out_did_not_fall(self) -> bool:
         """Whether held-out problems were measured twice, and no fewer of them are solved than at first."""
         return len(self.evals) > 1 and gains(self.evals[0], self.evals[-1])["sampled"].value >= 0
 

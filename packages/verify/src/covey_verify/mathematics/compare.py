@@ -186,7 +186,7 @@ class Comparison:
         if "degree" not in units:
             return self.compare(amounts[0], amounts[1])
         angles = [in_radians(n) for n in (ours, theirs)]
-        return either(self.compare(*amounts), self.compare(*angles))
+        return some((self.compare(*amounts), self.compare(*angles)))
 
     def _percentages(self, ours: Node, theirs: Node, units: Sequence[str]) -> bool | None:
         amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
@@ -217,11 +217,13 @@ class Comparison:
 
     def _in_any_order(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
         """Return whether every element has an equal on the other side."""
-        table = [[self.compare(a, b) for b in theirs] for a in ours]
-        # Rows of the table and of its transpose: an element has an equal if its row has a True, perhaps if
-        # it has a None.
-        rows = (*table, *zip(*table, strict=True)) if ours and theirs else ((),)[: len(ours) + len(theirs)]
-        found = together([True if True in row else None if None in row else False for row in rows])
+        found: bool | None
+        if ours and theirs:
+            table = [[self.compare(a, b) for b in theirs] for a in ours]
+            columns = zip(*table, strict=True)
+            found = together([some(row) for row in (*table, *columns)])
+        else:
+            found = not ours and not theirs
         self.reason = "" if found else "other values"
         return found
 
@@ -264,7 +266,7 @@ class Comparison:
             found = [
                 together([self._conditions_agree(condition, c), self.compare(value, v)]) for v, c in pairs[1]
             ]
-            rows.append(True if True in found else None if None in found else False)
+            rows.append(some(found))
         return together(rows)
 
     def _conditions_agree(self, ours: Node | Region, theirs: Node | Region) -> bool | None:
@@ -371,9 +373,9 @@ def together(results: Sequence[bool | None]) -> bool | None:
     return False if False in results else None if None in results else True
 
 
-def either(first: bool | None, second: bool | None) -> bool | None:
+def some(results: Sequence[bool | None]) -> bool | None:
     """Return whether one is true; None if that is not known."""
-    return True if True in (first, second) else None if None in (first, second) else False
+    return True if True in results else None if None in results else False
 
 
 def folded(text: str) -> str:

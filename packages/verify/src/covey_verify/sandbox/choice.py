@@ -27,7 +27,8 @@ class Chosen:
     """A sandbox that passed its probe, and the reasons against stronger ones."""
 
     sandbox: SandboxBackend
-    freeze_existing_objects: Mapping[str, str] = field(default_factory=dict)
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """Backend that was tried before -> why it is not used."""
 
     @property
     def sealed(self) -> bool:
@@ -41,7 +42,7 @@ class Chosen:
             "backend": sandbox.name,
             "layers": sandbox.layers,
             "packages": list(getattr(sandbox, "packages", ())),
-            "freeze_existing_objects": dict(self.freeze_existing_objects),
+            "rejected": dict(self.rejected),
         }
         if sandbox.name == "landlock":
             found["visible"] = VISIBLE
