@@ -200,7 +200,7 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
         for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
         if argument.annotation is not None and re.search(r"\bRun\b", ast.unparse(argument.annotation))
     }
-    a_loop = re.compile(r"\ndef (train\(run: Run|\w+\(run: Run\) -> Lesson)")
+    a_loop = re.compile(r"\ndef (train\(run: Run|\w+\(run: Run\) -> StepBuilder)")
     loops = {f"training/{path.name}" for path in FILES if a_loop.search(path.read_text())}
     around = (
         "setup",

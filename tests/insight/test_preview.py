@@ -59,14 +59,14 @@ def lengthened(group: Group, finish: str, tokens: list[int]) -> Group:
 
 def test_half_of_the_groups_alive_is_enough() -> None:
     found = of([scored([1, 0, 1, 0], name=f"p{i}") for i in range(6)])
-    assert found.word == "yes"
+    assert found.promise == "yes"
     assert advice(found) == []
     assert record(found)["pass@1"]["value"] == 0.5
 
 
 def test_never_correct_asks_for_a_cold_start() -> None:
     found = of([scored([0, 0, 0, 0], name=f"p{i}") for i in range(6)])
-    assert found.word == "no"
+    assert found.promise == "no"
     (one,) = advice(found)
     assert "no answer was correct in 24 completions" in one.finding
     assert "method: sft" in one.remedy
@@ -347,7 +347,7 @@ def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:
     long = [lengthened(scored([0, 0, 0, 0], f"p{i}"), "length", list(range(30))) for i in range(2)]
     found = of(long)
     found = replace(found, measured=replace(found.measured, limit=30, by_time=True))
-    assert found.word == "unknown"
+    assert found.promise == "unknown"
     assert found.length == 100, "they may go on to the limit"
     assert found.work.trained == found.work.completions, "no group is known to be dead"
     said = "\n".join(lines(found))

@@ -68,7 +68,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Prompted]:
         seen.extend(run.train_set)
         train(run)
 
-    listening = {name: partial(noted, pipeline.LOOPS[name]) for name in pipeline.LESSONS}
+    listening = {name: partial(noted, pipeline.LOOPS[name]) for name in pipeline.STEP_BUILDERS}
     monkeypatch.setattr(pipeline, "LOOPS", {**pipeline.LOOPS, **listening})
     return seen
 

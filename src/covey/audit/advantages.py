@@ -42,17 +42,17 @@ class Scored:
     group: Tensor
     """(N,) int64."""
     lengths: Tensor
-    found: Tensor
+    used: Tensor
     """(N,) the advantages that the trainer used; NaN for a completion that is not trained."""
-    even: bool
+    one_per_completion: bool
     """Whether no completion has tokens with different advantages, and one has several tokens."""
 
     def trained(self) -> Scored:
         """Return the completions with an advantage alone."""
-        at = torch.nonzero(~self.found.isnan())[:, 0]
+        at = torch.nonzero(~self.used.isnan())[:, 0]
         places = [self.places[n] for n in at.tolist()]
         values = (self.rewards[at], self.components[:, at], self.weights, self.group[at], self.lengths[at])
-        return Scored(self.step, places, *values, self.found[at], self.even)
+        return Scored(self.step, places, *values, self.used[at], self.one_per_completion)
 
     def by_group(self, estimate: Callable[[Tensor], Tensor], values: Tensor | None = None) -> Tensor:
         """Return an estimate of each group's ``values``, (N,), by default of its rewards. (N,)."""
@@ -147,7 +147,7 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
         return None
     kl = algorithm.kl
     # A KL of tokens would make the advantages of a completion's tokens differ.
-    if kl is not None and kl.place == "reward" and not (kl.level == "token" and rollout.even):
+    if kl is not None and kl.place == "reward" and not (kl.level == "token" and rollout.one_per_completion):
         return None
     width = int(rollout.lengths.max())
     mask = torch.arange(width) < rollout.lengths[:, None]
@@ -158,7 +158,7 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
         data = GroupData.scored(rollout.rewards[rows], components, rollout.weights, mask[rows])
         own = algorithm.advantage(data)
         result[rows] = own[:, None].expand(-1, width) if own.ndim == 1 else own
-    known = ~rollout.found.isnan()
+    known = ~rollout.used.isnan()
     result = result[known]
     if algorithm.whiten is not None:
         whole = BatchData(result, mask[known], rollout.rewards[known], rollout.group[known])
@@ -166,9 +166,9 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
     return result[:, 0]
 
 
-def fits(found: Tensor, candidate: Tensor) -> bool:
+def fits(used: Tensor, candidate: Tensor) -> bool:
     """Whether two vectors agree, in float32's precision and whatever eps is used."""
-    return bool((found - candidate).abs().max() <= 2e-3 * max(1e-3, float(candidate.abs().max())))
+    return bool((used - candidate).abs().max() <= 2e-3 * max(1e-3, float(candidate.abs().max())))
 
 
 # --- explanations ---------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Compared(NamedTuple):
     """The advantages of a rollout, with those that the convention gives."""
 
     rollout: Scored
-    due: Tensor
+    expected: Tensor
     """(N,)."""
 
 
@@ -188,12 +188,12 @@ Explanation = Callable[[Compared], bool]
 
 def negated(compared: Compared) -> bool:
     """The advantages have the other sign."""
-    return fits(compared.rollout.found, -compared.due)
+    return fits(compared.rollout.used, -compared.expected)
 
 
 def in_another_order(compared: Compared) -> bool:
     """The advantages are those of other completions: the same numbers in another order."""
-    return fits(compared.rollout.found.sort().values, compared.due.sort().values)
+    return fits(compared.rollout.used.sort().values, compared.expected.sort().values)
 
 
 def divided_by_the_batchs_std(compared: Compared) -> bool:
@@ -204,45 +204,45 @@ def divided_by_the_batchs_std(compared: Compared) -> bool:
 def batch_is_the_baseline(compared: Compared) -> bool:
     """The advantages compare a completion with the whole batch, not with its group."""
     centered = group_centered(compared.rollout.rewards)
-    return fits(compared.rollout.found, centered) or _over_batch(compared.rollout, centered)
+    return fits(compared.rollout.used, centered) or _over_batch(compared.rollout, centered)
 
 
 def _over_batch(rollout: Scored, centered: Tensor) -> bool:
     stds = [standard_deviation(rollout.rewards, ddof) for ddof in (0, 1)]
-    return any(fits(rollout.found, divided(centered, std + 1e-6)) for std in stds)
+    return any(fits(rollout.used, divided(centered, std + 1e-6)) for std in stds)
 
 
 def normalized_again(compared: Compared) -> bool:
     """The advantages are the expected ones, normalized once more over the batch or their group."""
-    rollout, due = compared
-    again = [divided(group_centered(due), standard_deviation(due, ddof) + 1e-6) for ddof in (0, 1)]
-    again.append(rollout.by_group(group_zscore, due))
-    return any(fits(rollout.found, candidate) for candidate in again)
+    rollout, expected = compared
+    again = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
+    again.append(rollout.by_group(group_zscore, expected))
+    return any(fits(rollout.used, candidate) for candidate in again)
 
 
 def without_a_baseline(compared: Compared) -> bool:
     """The advantages are the rewards themselves."""
-    return fits(compared.rollout.found, compared.rollout.rewards)
+    return fits(compared.rollout.used, compared.rollout.rewards)
 
 
 def without_the_std(compared: Compared) -> bool:
     """The advantages are the rewards less their group's mean, undivided."""
-    return fits(compared.rollout.found, compared.rollout.by_group(group_centered))
+    return fits(compared.rollout.used, compared.rollout.by_group(group_centered))
 
 
 def with_a_std(compared: Compared) -> bool:
     """The advantages are divided by their group's std."""
     rollout = compared.rollout
-    return any(fits(rollout.found, rollout.by_group(partial(group_zscore, ddof=d))) for d in (0, 1))
+    return any(fits(rollout.used, rollout.by_group(partial(group_zscore, ddof=d))) for d in (0, 1))
 
 
 def scaled(compared: Compared) -> bool:
     """The advantages are the expected ones times a number, or plus a number, or both."""
-    found, due = compared.rollout.found, compared.due
-    away = due - due.mean()
-    factor = float(((found - found.mean()) * away).sum() / away.square().sum().clamp(min=1e-12))
-    several = len(found) > FEWEST  # a line goes through any two
-    return several and factor > 0 and fits(found, found.mean() + factor * away)
+    used = compared.rollout.used
+    away = compared.expected - compared.expected.mean()
+    factor = float(((used - used.mean()) * away).sum() / away.square().sum().clamp(min=1e-12))
+    several = len(used) > FEWEST  # a line goes through any two
+    return several and factor > 0 and fits(used, used.mean() + factor * away)
 
 
 def anything(_compared: Compared) -> bool:
@@ -272,7 +272,7 @@ def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
     for every in scored(record):
         due = expected(record, every)
         rollout = every.trained()
-        if due is None or fits(rollout.found, due):
+        if due is None or fits(rollout.used, due):
             continue
         compared = Compared(rollout, due)
         name = next(name for name, applies in EXPLANATIONS.items() if applies(compared))
@@ -284,12 +284,14 @@ def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
 
 
 def _trouble(compared: Compared, cause: Explanation) -> Trouble:
-    rollout, due = compared
-    worst = int((rollout.found - due).abs().argmax())
-    said = (cause.__doc__ or "").removesuffix(".").replace("The", "the", 1)
-    numbers = f"{float(rollout.found[worst]):.4g} where {float(due[worst]):.4g} is expected"
+    """Return the finding: the explanation in words, and the completion that is furthest off."""
+    rollout, expected = compared
+    worst = int((rollout.used - expected).abs().argmax())
+    words = (cause.__doc__ or "").removesuffix(".")
+    words = words[:1].lower() + words[1:]  # the explanation follows other words
+    numbers = f"{float(rollout.used[worst]):.4g} where {float(expected[worst]):.4g} is expected"
     evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
-    return Trouble(f"{said}: {numbers}", rollout.step, evidence)
+    return Trouble(f"{words}: {numbers}", rollout.step, evidence)
 
 
 def explained_by(name: str) -> Predicate:

@@ -148,7 +148,7 @@ def _temperatures(extent: Extent, found: Preview, budget: float) -> list[tuple[f
     if extent.temperatures is not None:
         seconds = None if extent.groups else ELSEWHERE * budget
         return [(temperature, seconds) for temperature in extent.temperatures]
-    if found.word == "yes" and found.pass_rate().value >= FEW_CORRECT:
+    if found.promise == "yes" and found.pass_rate().value >= FEW_CORRECT:
         return []
     own = found.stage.config.rollout.temperature
     others = [temperature for temperature in TEMPERATURES if abs(temperature - own) > 0.05]

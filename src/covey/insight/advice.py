@@ -30,11 +30,11 @@ def advice(preview: Preview) -> list[Advice]:
     read = [a for a in (_unscored(preview), *met, None if met else _unread(preview)) if a]
     entropy = sampled_entropy(groups)
     # Other advice (limits, sizes, temperatures) would not help a model that writes noise.
-    if entropy > WIDE_ENTROPY and preview.word == "no":
+    if entropy > WIDE_ENTROPY and preview.promise == "no":
         noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
         return [*read, Advice(noise, "a cold start (a stage with method: sft), or a model that can answer")]
     # If no answer counts, and some would in another form, nothing can be said of sizes.
-    size = None if met and preview.word == "no" else _size(preview)
+    size = None if met and preview.promise == "no" else _size(preview)
     temperature = _temperature(preview) or _one_text(preview)
     found = (_limit(preview), temperature, size, _roomy(preview))
     return [*read, *(a for a in found if a)]
@@ -156,7 +156,7 @@ def _changes(preview: Preview, temperature: float) -> tuple[Estimate, Estimate]:
     # Fewer problems may have been sampled there.
     both = [problem for problem in here if problem in there]
     rates = [np.array([own[p].pass_rate for p in both]) for own in (here, there)]
-    ties = [tie_chances([reward_counts(own[p]) for p in both], preview.now) for own in (here, there)]
+    ties = [tie_chances([reward_counts(own[p]) for p in both], preview.group_size) for own in (here, there)]
     return gain(rates[0], rates[1]), gain(ties[0], ties[1])
 
 
@@ -170,7 +170,7 @@ def _temperature(preview: Preview) -> Advice | None:
     better = [t for t, (rates, ties) in changes.items() if rates.low > 0 and not ties.low > 0]
     if livelier:
         best = min(livelier, key=lambda t: preview.at(t)[1].value)
-        dead = preview.dead(preview.now)
+        dead = preview.dead(preview.group_size)
         finding = f"{dead} of the groups are dead, at temperature {best:g} {preview.at(best)[1]}"
         return Advice(finding, f"rollout.temperature {best:g}")
     if better and rate.value < 0.5:
@@ -196,19 +196,19 @@ def _one_text(preview: Preview) -> Advice | None:
 
 def _size(preview: Preview) -> Advice | None:
     """Advise the smallest group size with enough live groups, or say why none has."""
-    now = preview.dead(preview.now)
+    now = preview.dead(preview.group_size)
     if now.value <= MOST_DEAD:
         return None
     rate = preview.pass_rate().value
-    finding = f"{now} of the groups of {preview.now} are dead"
+    finding = f"{now} of the groups of {preview.group_size} are dead"
     # Larger groups are dead less often; the smallest of them is the cheapest.
-    enough = [n for n in SIZES if n > preview.now and preview.dead(n).value <= MOST_DEAD]
-    if enough and preview.word != "no":
+    enough = [n for n in SIZES if n > preview.group_size and preview.dead(n).value <= MOST_DEAD]
+    if enough and preview.promise != "no":
         fewer = f"{finding}; of groups of {enough[0]} {preview.dead(enough[0])}"
         return Advice(fewer, f"rollout.group_size {enough[0]}")
     if rate > MOST_DEAD:
         return Advice(f"{finding} because all answers are correct", "harder problems")
-    if rate > 0 or preview.word != "no":
+    if rate > 0 or preview.promise != "no":
         return Advice(
             f"{finding}, and larger groups change little: problems are solved always or never",
             "easier problems for what is never solved, and rollout.curriculum: frontier",

@@ -71,8 +71,8 @@ class Forecast:
     """Number of these tokens that belong to continuations."""
     memory: Mapping[str, int]
     """Bytes at the peak, by role."""
-    there: int
-    """Bytes of the device."""
+    memory_available: int
+    """Bytes that the device has for the run."""
     prepass: float = 0.0
     """Seconds before the first step, in which ``rollout.prepass`` measures every problem."""
 
@@ -105,8 +105,8 @@ class Forecast:
         )
         total = sum(self.memory.values())
         parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)
-        yield f"estimated memory: {total / 1e6:,.0f} of {self.there / 1e6:,.0f} MB ({parts})"
-        if total > self.there:
+        yield f"estimated memory: {total / 1e6:,.0f} of {self.memory_available / 1e6:,.0f} MB ({parts})"
+        if total > self.memory_available:
             yield (
                 "That does not fit. These need less: train.recompute_layers, lora, optimizer: adamw_8bit, "
                 "a smaller train.tokens_per_micro_batch or a smaller rollout.max_running."

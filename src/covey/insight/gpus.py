@@ -71,7 +71,7 @@ class GpuForecast(NamedTuple):
 
     gpu: str
     memory: int
-    there: int
+    memory_available: int
     """Bytes of the GPU; ``memory`` is the run's peak."""
     step: float
     """Seconds of a step."""
@@ -80,7 +80,7 @@ class GpuForecast(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether the GPU's memory is enough."""
-        return self.memory <= self.there
+        return self.memory <= self.memory_available
 
     def record(self) -> dict[str, object]:
         """Return the forecast as JSON."""
@@ -186,5 +186,5 @@ def gpu_lines(rows: Sequence[GpuForecast]) -> Iterator[str]:
 
 def _cells(row: GpuForecast) -> list[str]:
     remark = "" if row.fits else ": does not fit"
-    memory = f"{row.memory / 1e9:,.1f} of {row.there / 1e9:,.0f}{remark}"
+    memory = f"{row.memory / 1e9:,.1f} of {row.memory_available / 1e9:,.0f}{remark}"
     return [row.gpu, memory, seconds_text(row.step), seconds_text(3600 * row.hours)]

@@ -96,7 +96,9 @@ class Preview:
     stage: ResolvedConfig
     measured: Measured
     memory: Mapping[str, int]
-    there: int
+    """Forecast bytes, by component."""
+    memory_available: int
+    """Bytes that this device has for the run."""
     held_out: int
     """Number of problems to evaluate on."""
     problems: int
@@ -106,8 +108,11 @@ class Preview:
     subject: gpus.Subject | None = None
     """The model and its prompts; without them there is no forecast for other devices."""
     longer: Longer | None = None
+    """Truncated completions that were continued; None where none was."""
     readings: Readings | None = None
+    """The rejected completions that would be paid in another form; None if a stop came before."""
     wording: PromptForm | None = None
+    """The form in which the model gets its prompts."""
 
     @cached_property
     def counts(self) -> list[Counts]:
@@ -162,18 +167,18 @@ class Preview:
         return dead_share(self.counts, size)
 
     @property
-    def now(self) -> int:
+    def group_size(self) -> int:
         """The config's group size."""
         return self.stage.config.rollout.group_size
 
     @cached_property
-    def word(self) -> Promise:
+    def promise(self) -> Promise:
         """Whether there is something to learn from."""
         if self.unfinished:
             return "unknown"
         if all(g.dead for g in self.measured.groups):
             return "no"
-        live = 1 - self.dead(self.now).value
+        live = 1 - self.dead(self.group_size).value
         enough = self.stage.config.rollout.prompts_per_step * live >= FEW_LIVE
         return "yes" if enough and live >= 1 - MOST_DEAD else "barely"
 
@@ -181,7 +186,7 @@ class Preview:
     def work(self) -> Workload:
         """The work of a training step."""
         # Groups that have not ended are not known to be dead.
-        dead = 0.0 if self.unfinished else self.dead(self.now).value
+        dead = 0.0 if self.unfinished else self.dead(self.group_size).value
         return Workload.of(self.stage.config, self.stage.algorithm, dead, self.length)
 
     def elsewhere(self) -> list[gpus.GpuForecast]:
@@ -201,7 +206,7 @@ class Preview:
         count, completions = evaluations_of(config, self.held_out)
         # Updates of a step, in units of the one that was measured.
         prompt = float(np.mean([len(g.prompt) for g in measured.groups]))
-        through = work.trained * (work.length + prompt / self.now) / measured.update_tokens
+        through = work.trained * (work.length + prompt / self.group_size) / measured.update_tokens
         again = work.completions * measured.continued
         before = self.problems * config.rollout.prepass * work.length
         return Forecast(
@@ -214,7 +219,7 @@ class Preview:
             prepass=before * a_token,
             continued=config.train.steps * again,
             memory=self.memory,
-            there=self.there,
+            memory_available=self.memory_available,
         )
 
     def pass_rate(self) -> Estimate:
@@ -226,7 +231,7 @@ class Preview:
         groups = self.others[temperature]
         ended = np.mean([c.finish == "stop" for g in groups for c in g.completions])
         rest = f"{1 - ended:.0%} truncated, entropy {sampled_entropy(groups):.2f}"
-        return pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.now), rest
+        return pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.group_size), rest
 
 
 def pass_rate(groups: Sequence[Group]) -> Estimate:

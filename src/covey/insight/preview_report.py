@@ -38,7 +38,7 @@ def record(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> dict[st
         temperatures[f"{temperature:g}"] = {"pass@1": ends(rate), "dead": ends(dead)}
     longer = preview.longer
     return {
-        "can_learn": preview.word,
+        "can_learn": preview.promise,
         "groups": len(groups),
         "stopped": measured.stopped,
         "completions": len(preview.lengths),
@@ -71,11 +71,11 @@ def record(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> dict[st
 def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator[str]:
     """Yield lines for people."""
     yield from _extent(preview)
-    size = preview.now
+    size = preview.group_size
     if preview.unfinished:
         yield "can it learn? unknown: a completion that has not ended has no reward that means anything"
     else:
-        yield f"can it learn? {preview.word}: {preview.dead(size)} of the groups of {size} would be dead"
+        yield f"can it learn? {preview.promise}: {preview.dead(size)} of the groups of {size} would be dead"
         yield ""
         groups = preview.measured.groups
         yield f"pass rate {preview.pass_rate()}, by problem:"
@@ -126,7 +126,7 @@ def _extent(preview: Preview) -> Iterator[str]:
 
 
 def _sizes(preview: Preview) -> list[int]:
-    return sorted({*SIZES_TOLD, preview.now})
+    return sorted({*SIZES_TOLD, preview.group_size})
 
 
 def _by_size(preview: Preview) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _by_size(preview: Preview) -> Iterator[str]:
     for size in _sizes(preview):
         completions = _for_a_live_group(preview, size)
         needed = "-" if completions is None else f"{completions:.0f}"
-        here = " <- rollout.group_size" if size == preview.now else ""
+        here = " <- rollout.group_size" if size == preview.group_size else ""
         beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
         yield f"{size:>10}   {preview.dead(size)!s:<18} {needed:>5}{here}{beyond}"
 

@@ -123,7 +123,8 @@ def course_lines(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
 
 def _curves(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
     name = "reward" if any("reward/mean" in m for m in metrics) else "loss"
-    points = [(m["step"], value) for m in metrics for value in _known(m, name)]
+    values = [(m["step"], _column_value(m, name)) for m in metrics]
+    points = [(step, value) for step, value in values if value is not None]
     curves = [Curve(name, points)]
     held_out = series(evals, "pass@1")
     if held_out:
@@ -144,7 +145,7 @@ def curve_lines(curves: Sequence[Curve], height: int, last: float) -> list[str]:
 
 def _table(metrics: NumberRecords) -> list[str]:
     """Return evenly spread steps, the first and the newest one among them, as a table."""
-    columns = [name for name in TABLE if any(_known(m, name) for m in metrics)]
+    columns = [name for name in TABLE if any(_column_value(m, name) is not None for m in metrics)]
     columns = [name for name in columns if name != "loss" or "reward" not in columns]
     if not metrics:
         return []
@@ -156,12 +157,14 @@ def _table(metrics: NumberRecords) -> list[str]:
 
 
 def _cell(record: Mapping[str, float], heading: str) -> str:
-    return "".join(f"{value:.3g}" for value in _known(record, heading)) or "-"
+    value = _column_value(record, heading)
+    return "-" if value is None else f"{value:.3g}"
 
 
-def _known(record: Mapping[str, float], heading: str) -> list[float]:
-    """Return the value of a column in a step, if it has one."""
-    return [record[name] for name in TABLE[heading] if record.get(name) is not None][:1]
+def _column_value(record: Mapping[str, float], heading: str) -> float | None:
+    """Return the value of a column in a step; None if none of its metrics was logged."""
+    values = (record.get(name) for name in TABLE[heading])
+    return next((value for value in values if value is not None), None)
 
 
 def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:

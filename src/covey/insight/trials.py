@@ -37,14 +37,14 @@ from covey.runs.rollouts import recorded_steps
 from covey.system.plot import table
 
 UNCHANGED = "unchanged"
-STILL = 0.01
+HARDLY_MOVED = 0.01
 """Nats a completion from the first policy, up to which a policy has hardly moved."""
 
 
 def much_larger_lr(factor: float) -> Remedy:
     """Return a probe that multiplies the learning rate of a policy that has hardly moved."""
     scaled = ScaleBy("train.lr", factor, 1e-5, bound=0.1)
-    return lambda run: scaled(run) if abs(run.late("kl/start")) < STILL else None
+    return lambda run: scaled(run) if abs(run.late("kl/start")) < HARDLY_MOVED else None
 
 
 OUT_OF_RANGE: tuple[Remedy, ...] = (
@@ -62,9 +62,12 @@ LEARNING_RATES: tuple[Remedy, ...] = (
     much_larger_lr(1000),
 )
 """Other learning rates, which are tried in any case."""
-MOST = 8
+MOST_CHANGES = 8
 """Largest number of changes that are tried, unless the user names them."""
-RANGE, RATE = "out of range", "rate"
+RANGE = "out of range"
+"""The reason for a trial of a setting that is far from usual values."""
+RATE = "rate"
+"""The reason for a trial of another learning rate."""
 CHANCE = "chance"
 """The reason for a trial with another order of the data: it shows what chance alone changes."""
 FALSE_ALARM = 0.05
@@ -99,7 +102,9 @@ class Change(NamedTuple):
 def changes_worth_trying(
     stage: Path, findings: Sequence[Finding], setting: SettingOf, seed: int
 ) -> list[Change]:
-    """Return remedies of the findings, settings out of range, rates, and another order of the data; MOST."""
+    """Return remedies of the findings, settings out of range, rates, and another order of the data; at most
+    ``MOST_CHANGES``.
+    """
     metrics = read_numbers(stage, "metrics.jsonl")
     evals = [Evaluation.from_record(record) for record in read_stream(stage, "evals.jsonl")]
     view = RunView(metrics, evals, setting, patient=False)
@@ -112,7 +117,7 @@ def changes_worth_trying(
     for why, line in [*found, *probes]:
         if line is not None:
             lines.setdefault(line, why)
-    return [*(Change(line, why) for line, why in list(lines.items())[: MOST - 1]), order]
+    return [*(Change(line, why) for line, why in list(lines.items())[: MOST_CHANGES - 1]), order]
 
 
 @dataclass(frozen=True)

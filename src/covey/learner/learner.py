@@ -250,13 +250,13 @@ class Learner(Generic[M]):
 
     def state(self) -> dict[str, Tensor]:
         """Return what an exact continuation needs besides the model's folder, as named tensors."""
-        # Where weights are split the optimizer's state has them all.
+        # With sharded weights the optimizer's state has them already.
         unsaved = self.policy.unsaved().items() if world_size() == 1 else ()
         weights = {f"{WEIGHT}{name}": w.detach() for name, w in unsaved}
         return {**self.optimizer.state(), **weights}
 
     def split_as(self, name: str) -> Tensor:
-        """Return the tensor that a tensor of ``state`` is split like, if it has the same shape."""
+        """Return the parameter whose sharding a tensor of ``state`` has, if their shapes are equal."""
         if name.startswith(WEIGHT):
             return self.policy.unsaved()[name.removeprefix(WEIGHT)]
         return self.optimizer.masters[int(name.rpartition(".")[2])]

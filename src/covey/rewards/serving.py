@@ -87,8 +87,7 @@ def serve_user(setup: UserSetup) -> None:
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
     random.seed(0)
     try:
-        function = load_function(setup["spec"], Path(setup["base"]))
-        reward = Reward(setup["reward"], function, settings=_settings(setup))
+        reward = _reward_of(setup)
     except BaseException as error:
         send(CHANNEL, {"raised": described(error, "")})
         return
@@ -99,15 +98,15 @@ def serve_user(setup: UserSetup) -> None:
     if reward.is_async:
         threading.Thread(target=loop.run_forever, daemon=True).start()
 
-    def reply(request: CallRequest, answer: CallReply) -> None:
+    def send_reply(request: CallRequest, reply: CallReply) -> None:
         with writing:
-            send(CHANNEL, {"id": request["id"], **answer})
+            send(CHANNEL, {"id": request["id"], **reply})
 
-    async def later(request: CallRequest) -> None:
-        reply(request, await handle_call_async(reward, request))
+    async def answer_async(request: CallRequest) -> None:
+        send_reply(request, await handle_call_async(reward, request))
 
-    def now(request: CallRequest) -> None:
-        reply(request, handle_call(reward, request))
+    def answer(request: CallRequest) -> None:
+        send_reply(request, handle_call(reward, request))
 
     while True:
         try:
@@ -116,23 +115,28 @@ def serve_user(setup: UserSetup) -> None:
         except EOFError:
             return
         if reward.is_async:
-            asyncio.run_coroutine_threadsafe(later(request), loop)
+            asyncio.run_coroutine_threadsafe(answer_async(request), loop)
         elif reward.options.concurrent:
-            threading.Thread(target=now, args=(request,), daemon=True).start()
+            threading.Thread(target=answer, args=(request,), daemon=True).start()
         else:
-            now(request)
+            answer(request)
 
 
 def answer_once(setup: UserSetup, request: CallRequest) -> CallReply:
     """Load a user's reward function, call it once and return the reply; the process ends with it."""
     try:
-        function = load_function(setup["spec"], Path(setup["base"]))
-        reward = Reward(setup["reward"], function, settings=_settings(setup))
+        reward = _reward_of(setup)
     except BaseException as error:
         return {"raised": described(error, ""), "trace": trace_of(error)}
     if reward.is_async:
         return asyncio.run(handle_call_async(reward, request))
     return handle_call(reward, request)
+
+
+def _reward_of(setup: UserSetup) -> Reward:
+    """Import the user's function. Raises whatever its file raises."""
+    function = load_function(setup["spec"], Path(setup["base"]))
+    return Reward(setup["reward"], function, settings=_settings(setup))
 
 
 def _settings(setup: UserSetup) -> dict[str, object]:

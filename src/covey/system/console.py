@@ -24,11 +24,16 @@ LINES_PER_STAGE = 20
 CURVE_ROWS = 5
 SHORT_CURVE = 32
 """Columns of the curve on a low or narrow terminal, where it has one line."""
-AT_ONCE, SILENCE, LONG = 0.8, 10.0, 60.0
-"""Seconds until a sign of life where there is no terminal: of work that is new, or an evaluation; between two
-in the first minute; and later."""
-TALL, WIDE = 18, 60
-"""Lines and columns of a terminal that has room for curves and completions."""
+AT_ONCE = 0.8
+"""Seconds after which new work, or an evaluation, is announced where there is no terminal."""
+SILENCE = 10.0
+"""Longest silence in seconds there, during the first minute of a console."""
+LONG = 60.0
+"""Seconds of that first minute, and the longest silence after it."""
+TALL = 18
+"""Lines of a terminal that has room for curves and completions."""
+WIDE = 60
+"""Columns of such a terminal."""
 
 
 class Output:

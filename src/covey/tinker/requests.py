@@ -118,7 +118,10 @@ class SaveForSampler(OfModel):
 
 
 class LoadWeights(Body):
-    """Body of load_weights: into a model, or with a session as a new one."""
+    """Body of load_weights: into a model, or with a session as a new one.
+
+    The SDK sends ``optimizer_config`` and ``weights_access_token``; neither is used.
+    """
 
     model_id: str | None = None
     seq_id: int = 0
@@ -183,7 +186,7 @@ class SampleBody(Body):
 
 
 class Retrieve(Body):
-    """Body of retrieve_future."""
+    """Body of retrieve_future. The SDK sends ``allow_metadata_only``, which is not used."""
 
     request_id: str
     allow_metadata_only: bool = False

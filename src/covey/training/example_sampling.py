@@ -6,6 +6,7 @@ Nothing is trained here: the loop samples, scores and logs, and the examples are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import numpy as np
 
@@ -33,24 +34,29 @@ def sample_completions(run: Run) -> None:
     config = run.loaded.config
     journal = run.journal
     # A preset that compares nothing and filters nothing.
-    rollouts = run.rollouts(algorithm=PRESETS["reinforce"])
-    for step in range(run.state.step, config.train.steps):
-        run.begin_step()
-        with journal.clock("rollout"):
-            rollout = next(rollouts)
-        # The rollout log has a column for advantages; here there are none.
-        no_advantages = [np.zeros(len(c.tokens)) for group in rollout.groups for c in group.completions]
-        journal.sampled(step, rollout, no_advantages)
-        run.advance(step + 1, rollout.position)
-        groups = rollout.all_groups
-        metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
-        journal.log(step, {**metrics, **rollout.metrics})
-        facts = {
-            "reward": as_text(metrics["reward/mean"], ".3f"),
-            "correct": f"{100 * metrics['accuracy']:.0f} %",
-        }
-        journal.console.step(step + 1, metrics["reward/mean"], facts)
-        run.evaluate_and_save()
+    with closing(run.rollouts(algorithm=PRESETS["reinforce"])) as rollouts:
+        for step in range(run.state.step, config.train.steps):
+            run.begin_step()
+            with journal.clock("rollout"):
+                rollout = next(rollouts)
+            # The rollout log has a column for advantages; here there are none.
+            no_advantages = [np.zeros(len(c.tokens)) for group in rollout.groups for c in group.completions]
+            journal.sampled(step, rollout, no_advantages)
+            run.advance(step + 1, rollout.position)
+            groups = rollout.all_groups
+            metrics = {
+                **group_metrics(groups),
+                **score_metrics(groups, rollout.scoring.logged),
+                **rollout.metrics,
+            }
+            journal.log(step, metrics)
+            facts = {
+                "reward": as_text(metrics["reward/mean"], ".3f"),
+                "correct": f"{100 * metrics['accuracy']:.0f} %",
+            }
+            journal.console.step(step + 1, metrics["reward/mean"], facts)
+            if run.end_step(metrics):
+                break
 
 
 def write_examples(run: Run) -> list[ExampleRow]:

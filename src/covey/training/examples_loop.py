@@ -17,19 +17,19 @@ from covey.training.run import Run
 
 Shares = Mapping[str, float]
 """A micro-batch's part of each metric of its step; parts add up. One of them is `loss`."""
-Lesson = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
-"""Numbers of examples -> their batch, and its objective, computed before the update.
+StepBuilder = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
+"""Builds the batch of some examples, given by number, and its objective, before the update.
 
 Held-out examples are numbered after those that are trained on.
 """
 
 
-def train(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
-    """Run the remaining steps of the lesson that ``lesson_of`` makes for the run."""
+def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
+    """Run the remaining steps on given examples; ``step_builder_of`` makes the run's step builder."""
     config = run.loaded.config
     learner = run.learner
     journal = run.journal
-    lesson = lesson_of(run)
+    build_step = step_builder_of(run)
     for step in range(run.state.step, config.train.steps):
         # A stop request that reaches one process stops all at the same step.
         run_on_all(run.safe_point)
@@ -37,7 +37,7 @@ def train(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         journal.console.doing("updating")
         with journal.clock("update"):
-            batch, objective = lesson(rows)
+            batch, objective = build_step(rows)
             seen = learner.forward_backward(batch, objective)
             norm = run.update(learner, step, batch, [s["loss"] for s in seen])
         run.sampler.sync(learner)
@@ -48,7 +48,7 @@ def train(lesson_of: Callable[[Run], Lesson], run: Run) -> None:
             "optimizer/grad_norm": norm,
             "optimizer/skipped": float(not math.isfinite(norm)),
             "optimizer/lr": learning_rate(step, config.train),
-            **(held_out(run, lesson) if measures_after(step + 1, run) else {}),
+            **(held_out(run, build_step) if measures_after(step + 1, run) else {}),
         }
         times = journal.log(step, metrics)
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
@@ -74,21 +74,21 @@ def measures_after(step: int, run: Run) -> bool:
     return bool(run.held_out) and (step == last or bool(every and step % every == 0))
 
 
-def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
+def held_out(run: Run, build_step: StepBuilder) -> dict[str, float]:
     """Evaluate the held-out examples: mean metrics over one batch, so that each example counts equally."""
     first = len(run.train_set)
     with run.journal.clock("eval"):
-        seen = run.learner.measure(*lesson(range(first, first + len(run.held_out))))
+        seen = run.learner.measure(*build_step(range(first, first + len(run.held_out))))
     return {f"held_out/{name}": value for name, value in sum_of_parts(seen).items()}
 
 
-def imitation(run: Run) -> Lesson:
-    """Return the lesson of the supervised loop: the answers of a data file or of a task's solutions."""
+def imitation(run: Run) -> StepBuilder:
+    """Return the step builder for the answers of a data file, or for a task's solutions."""
 
-    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         return given_batch([run.train_set[i] for i in rows]), NegativeLogLikelihood()
 
-    return lesson
+    return build_step
 
 
 class NegativeLogLikelihood:

@@ -12,7 +12,7 @@ from covey.objective.diagnostics import group_metrics, score_metrics, token_metr
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.examples_loop import sum_of_parts
-from covey.training.pipeline import LESSONS
+from covey.training.pipeline import STEP_BUILDERS
 from covey.training.rl import prepare
 from covey.training.run import Run, RunOptions
 from covey.training.setup import scratch_run
@@ -31,8 +31,8 @@ def measure(loaded: ResolvedConfig, step: int = 0) -> dict[str, float]:
 def _of_examples(run: Run) -> dict[str, float]:
     loop = METHODS[run.loaded.config.method].loop
     assert loop is not None, "the method learns"
-    lesson = LESSONS[loop](run)
-    return sum_of_parts(run.learner.measure(*lesson(range(len(run.train_set)))))
+    build_step = STEP_BUILDERS[loop](run)
+    return sum_of_parts(run.learner.measure(*build_step(range(len(run.train_set)))))
 
 
 def _of_groups(run: Run) -> dict[str, float]:

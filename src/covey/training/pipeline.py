@@ -59,16 +59,16 @@ from covey.training.setup import set_up
 from covey.training.time_estimate import hours_line
 from covey_verify.errors import ConfigError
 
-LESSONS: Mapping[Loop, Callable[[Run], examples_loop.Lesson]] = {
+STEP_BUILDERS: Mapping[Loop, Callable[[Run], examples_loop.StepBuilder]] = {
     "imitation": examples_loop.imitation,
     "preference": preference.preferences,
     "reward_model": reward_model.judgements,
 }
-"""The lesson of each loop over given examples."""
+"""Builders of the steps of each loop over given examples."""
 LOOPS: Mapping[Loop, Callable[[Run], None]] = {
     "reinforcement": rl.train,
     "example_sampling": example_sampling.sample_completions,
-    **{name: partial(examples_loop.train, lesson_of) for name, lesson_of in LESSONS.items()},
+    **{name: partial(examples_loop.train, builder_of) for name, builder_of in STEP_BUILDERS.items()},
 }
 """The loop of a method, ``METHODS[method].loop``."""
 

@@ -25,15 +25,15 @@ from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
 from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.system.processes import on_rank_zero, run_on_all
-from covey.training.examples_loop import Lesson, Shares
+from covey.training.examples_loop import Shares, StepBuilder
 from covey.training.run import Run
 
 SCORED_AT_ONCE = 256
 """Examples that are scored between two writes of the file of reference log-probs."""
 
 
-def preferences(run: Run) -> Lesson:
-    """Return the lesson of a method that learns from preferences."""
+def preferences(run: Run) -> StepBuilder:
+    """Return the step builder of a method that learns from preferences."""
     loss = run.loaded.loss
     assert loss is not None, "the method has one"
     examples = [*run.train_set, *run.held_out]
@@ -48,7 +48,7 @@ def preferences(run: Run) -> Lesson:
     every = [*examples, *others]
     sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
 
-    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         point = 0.0
         if others:
             unrelated = [len(examples) + i for i in rows]
@@ -61,7 +61,7 @@ def preferences(run: Run) -> Lesson:
         tokens = float(batch.mask[0::2].sum()) / len(rows)
         return batch, PreferenceObjective(loss, reference, point, tokens)
 
-    return lesson
+    return build_step
 
 
 def summed(learner: Learner[Policy], batch: Batch) -> Tensor:

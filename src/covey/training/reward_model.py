@@ -34,7 +34,7 @@ from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
 from covey.tasks.examples import Example
-from covey.training.examples_loop import Lesson, Shares
+from covey.training.examples_loop import Shares, StepBuilder
 from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
@@ -42,17 +42,17 @@ NEVER_READ = 0
 """Placeholder token after an answer: the value is read where it would be predicted."""
 
 
-def judgements(run: Run) -> Lesson:
-    """Return the lesson of `method: reward_model`."""
+def judgements(run: Run) -> StepBuilder:
+    """Return the step builder of `method: reward_model`."""
     loss = run.loaded.loss
     examples = [*run.train_set, *run.held_out]
     assert loss is not None, "the method has one"
     paired = len(examples[0].answers) == 2
 
-    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         return given_batch([examples[i] for i in rows]), RewardObjective(loss if paired else None)
 
-    return lesson
+    return build_step
 
 
 @dataclass(frozen=True)

@@ -269,16 +269,16 @@ class Run:
                 raise GuardStop(action.why)
             self.journal.say(action.text, "yellow")
             self.journal.event(step, action.event, **action.details)
-        raises = config.guards.kl_action == "raise_coef"
+        raises_kl_coef = config.guards.kl_action == "raise_coef"
         kl = metrics.get("kl/completion_k1", math.nan)
         completions = int(metrics["groups/count"]) * config.rollout.group_size
-        # None: the guard does not touch the coefficient.
-        level = kl_level(kl, config.guards) if raises else None
-        following = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, level)
-        if raises and following.kl != coefficients.kl:
-            self.journal.event(step, "KL coefficient moved", coef=following.kl, kl=kl)
+        # None: the guard leaves the coefficient alone.
+        level = kl_level(kl, config.guards) if raises_kl_coef else None
+        updated = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, level)
+        if raises_kl_coef and updated.kl != coefficients.kl:
+            self.journal.event(step, "KL coefficient moved", coef=updated.kl, kl=kl)
         # Part of the checkpoint, so that a resumed run judges and weighs as this one would.
-        self.state = replace(self.state, guards=memory, coefficients=following)
+        self.state = replace(self.state, guards=memory, coefficients=updated)
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""
@@ -295,7 +295,7 @@ class Run:
 
     def _gravest_finding(self) -> str:
         finding = gravest(self.findings())
-        return f"As was said after step {finding.step + 1}: {finding}" if finding else ""
+        return f"Reported after step {finding.step + 1}: {finding}" if finding else ""
 
     def findings(self) -> list[Finding]:
         """Return the findings so far, in the order in which they were printed."""

@@ -79,8 +79,8 @@ class Runs:
         """Return the page of a run, with the names of the stages of its pipeline. Raises ConfigError."""
         folder = self.folder(name)
         stages = stages_in(folder.parent) if folder.name.partition("-")[0].isdecimal() else []
-        beside = {path: other for other, path in self.folders().items()}
-        return run_page(name, folder) | {"stages": [beside[s] for s in stages if s in beside]}
+        names = {path: other for other, path in self.folders().items()}
+        return run_page(name, folder) | {"stages": [names[stage] for stage in stages if stage in names]}
 
     def _below(self, folder: Path, depth: int) -> Iterator[Path]:
         with suppress(PermissionError):  # somebody else's
