@@ -35,7 +35,5 @@ def test_each_step_begins_and_ends_and_a_wish_to_stop_is_heard(
     listener = Listener(last)
     train = {"steps": 3, "batch_size": 4}
     (result,) = start(tmp_path, options=RunOptions(observer=listener), method=method, train=train)
-    assert listener.heard == [
-        (word, n + (word == "ends")) for n in range(steps) for word in ("begins", "ends")
-    ]
+    assert listener.heard == [heard for n in range(steps) for heard in (("begins", n), ("ends", n + 1))]
     assert result.steps == steps
