@@ -65,8 +65,8 @@ class LocalSampler:
         self.on_fewer_running = on_fewer_running
         self.on_token: Callable[[int, int], None] = lambda *_: None
         self.version = 0
-        self._kept: CacheEngine | None = None
-        """The engine of the last rollout, if its recorded steps can serve the next one."""
+        self._kept: list[CacheEngine] = []
+        """The engine of the last rollout, if its recorded steps can serve the next one: at most one."""
         self.most_memory = 0
         """Most bytes that sampling has taken."""
         # ``_weights`` is held while a token is drawn, or while the snapshot changes. Locks are not fair, and
@@ -181,22 +181,26 @@ class LocalSampler:
             # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
         if isinstance(engine, CacheEngine) and engine.worth_keeping:
-            self._kept = engine
+            self._kept[:] = [engine]
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
         parts = (self.policy, prompts, slots, params.max_tokens)
         if self.policy.decoder is None:
             return ModulesEngine(*parts)
-        # Taken, not shared: another rollout may begin before this one ends.
-        kept = self._kept
-        self._kept = None
-        if kept is not None and kept.restart(prompts, slots, params.max_tokens):
-            engine = kept
-        else:
-            kept = None  # its memory is free before the new one takes some
-            engine = CacheEngine(*parts)
+        engine = self._restarted(prompts, params, slots) or CacheEngine(*parts)
         engine.on_layer = partial(self.on_token, 0, 0)
         return engine
+
+    def _restarted(
+        self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int
+    ) -> CacheEngine | None:
+        """Return the kept engine for other prompts, or None. One that is too small is freed."""
+        try:
+            # Taken, not shared: another rollout, perhaps of another thread, may begin before this one ends.
+            kept = self._kept.pop()
+        except IndexError:
+            return None
+        return kept if kept.restart(prompts, slots, params.max_tokens) else None
 
 
 class _PartialCompletion(NamedTuple):
