@@ -208,6 +208,27 @@ def test_a_function_on_an_axis(tmp_path: Path, capsys, lost: Callable[..., torch
     assert covey.resume(run, algorithm={"advantage": lost}, train={"steps": 3}, quiet=True).steps == 3
 
 
+class Broken:
+    def __call__(self, ratio: torch.Tensor) -> torch.Tensor:
+        return ratio[:, 1000]
+
+
+@pytest.mark.parametrize(("surrogate", "name"), [(lambda ratio: ratio[9], "<lambda>"), (Broken(), "Broken")])
+def test_a_function_that_raises_is_named_with_its_line(
+    tmp_path: Path, surrogate: object, name: str, capsys
+) -> None:
+    line = r"IndexError: index \d+ is out of bounds .* \(test_from_objects.py:\d+: .*ratio\["
+    with pytest.raises(CoveyError, match=rf"{name}, your function, raises {line}"):
+        covey.train(
+            **SMALL,
+            data={"task": "last_digit"},
+            rewards=[varied],
+            algorithm={"surrogate": surrogate},
+            output=tmp_path / "run",
+        )
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("axis", "function", "said"),
     [
