@@ -67,7 +67,9 @@ def sample_as_trained(model: PreTrainedModel, rollout: Rollout) -> Iterator[str]
         if name in NEUTRAL and value is not None and value not in (*NEUTRAL[name], ours.get(name))
     ]
     if lost:
+        there = ", ".join(lost)
+        used = ", ".join(f"{name} {value:g}" for name, value in ours.items())
         yield (
-            f"the model's generation_config.json has {', '.join(lost)}; this run samples, trains and measures "
-            f"it with {', '.join(f'{name} {value:g}' for name, value in ours.items())}, and final/ says so"
+            f"the model's generation_config.json has {there}; this run samples, trains and measures it with "
+            f"{used}, and final/ says so"
         )
