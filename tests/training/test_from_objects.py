@@ -208,6 +208,17 @@ def test_a_function_on_an_axis(tmp_path: Path, capsys, lost: Callable[..., torch
     assert covey.resume(run, algorithm={"advantage": lost}, train={"steps": 3}, quiet=True).steps == 3
 
 
+def test_a_model_whose_norm_was_replaced_trains(tmp_path: Path, capsys) -> None:
+    given = live()
+    given["model"].model.layers[0].input_layernorm = torch.nn.Identity()
+    before = weights(given["model"])
+    rows = {"data": {"train": ROWS}, "rewards": [varied], "output": tmp_path / "run"}
+    covey.train(**given, **rows, **{**SMALL, "quiet": False})
+    assert "its own modules compute it; final/ has its weights, not that code" in capsys.readouterr().out
+    after = weights(given["model"])
+    assert any(not torch.equal(weight, after[name]) for name, weight in before.items())
+
+
 class Broken:
     def __call__(self, ratio: torch.Tensor) -> torch.Tensor:
         return ratio[:, 1000]

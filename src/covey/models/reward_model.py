@@ -18,7 +18,7 @@ from transformers import (
 
 from covey.errors import CheckpointError
 from covey.models.chat import chat_text
-from covey.models.forward import Decoder, embed_every_token, supported
+from covey.models.forward import decoder_of, embed_every_token
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
@@ -80,7 +80,7 @@ class TrainedRewardModel(Policy):
         self.reads_tokens = reads_tokens
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
-        self.decoder = Decoder(model) if supported(model) else None
+        self.decoder = decoder_of(model)
         self.rounds = False
         self.end_ids = list[int]()
         self.plain_head = True  # it writes nothing that could end
