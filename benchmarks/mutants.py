@@ -544,7 +544,7 @@ MUTANTS = [
     ),
     *of(
         "rollouts/segments.py",
-        ("a continuation begins one token early", "whole.tokens[: cut.end + 1]])", "whole.tokens[: cut.end]])"),
+        ("a continuation begins one token early", "whole.tokens[: end + 1]])", "whole.tokens[: end]])"),
         ("all continuations of a cut are one", "[stream(cut, n) for n in range", "[stream(cut, 0) for n in range"),
         ("the unjudged count as 0", "float(group.rewards[group.scorable].mean())", "float(np.nan_to_num(group.rewards).mean())"),
     ),

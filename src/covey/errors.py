@@ -76,18 +76,18 @@ def as_error(error: BaseException) -> CoveyError:
         return disk_error(system)
     if is_panic(error):
         return CoveyError(
-            f"a library crashed on what it was given: {_first_line(error)}. If that is the tokenizer of a "
+            f"a library crashed on what it was given: {first_line(error)}. If that is the tokenizer of a "
             "model's folder, look at the patterns in its tokenizer.json"
         )
     if out_of_memory(error):
         return OutOfRoom(
-            f"out of memory: {_first_line(error)}. Lower rollout.max_running, rollout.max_tokens or "
+            f"out of memory: {first_line(error)}. Lower rollout.max_running, rollout.max_tokens or "
             "train.tokens_per_micro_batch, or take a smaller model"
         )
     traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     return CoveyError(
-        f"a bug in covey, or in code it was given: {type(error).__name__}: {_first_line(error)} "
+        f"a bug in covey, or in code it was given: {type(error).__name__}: {first_line(error)} "
         f"({place.filename}:{place.lineno}). Please report it with the lines above"
     )
 
@@ -141,6 +141,7 @@ def record_exit(folder: Path, error: CoveyError) -> None:
         (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, of at most 300 characters."""
     # Some libraries put a page into a message; an exit record and a last line need one line.
     return (str(error).strip().splitlines() or [""])[0][:300]

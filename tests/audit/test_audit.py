@@ -292,6 +292,29 @@ def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
     assert found(lines, tmp_path / "run.jsonl")[:1] == [name]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "ended", "said"),
+    [
+        (1, 0, ["16 of 16 completions of one prompt reach the limit of 3 tokens"]),
+        (1, 2, []),  # 14 of 16 are 7 of 8, give or take one
+        (2, 0, []),  # 8 of 8 may be three of four
+        (16, 0, ["16 of 16 completions reach the limit of 3 tokens"]),
+        (16, 2, []),
+    ],
+)
+def test_few_prompts_say_less_of_how_often_completions_end(
+    prompts: int, ended: int, said: list[str], tmp_path: Path
+) -> None:
+    lines = sound()
+    settings(max_completion_length=3)(lines)
+    for n, sample in enumerate(samples(lines)):
+        sample["prompt"] = f"prompt {n % prompts}"
+        sample["ids"] = [33] * (len(sample["ids"]) - 1) + [EOS if n < ended else 33]
+    checks = [check for check in CHECKS if check.name == "never_ends"]
+    report = apply(checks, read_record(written(lines, tmp_path / "run.jsonl")))
+    assert [f.sentence.partition(";")[0] for f in report.findings] == said
+
+
 def of_verl(lines: Lines, **settings: Any) -> Lines:
     """The record as verl's, whose rewards are those of its functions."""
     lines[0] |= {"framework": "verl", "settings": settings}

@@ -75,6 +75,17 @@ def test_without_compiler_the_next_step_is_to_install_one(monkeypatch) -> None:
     assert "name another compiler, as CC=" in doctor.kernels().next_step
 
 
+def test_with_a_gpu_kernels_are_for_runs_on_the_cpu(monkeypatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(build, "tested_kernels", lambda: None)
+    found = doctor.kernels()
+    assert found.verdict == "OK"
+    assert found.found.startswith("only runs with `device: cpu` use them, others take the GPU. ")
+    assert found.next_step
+
+
 def test_no_sandbox_is_a_warning(monkeypatch) -> None:
     def none() -> None:
         raise SandboxUnavailable("bwrap: not here")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import rows_of
 from tests.training.runs import metrics_of, start
 
 from covey.errors import GuardStop
@@ -40,6 +41,22 @@ def trained(folder: Path, *rewards: Any) -> tuple[str, dict[str, Any]]:
     start(folder, algorithm="grpo_process", rewards=rewards, train={"steps": 2})
     weights = (folder / "final" / "model.safetensors").read_bytes()
     return hashlib.sha256(weights).hexdigest(), metrics_of(folder)[-1]
+
+
+@pytest.mark.parametrize(("algorithm", "reward"), [("grpo_process", 3.0), ("grpo", 0.25)])
+def test_held_out_problems_earn_what_training_calls_a_reward(
+    tmp_path: Path, algorithm: str, reward: float
+) -> None:
+    def stepwise(completion: str) -> Score:
+        differs = 1e-9 * style(completion)  # a group whose rewards all tie would train nothing
+        return Score(0.25 + differs, steps=[(0, 1, 3.0 + differs)])
+
+    start(tmp_path / "run", algorithm=algorithm, rewards=(stepwise,), train={"steps": 1})
+    (metrics,) = metrics_of(tmp_path / "run")
+    evaluations = rows_of(tmp_path / "run" / "evals.jsonl")
+    found = [metrics["reward/mean"], *(record["reward"] for record in evaluations)]
+    assert len(found) == 3
+    assert found == pytest.approx([reward] * 3, abs=1e-6)
 
 
 def test_configs_that_differ_in_one_reward_end_with_other_weights(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ WORKED = "1+2 = 3\n\n3+4 = 7\n\nso 7"
 
 
 def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **settings: Any) -> Group:
-    """A group under a config in ``folder`` whose model stands beside it."""
+    """A group under a config in ``folder`` whose model stands beside it; ``prompt`` may be a problem."""
     tokenizer = build_tokenizer([WORKED] * 3)
     rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder, learned=LEARNED)
     rewards.reader = Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
@@ -25,4 +25,5 @@ def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **
     for text in texts:
         tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
         completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
-    return rewards.score_group(Problem("p", prompt), np.array([1]), completions, strict=True)
+    problem = prompt if isinstance(prompt, Problem) else Problem("p", prompt)
+    return rewards.score_group(problem, np.array([1]), completions, strict=True)

@@ -397,3 +397,31 @@ def test_a_model_that_computes_otherwise_than_its_type_is_computed_by_its_module
         expected = reference_logprobs(model, tokens[:1], tokens[1:])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert any("not that code" in note for note in speed_notes(policy, Config()))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    ("place", "other"),
+    [
+        ("model.layers.1.input_layernorm", torch.nn.Identity()),
+        ("model.layers.0.self_attn.q_norm", torch.nn.Identity()),
+        ("model.layers.0.self_attn.k_norm", torch.nn.Tanh()),
+        ("model.norm", torch.nn.RMSNorm(32, eps=1e-6)),
+        ("model.norm", torch.nn.Identity()),
+        ("model.layers.1.mlp", torch.nn.Identity()),
+    ],
+    ids=str,
+)
+def test_a_model_with_a_replaced_module_is_computed_by_its_modules(
+    name: str, place: str, other: torch.nn.Module
+) -> None:
+    model = sharpened(CONFIGS[name])
+    model.set_submodule(place, other)
+    policy = Policy(model, full_tokenizer())
+    tokens = random_prompts(12)[0]
+    with torch.no_grad():
+        found = policy.score(pack([tokens[:1]], [[tokens[1:]]]), 1.0).logprobs
+        expected = reference_logprobs(model, tokens[:1], tokens[1:])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert policy.decoder is None
+    assert any("not that code" in note for note in speed_notes(policy, Config()))

@@ -6,23 +6,34 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen3Config
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    Qwen3Config,
+)
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.models.pretrained import load_exclusively
+from covey.config.schema import Data
+from covey.models.pretrained import load_exclusively, pretrained
+from covey.models.reward_model import TrainedRewardModel
 from covey.models.tiny import build_tokenizer
 from covey.rollouts.learned import rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, loaded
 from covey.runs.estimates import Basis
 from covey.sampling.prompts import Prompted
+from covey.tasks.examples import Example
+from covey.tasks.files import read_problems
 from covey.training.evaluation import basis_of
+from covey.training.reward_model import encode_judged
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL
@@ -66,6 +77,52 @@ def test_a_reward_model_says_what_it_says_of_each_text_alone(tmp_path: Path, pro
         expected = model(torch.tensor([tokenizer.encode(whole)])).logits.item()
         assert value == pytest.approx(expected, rel=1e-4, abs=1e-4)
     assert len(set(group.rewards)) > 2
+
+
+TOOLS = [{"name": "add"}]
+
+
+def showing_tools(folder: Path) -> Any:
+    """Let the model in a folder have a template that shows tools, as Qwen's; return its tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% if tools %}{{ tools | tojson }}{% endif %}" + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def test_a_reward_model_reads_the_tools_of_a_row(tmp_path: Path) -> None:
+    model = saved(tmp_path / "judge", "reward_model")
+    tokenizer = showing_tools(tmp_path / "judge")
+    row = {"prompt": CHAT, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (problem,) = read_problems(tmp_path / "rows.jsonl", Data())
+    (value,) = judged(tmp_path, "reward_model", [WORKED], problem).rewards
+    said = [*CHAT, {"role": "assistant", "content": WORKED}]
+    whole = tokenizer.apply_chat_template(said, tools=TOOLS, tokenize=False)
+    assert '"name": "add"' in whole
+    assert value == pytest.approx(model(torch.tensor([tokenizer.encode(whole)])).logits.item(), rel=1e-4)
+    (without,) = judged(tmp_path, "reward_model", [WORKED], replace(problem, template={})).rewards
+    assert without != value
+
+
+def test_a_process_reward_model_reads_the_tools_of_a_row(tmp_path: Path) -> None:
+    saved(tmp_path / "judge", "process_reward_model")
+    showing_tools(tmp_path / "judge")
+    problem = Problem("p", CHAT, template={"tools": TOOLS})
+    values = [judged(tmp_path, "process_reward_model", [WORKED], p).rewards[0] for p in (problem, CHAT)]
+    assert values[0] != values[1]
+
+
+@pytest.mark.parametrize("kind", ["reward_model", "process_reward_model"])
+def test_a_reward_model_in_training_reads_the_tools_of_a_row(tmp_path: Path, kind: Any) -> None:
+    saved(tmp_path / "judge", kind)
+    tokenizer = showing_tools(tmp_path / "judge")
+    model = pretrained(CLASSES[kind], str(tmp_path / "judge"), dtype=torch.float32)
+    policy = TrainedRewardModel(model, tokenizer, kind)
+    form = "steps" if kind == "process_reward_model" else "judged"
+    example = Example(form, Problem("p", CHAT, template={"tools": TOOLS}), ("so 7",), (1.0,))
+    (read,) = encode_judged(policy, [example])
+    assert '"name": "add"' in tokenizer.decode([*read.tokens, *read.answers[0].tokens])
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -152,7 +209,8 @@ def test_what_a_folder_holds_when_a_run_begins_is_what_judges_wherever_it_lies(t
         config = load_config(values={"rewards": [{"reward_model": {"model": str(folder)}}]})
         rewards = rewards_of(config, config.config.rewards)
         basis, named = basis_of([problem], rewards), rewards.verdict
-        found = named.function(prompts=prompts, completions=completions, **named.settings)
+        given = {"prompts": prompts, "completions": completions, "template_arguments": [{}, {}]}
+        found = named.function(**given, **named.settings)
         return basis, [score.value for score in found]
 
     model = saved(tmp_path / "first", "reward_model")

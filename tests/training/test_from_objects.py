@@ -208,6 +208,38 @@ def test_a_function_on_an_axis(tmp_path: Path, capsys, lost: Callable[..., torch
     assert covey.resume(run, algorithm={"advantage": lost}, train={"steps": 3}, quiet=True).steps == 3
 
 
+def test_a_model_whose_norm_was_replaced_trains(tmp_path: Path, capsys) -> None:
+    given = live()
+    given["model"].model.layers[0].input_layernorm = torch.nn.Identity()
+    before = weights(given["model"])
+    rows = {"data": {"train": ROWS}, "rewards": [varied], "output": tmp_path / "run"}
+    covey.train(**given, **rows, **{**SMALL, "quiet": False})
+    assert "its own modules compute it; final/ has its weights, not that code" in capsys.readouterr().out
+    after = weights(given["model"])
+    assert any(not torch.equal(weight, after[name]) for name, weight in before.items())
+
+
+class Broken:
+    def __call__(self, ratio: torch.Tensor) -> torch.Tensor:
+        return ratio[:, 1000]
+
+
+@pytest.mark.parametrize(("surrogate", "name"), [(lambda ratio: ratio[9], "<lambda>"), (Broken(), "Broken")])
+def test_a_function_that_raises_is_named_with_its_line(
+    tmp_path: Path, surrogate: object, name: str, capsys
+) -> None:
+    line = r"IndexError: index \d+ is out of bounds .* \(test_from_objects.py:\d+: .*ratio\["
+    with pytest.raises(CoveyError, match=rf"{name}, your function, raises {line}"):
+        covey.train(
+            **SMALL,
+            data={"task": "last_digit"},
+            rewards=[varied],
+            algorithm={"surrogate": surrogate},
+            output=tmp_path / "run",
+        )
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("axis", "function", "said"),
     [

@@ -65,13 +65,34 @@ def nothing(rewards):
 
 def fails(rewards):
     return rewards[7]
+
+def looks_up(ratio):
+    return deeper({"a": ratio})
+
+def deeper(values):
+    return values["b"]
+
+def drops(rewards):
+    return rewards[7] > 0
+
+def picks(advantages):
+    return advantages[:, 1000] > 0
+
+def divides(ref_log_ratio):
+    return ref_log_ratio / (1 // 0)
+
+def detached(ratio):
+    return -ratio.detach()
+
+def in_place(logprobs, advantages):
+    return -(logprobs.exp().mul_(advantages) * logprobs.exp_())
 """
 
 
-def own(estimator: str) -> dict[str, object]:
+def own(function: str, axis: str = "advantage", **algorithm: object) -> dict[str, object]:
     return {
         "rewards": ["rewards.py:varied"],
-        "algorithm": {"name": "grpo", "advantage": f"own.py:{estimator}"},
+        "algorithm": {"name": "grpo", axis: f"own.py:{function}", **algorithm},
     }
 
 
@@ -162,8 +183,27 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
         (
             own("fails"),
             1,
-            "IndexError: index 7 is out of",
+            "algorithm.advantage own.py:fails, your function, raises IndexError: index 7 is out of",
         ),
+        (
+            own("looks_up", "surrogate"),
+            1,
+            "own.py:looks_up, your function, raises KeyError: 'b' (own.py:32: return values[\"b\"])",
+        ),
+        (own("drops", "filter"), 1, "own.py:drops, your function, raises IndexError"),
+        (own("picks", "token_weights"), 1, "own.py:picks, your function, raises IndexError"),
+        (own("picks", "whiten"), 1, "own.py:picks, your function, raises IndexError"),
+        (
+            own("", "kl", kl={"estimator": "own.py:divides", "coef": 0.1}),
+            1,
+            "own.py:divides, your function, raises ZeroDivisionError",
+        ),
+        (
+            own("detached", "surrogate", kl=None),
+            1,
+            "does not require grad and does not have a grad_fn. It is computed by own.py:detached",
+        ),
+        (own("in_place", "surrogate"), 1, "by own.py:in_place, your own: what it returns must depend"),
         ({"rollout__group_size": 1}, 2, "compares siblings"),
         ({"rollout__max_tokens": 4096}, 3, "prompts are too long: with rollout.max_tokens"),
         ({"model": "./no/such/model"}, 2, "is not a model folder"),

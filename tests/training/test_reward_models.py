@@ -72,7 +72,7 @@ def step_of(
 def test_a_pair_is_worth_what_transformers_model_says_of_both_texts(name: str) -> None:
     model = reward_model(name)
     seen, gradient = step_of(model, PAIRS, bind(bradley_terry, center=0.01))
-    texts = [conversation_ids(model.tokenizer, e.problem.prompt, a) for e in PAIRS for a in e.answers]
+    texts = [conversation_ids(model.tokenizer, e.problem.prompt, a, {}) for e in PAIRS for a in e.answers]
     scores = torch.stack([model.model(torch.tensor([ids])).logits[0, 0] for ids in texts])
     chosen, rejected = scores[0::2], scores[1::2]
     loss = (-(chosen - rejected).sigmoid().log() + 0.01 * (chosen + rejected) ** 2).mean()
@@ -103,7 +103,7 @@ def test_loss_and_gradient_are_those_of_trls_reward_trainer(tmp_path: Path) -> N
     trainer = trl.RewardTrainer(
         model=model.model, args=args, train_dataset=rows, processing_class=model.tokenizer
     )
-    ids = [[conversation_ids(model.tokenizer, e.problem.prompt, a) for a in e.answers] for e in PAIRS]
+    ids = [[conversation_ids(model.tokenizer, e.problem.prompt, a, {}) for a in e.answers] for e in PAIRS]
     inputs = DataCollatorForPreference(pad_token_id=model.tokenizer.pad_token_id)(
         [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in ids]
     )
@@ -188,7 +188,7 @@ def test_a_reward_model_learns_pairs_and_says_the_same_as_a_reward(tmp_path: Pat
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "judge")
     for text, value in zip(["2", "no 1"], group.rewards, strict=True):
-        ids = conversation_ids(tokenizer, "1+1=", text)
+        ids = conversation_ids(tokenizer, "1+1=", text, {})
         assert value == pytest.approx(final(torch.tensor([ids])).logits.item(), abs=1e-4)
     assert group.rewards[0] > group.rewards[1]
 

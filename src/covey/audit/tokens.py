@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from statistics import fmean
 
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Use
@@ -179,7 +178,7 @@ def end_is_lost(record: AuditRecord) -> Trouble | None:
 
 def nothing_ends(record: AuditRecord) -> Trouble | None:
     """Most completions reach the limit without an end token: more than three in four, by 3.5 standard errors
-    over prompts.
+    over prompts; of fewer than three prompts, each by those over its completions.
     """
     limit = record.number("max_completion_length", 0)
     cut: dict[str, list[bool]] = {}
@@ -188,16 +187,27 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
             found = len(sample.ids) >= limit and _end(record, sample.ids) is None
             cut.setdefault(sample.prompt_text, []).append(found)
     every = [one for own in cut.values() for one in own]
-    if len(every) < 16:
+    if len(every) < 16 or _least_share([*cut.values()]) <= MOSTLY:
         return None
-    share = fmean(every)
-    # Completions of one prompt are alike: the prompts are what is independent.
-    error = math.sqrt(sum((sum(own) - share * len(own)) ** 2 for own in cut.values())) / len(every)
+    few = {1: " of one prompt", 2: " of two prompts"}.get(len(cut), "")
+    return Trouble(f"{sum(every)} of {len(every)} completions{few} reach the limit of {limit:.0f} tokens")
+
+
+def _least_share(found: Sequence[Sequence[bool]]) -> float:
+    """Return a lower bound of the share of completions that show something; ``found``: those of each prompt.
+
+    Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
+    prompts, and two have a poor estimate of it: only these are judged then, each by its completions.
+    """
+    if len(found) == 2:
+        return min(_least_share([own]) for own in found)
+    units = found if len(found) > 1 else [[one] for one in found[0]]
+    total = sum(map(len, units))
+    share = sum(map(sum, units)) / total
+    squares = sum((sum(own) - share * len(own)) ** 2 for own in units)
+    error = math.sqrt(squares * len(units) / max(len(units) - 1, 1)) / total
     # A share of 1 has an error of 0 and the bound of the rule of three.
-    least = min(share - 3.5 * error, 1 - 3 / len(every))
-    if least <= MOSTLY:
-        return None
-    return Trouble(f"{sum(every)} of {len(every)} completions reach the limit of {limit:.0f} tokens")
+    return min(share - 3.5 * error, 1 - 3 / total)
 
 
 def prompts_are_cut(record: AuditRecord) -> Trouble | None:

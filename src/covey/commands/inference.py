@@ -88,6 +88,7 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
                 config.eval.samples,
                 config.seed,
                 console.sampling,
+                loaded.credit,
             )
         finally:
             console.end()

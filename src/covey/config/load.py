@@ -39,6 +39,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.corrections import truncated
 from covey.system.integrity import sealed_text
+from covey.types import Credit
 from covey_verify.errors import ConfigError
 from covey_verify.web import without_password
 
@@ -69,6 +70,11 @@ class ResolvedConfig:
     def stages(self) -> list[ResolvedConfig]:
         """Return the stages of a pipeline, each a full config, or the run itself if it has none."""
         return list(self.of_stages) or [self]
+
+    @property
+    def credit(self) -> Credit:
+        """The finest unit whose rewards are trained on; completions where none are."""
+        return self.algorithm.credit if self.config.method == "rl" else "completion"
 
     def placed(self, problem: str) -> str:
         """Return a message that begins with a key, prefixed by the file and line where the key was set."""

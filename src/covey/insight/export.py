@@ -8,6 +8,7 @@ from pathlib import Path
 
 from covey.errors import CheckpointError
 from covey.insight.card import checkpoint_card
+from covey.models.generation import sample_as_trained
 from covey.models.gguf_writer import write_gguf
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
@@ -81,4 +82,6 @@ def _write_model(stage: Path, checkpoint: Path, new: Path) -> None:
         return
     loaded = load_recorded(stage)
     texts = texts_of(load_source(loaded), loaded.config)
-    save_policy(load_policy(replace(loaded, checkpoint=checkpoint), texts), new)
+    policy = load_policy(replace(loaded, checkpoint=checkpoint), texts)
+    list(sample_as_trained(policy.model, loaded.config.rollout))  # the run said what that changes
+    save_policy(policy, new)

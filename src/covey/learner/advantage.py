@@ -6,7 +6,6 @@ of the token rewards if the estimator reads these, or else a return-to-go that i
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -19,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.learner.batching import Batch, ValueTargets
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import Bound, values_of
+from covey.objective.bound import Bound, OwnFunctionError, values_of
 from covey.objective.data import BatchData, GroupData, KLData
 from covey.objective.penalties import bounded_value
 from covey.objective.value import Critic, value_targets
@@ -117,20 +116,14 @@ def _value_targets(
 
 def _estimated(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
     """Return one group's advantages, (G,) or (G, T). Raises CoveyError for a faulty estimator of a user."""
+    place = f"problem {group.problem.id}, rewards {_listed(view.rewards)}"
     try:
         advantages = estimator(view)
-        wrong = _misfit(advantages, view.mask)
-    except Exception as error:
-        if not estimator.own or isinstance(error, CoveyError):
-            raise
-        # The innermost frame: the line of the user's file, as a rule.
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        wrong = f"raises {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    except OwnFunctionError as error:
+        raise CoveyError(f"algorithm.advantage {error}; {place}") from error
+    wrong = _misfit(advantages, view.mask)
     if wrong:
-        raise CoveyError(
-            f"algorithm.advantage {estimator.name} {wrong}; problem {group.problem.id}, rewards "
-            f"{_listed(view.rewards)}"
-        )
+        raise CoveyError(f"algorithm.advantage {estimator.name} {wrong}; {place}")
     return advantages.detach()
 
 

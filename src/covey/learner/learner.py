@@ -7,7 +7,7 @@ may live in one process.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -27,6 +27,7 @@ from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference
 from covey.models.sharded import copy_into, local_part
+from covey.objective.bound import differentiating
 from covey.system.processes import all_reduce_sum, gather, interleaved, is_joint, rank, run_on_all, world_size
 
 WEIGHT = "weight/"
@@ -49,6 +50,8 @@ class Requirements:
     """Whether the loss needs all completions of a group, which may not be split then."""
     reference: bool = False
     """Whether the reference's whole distribution is needed, for the exact KL."""
+    own: Sequence[str] = ()
+    """Names of the user's functions in the loss, for the error if it has no gradient."""
 
 
 class Objective(Protocol[T_co]):
@@ -165,7 +168,8 @@ class Learner(Generic[M]):
     def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T | None]:
         for loss, statistics in self._losses(batch, objective):
             # A repeated micro-batch takes part in the collective operations and adds nothing.
-            (loss * 0.0 if statistics is None else loss).backward()
+            with differentiating(objective.requires.own):
+                (loss * 0.0 if statistics is None else loss).backward()
             self.optimizer.accumulate()
             yield statistics
 

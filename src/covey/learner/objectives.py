@@ -13,7 +13,7 @@ from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats, token_stats
-from covey.objective.loss import policy_loss
+from covey.objective.loss import own_in_loss, policy_loss
 from covey.objective.value import Critic, value_loss
 
 
@@ -34,7 +34,12 @@ class PolicyObjective:
         algorithm = self.algorithm
         exact = "full_kl" in algorithm.needs
         return Requirements(
-            self.temperature, self.max_tokens, algorithm.skips_idle, algorithm.whole_groups, exact
+            self.temperature,
+            self.max_tokens,
+            algorithm.skips_idle,
+            algorithm.whole_groups,
+            exact,
+            own_in_loss(algorithm),
         )
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:

@@ -10,7 +10,7 @@ Shapes: T flat tokens, D model width, H query heads, K key/value heads, E head w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.models.compiled import CompiledOps, pick_ops, why_unfit
 from covey.models.kernels.calls import MIXED_PRODUCTS, passes_known_answers, products, same_bits
-from covey.models.linear import FusedLinear
+from covey.models.linear import FusedLinear, adapts_linears
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Sequences
 from covey.models.packing import Packed
 from covey.models.rotary import NO_ROTATION, RotaryTables, longest_stable_rotation
@@ -150,26 +150,37 @@ def _factor(config: PretrainedConfig, name: str) -> float:
 class ShiftedNorm:
     """A norm whose weight is stored as its difference from ``offset``."""
 
-    def __init__(self, norm: Norm, offset: float) -> None:
+    def __init__(self, norm: Any, offset: float) -> None:
         self.norm = norm
         self.offset = offset
-        self.variance_epsilon = float(getattr(norm, "eps", 0.0))
+        self.variance_epsilon = float(norm.eps)
 
     @property
     def weight(self) -> Tensor:
         """The full weight, read at each call, in float32 so that the difference is not lost."""
-        return self.norm.weight.float() + self.offset
+        weight: Tensor = self.norm.weight
+        return weight.float() + self.offset
 
 
 def _norm(owner: nn.Module, name: str | None, offset: float) -> Norm | None:
-    norm: Norm | None = getattr(owner, name, None) if name else None
-    return ShiftedNorm(norm, offset) if norm is not None and offset else norm
+    """A norm that some families have. Raises AttributeError for a module that is not one."""
+    norm = getattr(owner, name, None) if name else None
+    if norm is None:
+        return None
+    read: Norm = ShiftedNorm(norm, offset) if offset else norm
+    _ = (read.weight, read.variance_epsilon)
+    return read
 
 
 def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:
-    """The projection that some families store as one module and others as several."""
+    """The projection that some families store as one module and others as several.
+
+    Raises AttributeError for modules without weights.
+    """
     names = (together,) if hasattr(owner, together) else apart
-    return FusedLinear(*(getattr(owner, name) for name in names))
+    projection = FusedLinear(*(getattr(owner, name) for name in names))
+    _ = projection.parameters
+    return projection
 
 
 class Layer(nn.Module):
@@ -382,3 +393,17 @@ class Decoder(nn.Module):
         hides = {w: w if w is not None and w < sequences.longest else None for w in self.windows}
         made = {w: self.ops.attention(sequences, w) for w in set(hides.values())}
         return {w: made[hidden] for w, hidden in hides.items()}
+
+
+def decoder_of(model: PreTrainedModel) -> Decoder | None:
+    """Our forward pass of a model; None if its own modules have to compute it.
+
+    These are models of other types, those with adapters outside linear layers, and those in which somebody
+    has replaced a module, for example a norm by torch's Identity.
+    """
+    if not (supported(model) and adapts_linears(model)):
+        return None
+    try:
+        return Decoder(model)
+    except AttributeError:  # a module without the parts that its type has
+        return None

@@ -44,12 +44,22 @@ class Activations:
         saved = dict[int, int]()
 
         # autograd calls this for every tensor that it saves; views and repeats share a storage.
-        def keep(tensor: Tensor) -> Tensor:
+        def keep(tensor: Tensor) -> tuple[Tensor, int]:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known:
                 saved[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()  # the tensor itself would keep its own graph alive
+            # The tensor itself would keep its own graph alive.
+            return tensor.detach(), tensor._version  # noqa: SLF001 torch has no public name for it
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+        # With hooks autograd does not check that a tensor still is as it was saved.
+        def give(kept: tuple[Tensor, int]) -> Tensor:
+            tensor, version = kept
+            if tensor._version != version:  # noqa: SLF001
+                raise RuntimeError(
+                    f"a tensor of the shape {tuple(tensor.shape)} was modified by an inplace operation"
+                )
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, give):
             yield
         self.most = max(self.most, sum(saved.values()))

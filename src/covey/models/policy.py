@@ -27,12 +27,12 @@ from covey.models.forward import (
     LOGITS_CAP,
     Decoder,
     cap_of,
+    decoder_of,
     embed_every_token,
     hidden_states,
     leave_images,
-    supported,
 )
-from covey.models.linear import FusedLinear, ValueHead, adapts_linears
+from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logits import logits_of
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.ops import soft_cap
@@ -87,10 +87,10 @@ class Policy:
         self.adapter = adapter
         self.decoder: Decoder | None = None
         self._head = FusedLinear(model.get_output_embeddings())
-        if not through_modules and supported(model) and adapts_linears(model):
-            self.decoder = Decoder(model)
+        if not through_modules:
+            self.decoder = decoder_of(model)
             # A model may compute otherwise than its type says: by a user's class or hooks, a changed layer.
-            if through_modules is None and not self._decoder_explains_logits():
+            if self.decoder and through_modules is None and not self._decoder_explains_logits():
                 self.decoder = None
         self.rounds = False
         if rounds:

@@ -18,13 +18,14 @@ from transformers import (
 
 from covey.errors import CheckpointError
 from covey.models.chat import chat_text
-from covey.models.forward import Decoder, embed_every_token, supported
+from covey.models.forward import decoder_of, embed_every_token
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import Loader, classifier_on, pretrained
 from covey.models.sharded import unsplit
 from covey.system.opening import RECORD_BYTES, load_json, read_regular
+from covey.tasks.files import TEMPLATE_COLUMNS
 from covey_verify.errors import ConfigError
 from covey_verify.types import Messages
 
@@ -79,7 +80,7 @@ class TrainedRewardModel(Policy):
         self.reads_tokens = reads_tokens
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
-        self.decoder = Decoder(model) if supported(model) else None
+        self.decoder = decoder_of(model)
         self.rounds = False
         self.end_ids = list[int]()
         self.plain_head = True  # it writes nothing that could end
@@ -144,10 +145,23 @@ def is_reward_model(folder: Path) -> bool:
     return "Classification" in str(named)
 
 
+def shown_with(template: Mapping[str, object]) -> dict[str, object]:
+    """The variables of a policy's chat template that belong to the conversation: its tools and documents.
+
+    All others, such as `enable_thinking`, speak to the policy's own template.
+    """
+    return {name: template[name] for name in TEMPLATE_COLUMNS if name in template}
+
+
 def conversation_ids(
-    tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answer: str | Messages
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | Messages,
+    answer: str | Messages,
+    template: Mapping[str, object],
 ) -> list[int]:
     """Token ids of a prompt and its answer that a reward model reads. Raises the errors of ``chat_text``.
+
+    ``template``: the variables of the problem's chat template; see ``shown_with``.
 
     Transformers' sequence heads read the last token that is not padding. Many tokenizers pad with their end
     of sequence, so for such heads a chat ends before its last token; that is removed here.
@@ -157,7 +171,7 @@ def conversation_ids(
         ids = list(tokenizer(prompt + text, add_special_tokens=True)["input_ids"])
     else:
         said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        whole = chat_text(tokenizer, [*prompt, *said], {}, begin=False)
+        whole = chat_text(tokenizer, [*prompt, *said], shown_with(template), begin=False)
         ids = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
     # What a sequence head would take for padding.
     while ids and ids[-1] == tokenizer.pad_token_id:
@@ -166,9 +180,16 @@ def conversation_ids(
 
 
 def worked_ids(
-    tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, steps: Sequence[str], separator: str
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | Messages,
+    steps: Sequence[str],
+    separator: str,
+    template: Mapping[str, object],
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and steps, each followed by ``separator``, and the index of each step's end."""
+    """Token ids of a prompt and steps, each followed by ``separator``, and the index of each step's end.
+
+    ``template``: as in ``conversation_ids``.
+    """
 
     def ids_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -178,7 +199,7 @@ def worked_ids(
         begin = tokenizer.bos_token_id
         ids = [*([] if begin is None else [begin]), *ids_of(prompt)]
     else:
-        ids = ids_of(chat_text(tokenizer, prompt, {}))
+        ids = ids_of(chat_text(tokenizer, prompt, shown_with(template)))
     ends = []
     for step in steps:
         ids += [*ids_of(step.strip()), *ids_of(separator)]

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from covey.errors import out_of_memory
-from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
+from covey.models.forward import decoder_of, embed_every_token, hidden_states
 from covey.models.linear import ValueHead
 from covey.models.load import source_of
 from covey.models.logprobs import TokenScores
@@ -36,7 +36,7 @@ class ValueModel:
     def __init__(self, model: PreTrainedModel, rounds: bool) -> None:
         self.model = model.eval()
         embed_every_token(model)
-        self.decoder = Decoder(model) if supported(model) else None
+        self.decoder = decoder_of(model)
         if rounds and self.decoder is not None and self.decoder.can_round:
             self.decoder.round_products()
         self.head = scalar_head(model)

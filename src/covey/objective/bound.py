@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from covey_verify.errors import CoveyError
+from covey.errors import first_line, out_of_memory
+from covey_verify.errors import CoveyError, described
 
 Data_contra = TypeVar("Data_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
@@ -27,6 +29,10 @@ def setting_defaults(function: Callable[..., object]) -> Mapping[str, Any]:
     """Return the keyword-only parameters and their defaults: the settings of a function of the objective."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+class OwnFunctionError(CoveyError):
+    """A user's function of the objective raised an exception."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +67,20 @@ class Bound(Generic[Data_contra, Out_co]):
         return hash(self.function)
 
     def __call__(self, data: Data_contra) -> Out_co:
-        """Call the function with the data that it names and the bound settings."""
+        """Call the function with the data that it names and the bound settings.
+
+        Raises OwnFunctionError, with the line in the user's file, for whatever a user's function raises.
+        """
         arguments = {name: getattr(data, name) for name in self.needs}
-        return self.function(**arguments, **self.settings)
+        try:
+            return self.function(**arguments, **self.settings)
+        except Exception as error:
+            # Memory that runs out is no mistake of the function: the learner halves its micro-batches.
+            if not self.own or isinstance(error, CoveyError) or out_of_memory(error):
+                raise
+            raise OwnFunctionError(
+                f"{self.name}, your function, raises {described(error, _file(self.function))}"
+            ) from error
 
     @property
     def name(self) -> str:
@@ -105,6 +122,28 @@ def values_of(
         due = " or ".join(str(tuple(s)) for s in shapes)
         raise CoveyError(f"algorithm.{axis} {bound.name} returns {returned} where {due} is expected")
     return found
+
+
+@contextmanager
+def differentiating(own: Sequence[str]) -> Iterator[None]:
+    """Name the user's functions ``own``, which a loss is made of, if its gradient cannot be computed."""
+    try:
+        yield
+    except Exception as error:
+        if not own or out_of_memory(error):
+            raise
+        raise CoveyError(
+            f"the loss has no gradient: {type(error).__name__}: {first_line(error)}. It is computed by "
+            f"{', '.join(own)}, your own: what it returns must depend on logprobs or ratio, and it may not "
+            "change its arguments in place"
+        ) from error
+
+
+def _file(function: Callable[..., object]) -> str:
+    """Return the file of a function, as in tracebacks; that of its class for an object in a partial."""
+    called = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
+    return str(getattr(code, "co_filename", ""))
 
 
 AnyBound: TypeAlias = Bound[Any, object]

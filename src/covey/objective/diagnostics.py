@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from covey.objective.algorithms import Algorithm
-from covey.objective.loss import policy_values
+from covey.objective.bound import differentiating
+from covey.objective.loss import own_in_loss, policy_values
 from covey.objective.signs import known_mean, mixes_scripts
 from covey.objective.texts import answers_inside, text_metrics
 from covey.types import Group
@@ -69,7 +70,8 @@ def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
         # well.
         free = replace(inputs, logprobs=logprobs)
         values = policy_values(algorithm, replace(free, ratio=algorithm.ratio(free)))
-        return -torch.autograd.grad(values.sum(), logprobs)[0]
+        with differentiating(own_in_loss(algorithm)):
+            return -torch.autograd.grad(values.sum(), logprobs)[0]
 
 
 @torch.no_grad()

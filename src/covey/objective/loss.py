@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from covey.objective.bound import values_of
+from covey.objective.bound import AnyBound, values_of
 from covey.objective.data import KLData, LossInputs
 from covey.objective.penalties import at_level, bounded_value, with_gradient
 
@@ -60,6 +60,13 @@ def policy_loss(
     return Loss(total, policy.detach(), kl.detach(), entropy.detach())
 
 
+def own_in_loss(algorithm: Algorithm) -> list[str]:
+    """Return the names of the user's functions that are called for the loss."""
+    called: list[AnyBound] = [algorithm.ratio, algorithm.surrogate, algorithm.reduce]
+    called += [*algorithm.policy_weights, *([algorithm.kl.estimator] if algorithm.kl else [])]
+    return [bound.name for bound in called if bound.own]
+
+
 def imitation(inputs: LossInputs) -> Tensor:
     """The negative log-likelihood of correct completions, over the number of their tokens in the step. ()."""
     assert inputs.correct is not None
@@ -83,7 +90,8 @@ def penalty(kl: KL, inputs: LossInputs) -> Tensor:
     """Return the KL penalty of each token, with the gradient that ``kl`` asks for. (N, T)."""
     # Only the exact KL reads no log-ratio; it is differentiated as it is.
     if "ref_log_ratio" not in kl.estimator.needs:
-        return bounded_value(kl.estimator(KLData(full_kl=inputs.full_kl)), kl.bound)
+        exact = values_of("kl.estimator", kl.estimator, KLData(full_kl=inputs.full_kl), inputs.mask.shape)
+        return bounded_value(exact, kl.bound)
     assert inputs.ratio is not None
     to_sampler = kl.to == "sampler"
     ref_log_ratio = inputs.sampler_log_ratio if to_sampler else inputs.ref_log_ratio

@@ -46,31 +46,42 @@ def ratio(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tenso
 def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """Return the loss of each token before weights. Detached factors are weights on log pi."""
     advantage = row.advantage
-    up = row.advantage > 0
-    if name == "unclipped":
-        return -rho * advantage
-    if name == "clip":
-        gain = torch.minimum(rho * advantage, rho.clamp(1 - s["clip_low"], 1 + s["clip_high"]) * advantage)
-        if s["dual_clip"] is not None:
-            gain = torch.where(advantage < 0, torch.maximum(gain, s["dual_clip"] * advantage), gain)
-        return -gain
-    if name == "cispo":
-        return -rho.detach().clamp(s["floor"], s["cap"]) * advantage * logprobs
-    if name == "sapo":
-        tau = torch.where(up, s["tau_up"], s["tau_down"]).double()
-        return -4 / tau * torch.sigmoid(tau * (rho - 1)) * advantage
-    if name == "vespo":
-        k = torch.where(advantage >= 0, s["k_up"], s["k_down"]).double()
-        lam = torch.where(advantage >= 0, s["lam_up"], s["lam_down"]).double()
-        return -(rho.detach() ** k * (lam * (1 - rho.detach())).exp()) * advantage * logprobs
     moved = (logprobs - row.old).clamp(-FAR, FAR)
-    if name == "dro":
-        return s["beta"] / 2 * moved**2 - advantage * logprobs
-    if name == "group_classification":
-        return _group_classification(logprobs, row, s["tau"])
-    if name == "kl_on_selected":
-        return -rho * advantage + s["coef"] * moved.abs() * row.selected
-    return _divergence_mask(name, logprobs, row, s)
+    # Each is called only where it is asked for: the settings of one rule are not those of another.
+    table = {
+        "unclipped": lambda: -rho * advantage,
+        "clip": lambda: _clip(rho, advantage, s),
+        "cispo": lambda: -rho.detach().clamp(s["floor"], s["cap"]) * advantage * logprobs,
+        "sapo": lambda: _sapo(rho, advantage, s),
+        "vespo": lambda: -_vespo_weight(rho.detach(), advantage, s) * advantage * logprobs,
+        "dro": lambda: s["beta"] / 2 * moved**2 - advantage * logprobs,
+        "group_classification": lambda: _group_classification(logprobs, row, s["tau"]),
+        "kl_on_selected": lambda: -rho * advantage + s["coef"] * moved.abs() * row.selected,
+        "divergence_mask_tv": lambda: _divergence_mask(name, logprobs, row, s),
+        "divergence_mask_kl": lambda: _divergence_mask(name, logprobs, row, s),
+    }
+    return table[name]()
+
+
+def _clip(rho: Tensor, advantage: Tensor, s: AxisSettings) -> Tensor:
+    """-min(rho A, clip(rho) A), for a negative advantage at most -c A with a dual clip c. PPO."""
+    gain = torch.minimum(rho * advantage, rho.clamp(1 - s["clip_low"], 1 + s["clip_high"]) * advantage)
+    if s["dual_clip"] is not None:
+        gain = torch.where(advantage < 0, torch.maximum(gain, s["dual_clip"] * advantage), gain)
+    return -gain
+
+
+def _sapo(rho: Tensor, advantage: Tensor, s: AxisSettings) -> Tensor:
+    """-4 / tau sigmoid(tau (rho - 1)) A, with a tau for each sign of A. SAPO."""
+    tau = torch.where(advantage > 0, s["tau_up"], s["tau_down"]).double()
+    return -4 / tau * torch.sigmoid(tau * (rho - 1)) * advantage
+
+
+def _vespo_weight(rho: Tensor, advantage: Tensor, s: AxisSettings) -> Tensor:
+    """rho^k e^(lambda (1 - rho)), with k and lambda for each sign of A. VESPO."""
+    k = torch.where(advantage >= 0, s["k_up"], s["k_down"]).double()
+    lam = torch.where(advantage >= 0, s["lam_up"], s["lam_down"]).double()
+    return rho**k * (lam * (1 - rho)).exp()
 
 
 def _divergence_mask(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:

@@ -143,6 +143,7 @@ class Reward(RewardFunction):
             "sampled_ids": lambda r: r.completion.tokens[r.completion.drawn].tolist(),
             "token_ends": ends,
             "turns": lambda r: r.tagged_turns if self.ours else r.turns,
+            "template_arguments": lambda r: dict(r.problem.template),
             # The function may be called in another process, to which plain data are sent.
             "thought_marks": lambda r: Attributes(**r.problem.thoughts._asdict()),
         }

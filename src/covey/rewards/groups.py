@@ -103,11 +103,16 @@ def with_credit(group: Group, credit: Credit) -> Group:
     If steps are credited, the value of a function that gives steps is their sum.
     """
     components = group.components
-    if credit not in ("step", "token") or not any(c.steps for c in components.values()):
+    if not sums_steps(group, credit):
         return replace(group, credit=credit)
     weights = {name: component.weight for name, component in components.items()}
     sums = combine({name: _sums_of_steps(component) for name, component in components.items()}, weights)
     return replace(group, credit=credit, rewards=np.where(group.scorable, sums, np.nan))
+
+
+def sums_steps(group: Group, credit: Credit) -> bool:
+    """Whether the reward of a completion is the sum of its steps' under an algorithm's credit."""
+    return credit in ("step", "token") and any(c.steps for c in group.components.values())
 
 
 def _sums_of_steps(component: Component) -> np.ndarray:

@@ -137,33 +137,30 @@ def with_segments(
     values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
     for cuts in _bands(groups, settings, params, decode):
-        problems = [_prefix(groups, cut) for cut in cuts]
+        wholes = [groups[cut.group].completions[cut.sample] for cut in cuts]
+        problems = [_prefix(groups[cut.group], w, cut.end) for cut, w in zip(cuts, wholes, strict=True)]
         streams = [[stream(cut, n) for n in range(settings.continuations)] for cut in cuts]
         requests = [p.request(own) for p, own in zip(problems, streams, strict=True)]
-        prefixes = {
-            own[0]: (groups[cut.group].completions[cut.sample], cut.end)
-            for cut, own in zip(cuts, streams, strict=True)
-        }
+        prefixes = {own[0]: (w, cut.end) for own, w, cut in zip(streams, wholes, cuts, strict=True)}
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in cuts))
-        judged = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
-        for cut, group in zip(cuts, judged, strict=True):
+        continued = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
+        for cut, group in zip(cuts, continued, strict=True):
             # Without the kept prefix, which was not sampled again.
             tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
                 values[cut.group, cut.sample][cut.end] = float(group.rewards[group.scorable].mean())
-    valued = []
-    for g, group in enumerate(groups):
-        segments = tuple(_segments(values[g, s]) for s in range(len(group.completions)))
-        valued.append(replace(group, baselines=replace(group.baselines, segments=segments)))
-    return valued, tokens
+    segments = [[_segments(values[g, s]) for s in range(len(of.completions))] for g, of in enumerate(groups)]
+    return [_with_values(of, own) for of, own in zip(groups, segments, strict=True)], tokens
 
 
-def _prefix(groups: Sequence[Group], cut: Cut) -> Prompted:
-    """Return the problem of a completion, with the completion up to a place as part of its prompt."""
-    group = groups[cut.group]
-    whole = group.completions[cut.sample]
-    return Prompted(group.problem, np.concatenate([group.prompt, whole.tokens[: cut.end + 1]]))
+def _with_values(group: Group, segments: Sequence[StepRewards]) -> Group:
+    return replace(group, baselines=replace(group.baselines, segments=tuple(segments)))
+
+
+def _prefix(group: Group, whole: Completion, end: int) -> Prompted:
+    """Return the problem of a group, with a completion up to a place as part of its prompt."""
+    return Prompted(group.problem, np.concatenate([group.prompt, whole.tokens[: end + 1]]))
 
 
 def _bands(

@@ -13,6 +13,7 @@ from typing import get_args
 import numpy as np
 
 from covey.rewards.base import Reward, Rewards
+from covey.rewards.groups import sums_steps, with_credit
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.rng import key
@@ -22,7 +23,7 @@ from covey.runs.estimates import Basis, Evaluation
 from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.sampling.prompts import Prompted
-from covey.types import Completion, Group, Problem
+from covey.types import Completion, Credit, Group, Problem
 from covey_verify.extract import Rule, extract
 
 
@@ -34,8 +35,11 @@ def evaluate(
     samples: int,
     seed: int,
     progress: Progress,
+    credit: Credit = "completion",
 ) -> Evaluation:
     """Sample each problem greedily and ``samples`` times. The verdict above 1/2 means correct.
+
+    ``credit``: the unit that is trained on, so that a reward here is what training calls one.
 
     The draws are keyed by seed and problem alone, so two policies get the same random numbers.
     """
@@ -46,7 +50,7 @@ def evaluate(
     # All in one call, so that the sampler stays full; split again by position.
     asked = [*requests, *likeliest]
     groups = score_all([*problems, *problems], asked, sampler, params, Scorer(rewards), progress)
-    drawn = groups[: len(problems)]
+    drawn = [with_credit(group, credit) for group in groups[: len(problems)]]
     greedy = groups[len(problems) :]
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
@@ -55,15 +59,19 @@ def evaluate(
         reward=np.array([g.rewards[g.scorable].mean() if g.scorable.any() else np.nan for g in drawn]),
         samples=samples,
         verdict=verdict.name,
-        basis=basis_of(problems, rewards),
+        basis=basis_of(problems, rewards, any(sums_steps(group, credit) for group in drawn)),
     )
 
 
-def basis_of(problems: Sequence[Prompted], rewards: Rewards) -> Basis:
-    """Return hashes of verdict, rewards and problems: equal if two evaluations measure the same."""
+def basis_of(problems: Sequence[Prompted], rewards: Rewards, by_steps: bool = False) -> Basis:
+    """Return hashes of verdict, rewards and problems: equal if two evaluations measure the same.
+
+    ``by_steps``: a reward is the sum of its steps.
+    """
     weighed = sorted((_identity(r), r.weight, r.gated_by or "") for r in rewards)
+    rewarded = [weighed, "by steps"] if by_steps else weighed
     asked = [[p.problem.prompt, {k: str(v) for k, v in p.problem.columns.items()}] for p in problems]
-    return Basis(_identity(rewards.verdict), _hash(weighed), tuple(_hash(one)[:8] for one in asked))
+    return Basis(_identity(rewards.verdict), _hash(rewarded), tuple(_hash(one)[:8] for one in asked))
 
 
 def _identity(reward: Reward) -> str:

@@ -159,7 +159,7 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
 def _answers(policy: Policy, example: Example) -> Prompted:
     """Encode answers: their common beginning is the prompt, computed once; the value is read at the end."""
     problem = example.problem
-    read = partial(conversation_ids, policy.tokenizer, problem.prompt)
+    read = partial(conversation_ids, policy.tokenizer, problem.prompt, template=problem.template)
     # Tokens that a policy sampled are another vocabulary's, or split as no text is that will be judged.
     if problem.sampled is not None and isinstance(policy, TrainedRewardModel) and policy.reads_tokens:
         ids = [[*tokens_of(policy, problem), *answer.ids] for answer in example.sampled]
@@ -184,7 +184,9 @@ def _steps(policy: Policy, example: Example) -> Prompted:
     """Encode one answer whose value is read at the end of each step."""
     problem = example.problem
     steps = [str(step) for step in example.answers]
-    read = partial(worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR)
+    read = partial(
+        worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR, template=problem.template
+    )
     (ids, ends), (first, _) = call_for(problem, lambda: (read(steps), read([])))
     if not first:
         raise DataError(f"{problem.id}: the prompt is empty")

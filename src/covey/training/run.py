@@ -327,6 +327,7 @@ class Run:
                 config.eval.samples,
                 config.seed,
                 partial(self.on_sample, what="evaluating"),
+                self.loaded.credit,
             )
 
     def evaluation_at(self, step: int) -> Evaluation:

@@ -14,6 +14,7 @@ from covey.config.python_objects import ModelObject
 from covey.errors import RECORD, START, CheckpointError
 from covey.learner.process import set_process
 from covey.models.chat import rendered_at
+from covey.models.generation import sample_as_trained
 from covey.models.load import pick_device, speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
@@ -126,6 +127,7 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
     train = encode_learned(source.examples) or encode(policy, source.train, config)
     test = encode(policy, source.test, config)
     notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, loaded.run)]
+    notes += sample_as_trained(policy.model, config.rollout)
     notes += unseen_by_model(policy, [*source.train, *source.test], config, source.examples)
     notes += dropped_rows(source.rows, [*train, *held_out, *test])
     notes += unexplained_tools(policy, source, task.toolbox, config.method)

@@ -33,7 +33,7 @@ FROM_TRAINER = {"trainer_state", "log_extra", "log_metric"}
 # Arguments with a value for each completion of the group, and those with a value for one completion.
 GROUP_ARGUMENTS = {
     "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
-    *FROM_TRAINER,
+    "template_arguments", *FROM_TRAINER,
 }  # fmt: skip
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "environment", "solution_str", "ground_truth", "data_source",

@@ -325,17 +325,15 @@ def toy_tool(
     seed: Annotated[int, Field(ge=0, le=1000)] = 0,
 ) -> ToolAnswer:
     """Train a softmax policy over a few answers, of which the first is correct, on one group per step."""
-    known = {f.__name__: f for f in AXIS["advantage"] if set(data_names(f)) <= {"rewards", "lengths"}}
-    if estimator not in known:
-        raise ConfigError(f"estimator: {estimator}: one of {', '.join(known)} is due")
-    algorithm = Algorithm(bind(known[estimator]), reduce=PRESETS["grpo"].reduce)
+    algorithm = _toy_algorithm(estimator)
     others = [(1 - start) / (answers - 1)] * (answers - 1)
     logits = torch.tensor([start, *others], dtype=torch.float64).log()
     course = [logits.softmax(0).tolist()]
     dead = []
     drawn = []
     for update in range(updates):
-        samples = _toy_samples(logits, torch.from_numpy(uniforms(key(seed, "toy", update), size)).double())
+        draws = torch.from_numpy(uniforms(key(seed, "toy", update), size)).double()
+        samples = _toy_samples(logits, draws)
         data = _group_data((samples == 0).double(), [1] * size, None)
         logits = logits - lr * _toy_gradient(algorithm, logits, samples, data)
         course.append(logits.softmax(0).tolist())
@@ -343,6 +341,14 @@ def toy_tool(
         drawn.append(samples.tolist())
     entropy = [-sum(x * math.log(x) for x in row if x > 0) for row in course]
     return {"course": course, "entropy": entropy, "dead": dead, "drawn": drawn}
+
+
+def _toy_algorithm(estimator: str) -> Algorithm:
+    """Return an algorithm with an estimator that needs no model. Raises ConfigError for any other."""
+    known = {f.__name__: f for f in AXIS["advantage"] if set(data_names(f)) <= {"rewards", "lengths"}}
+    if estimator not in known:
+        raise ConfigError(f"estimator: {estimator}: one of {', '.join(known)} is due")
+    return Algorithm(bind(known[estimator]), reduce=PRESETS["grpo"].reduce)
 
 
 def _toy_samples(logits: Tensor, draws: Tensor) -> Tensor:

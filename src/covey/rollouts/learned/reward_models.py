@@ -103,6 +103,7 @@ def model_of_settings(kind: str, settings: Mapping[str, object]) -> RewardModel:
 def reward_model(
     prompts: Sequence[str | Messages],
     completions: Sequence[TextOrMessages],
+    template_arguments: Sequence[Mapping[str, object]],
     config_folder: Path,
     *,
     model: str,
@@ -114,7 +115,8 @@ def reward_model(
     """
     judge = loaded("reward_model", model, config_folder, device)
     answers = (judge.words.removed(text_of(c)) for c in completions)
-    texts = [conversation_ids(judge.tokenizer, p, a) for p, a in zip(prompts, answers, strict=True)]
+    read = zip(prompts, answers, template_arguments, strict=True)
+    texts = [conversation_ids(judge.tokenizer, *of_one) for of_one in read]
     scores = list[Score]()
     for ids, row in zip(texts, judge.outputs(texts), strict=True):
         if row is None:
@@ -129,6 +131,7 @@ def process_reward_model(
     prompts: Sequence[str | Messages],
     completions: Sequence[TextOrMessages],
     token_ends: Sequence[Sequence[int]],
+    template_arguments: Sequence[Mapping[str, object]],
     config_folder: Path,
     *,
     model: str,
@@ -147,8 +150,10 @@ def process_reward_model(
     spans = [split(text, split_by) for text in texts]
     # The tokens that the model reads, and the last token of each step's separator.
     read = [
-        worked_ids(judge.tokenizer, prompt, [judge.words.removed(text[a:b]) for a, b in cuts], separator)
-        for prompt, text, cuts in zip(prompts, texts, spans, strict=True)
+        worked_ids(
+            judge.tokenizer, prompt, [judge.words.removed(text[a:b]) for a, b in cuts], separator, shown
+        )
+        for prompt, text, cuts, shown in zip(prompts, texts, spans, template_arguments, strict=True)
     ]
     scores = []
     for (ids, places), row, cuts, ends in zip(
