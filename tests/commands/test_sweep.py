@@ -208,7 +208,7 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     said = "\n".join(sweep_lines(found, {}))
     assert "of one seed" in said
     assert "points [" in said
-    assert "none ended above where it began, 0.0% sampled: the least harm did train.lr 0.001" in said
+    assert "no setting improved on its start (0.0 % sampled); train.lr 0.001 lost the least" in said
     run = tmp_path / "out/lr=0.002,seed=0"
     *before, last = stream_rows(run / "evals.jsonl")
     last["outcome"]["correct"] = [1] * 8

@@ -87,10 +87,10 @@ def test_truncation_asks_for_more_tokens_unless_it_is_a_loop() -> None:
     long = [lengthened(scored(rewards, f"q{i}"), "length", list(range(100))) for i in range(3)]
     (one,) = advice(of([*ended, *long]))
     assert one.remedy == "rollout.max_tokens 200"
-    assert "50% are truncated" in one.finding
+    assert "50 % are truncated" in one.finding
     looping = [lengthened(scored(rewards, f"q{i}"), "length", [1, 2, 3] * 33) for i in range(3)]
     (one,) = advice(of([*ended, *looping]))
-    assert "100% of these repeat themselves" in one.finding
+    assert "100 % of these repeat themselves" in one.finding
     assert "max_tokens" not in one.remedy
     (one,) = advice(of([fakes.group(rewards, [9] * 4, f"p{i}") for i in range(6)]))
     assert one.remedy == "rollout.max_tokens 32"
@@ -263,7 +263,7 @@ def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
     measured = Measured(groups, 1.0, 2, ScoringStats())
     found = Preview(stage, measured, {}, 0, 0, 2)
     assert any(
-        "100% of the completions contain the correct answer, and 0% are correct" in str(a)
+        "100 % of the completions contain the correct answer, and 0 % are correct" in str(a)
         for a in advice(found)
     )
     unpaid = [replace(g, completions=plain.completions) for g in groups]
@@ -373,11 +373,11 @@ def test_more_tokens_are_advised_only_if_continued_completions_end_and_earn() ->
 
     assert with_longer("stop", 130, [1, 0, 1, 0]).remedy == "rollout.max_tokens 144"
     rambling = with_longer("length", 200, [0, 0, 0, 0])
-    assert "continued to 200 tokens 0 ended, 0 correctly, so more tokens would help few" in rambling.finding
+    assert "continued to 200 tokens, none ended: more tokens would help little" in rambling.finding
     assert rambling.remedy.startswith("rollout.max_tokens as it is: completions that end earn 0.5")
     assert rambling.sample.startswith('"')
     worthless = with_longer("stop", 130, [0, 0, 0, 0])
-    assert "4 ended, 0 correctly, and earn little" in worthless.finding
+    assert "4 ended and none was correct: their rewards are low" in worthless.finding
 
 
 def test_a_temperature_with_more_correct_answers_is_recommended() -> None:

@@ -10,6 +10,7 @@ from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
 from covey.objective.diagnostics import sampled_entropy
 from covey.objective.texts import answers_inside
 from covey.runs.estimates import Estimate, gain
+from covey.system.text import percent
 
 MUCH_UNREAD = 0.2
 """Excess of completions that contain the correct answer over those that are correct, or contain another's."""
@@ -42,9 +43,10 @@ def advice(preview: Preview) -> list[Advice]:
 
 def _too_slow(preview: Preview) -> Advice:
     limit = preview.measured.limit
+    running = percent(float(preview.truncated.mean()))
     return Advice(
-        f"{preview.truncated.mean():.0%} of the completions had not ended at {limit} tokens, and a minute is "
-        "not enough for more at this speed",
+        f"{running} of the completions had not ended at {limit} tokens, and at this speed a minute is not "
+        "enough for more",
         "--groups 4, which samples them to their end however long it takes; a smaller model or "
         "rollout.max_tokens; or a GPU",
         quoted(preview.measured.groups[0].completions[0].text),
@@ -58,7 +60,9 @@ def _unscored(preview: Preview) -> Advice | None:
     components = [c for group in preview.measured.groups for c in group.components.values()]
     details = [score.detail for component in components for score in component.scores if score.detail]
     last = f", the last with {details[-1]!r}" if details else ""
-    return Advice(f"{unscored:.0%} of the completions could not be scored{last}", "repair the rewards first")
+    return Advice(
+        f"{percent(unscored)} of the completions could not be scored{last}", "repair the rewards first"
+    )
 
 
 def _unread(preview: Preview) -> Advice | None:
@@ -70,7 +74,7 @@ def _unread(preview: Preview) -> Advice | None:
     if known < inside.get("text/reference_elsewhere", 0.0) + rate + MUCH_UNREAD:
         return None
     return Advice(
-        f"{known:.0%} of the completions contain the correct answer, and {rate:.0%} are correct",
+        f"{percent(known)} of the completions contain the correct answer, and {percent(rate)} are correct",
         "a verdict that reads it, as rewards: [{math_answer: {rule: last_number}}], or data.template "
         "with the form that yours reads",
     )
@@ -85,13 +89,14 @@ def _limit(preview: Preview) -> Advice | None:
     texts = [c for g in preview.measured.groups for c in g.completions if c.finish == "length"]
     looping = float(np.mean([_loops(c.tokens) for c in texts]))
     ended = preview.ended
-    finding = f"{share:.0%} are truncated at {limit} tokens"
-    if len(ended):
-        finding += f"; of those that ended, 90 % had at most {np.quantile(ended, 0.9):.0f}"
-    else:
-        finding += ", and none has ended by itself: perhaps the end token is never produced"
+    finding = f"{percent(share)} are truncated at {limit} tokens"
     if looping > MOST_DEAD:
-        finding += f"; {looping:.0%} of these repeat themselves, so more tokens would not help"
+        finding += f", and {percent(looping)} of these repeat themselves, so more tokens would not help"
+    if len(ended):
+        finding += f". 90 % of the others needed at most {np.quantile(ended, 0.9):.0f}"
+    else:
+        finding += ". None ended by itself: perhaps the end token is never produced"
+    if looping > MOST_DEAD:
         return Advice(finding, _instead(preview), quoted(texts[0].text))
     if preview.longer is None:
         return Advice(finding, f"rollout.max_tokens {2 * limit}", quoted(texts[0].text))
@@ -101,10 +106,9 @@ def _limit(preview: Preview) -> Advice | None:
 def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
     """Advise more tokens only if they let most of the truncated completions end, and earn something."""
     found = longer.outcome()
-    finding += (
-        f"; of {found['completions']} that were continued to {longer.limit} tokens {found['ended']} ended, "
-        f"{found['correct']} correctly"
-    )
+    correct = f"{found['correct'] or 'none'} {'were' if found['correct'] > 1 else 'was'} correct"
+    finding += f". Of {found['completions']} continued to {longer.limit} tokens, "
+    finding += f"{found['ended']} ended and {correct}" if found["ended"] else "none ended"
     ended = [c for c in longer.completions if c.finish == "stop"]
     in_time = preview.rewards[~preview.truncated]
     # They have to end, and then earn enough, compared with those that end in time.
@@ -113,8 +117,9 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
         return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
     example = min(longer.completions, key=lambda c: c.finish == "stop")
-    few = "and earn little" if 2 * len(ended) >= found["completions"] else "so more tokens would help few"
-    return Advice(f"{finding}, {few}", _instead(preview), quoted(example.text))
+    most_ended = 2 * len(ended) >= found["completions"]
+    why = "their rewards are low" if most_ended else "more tokens would help little"
+    return Advice(f"{finding}: {why}", _instead(preview), quoted(example.text))
 
 
 def _instead(preview: Preview) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.rewards.reading import Reader
+from covey.system.text import percent
 from covey.types import Completion, Group
 from covey_verify.calls.turn import read_turn
 from covey_verify.extract import EXTRACTORS, FENCE, FORMS, Thoughts, code_block
@@ -245,9 +246,8 @@ def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) 
     ends = f"{len(cut)} of {len(completions)} completions do not end"
     sample = quoted((cut or completions)[0].text)
     if wording.template and wording.from_file and (endless or rate < SOME):
-        finding = (
-            f"the model has a chat template, and the prompts do not use it: {ends}, {rate:.0%} are correct"
-        )
+        finding = "the model has a chat template, and the prompts do not use it"
+        finding += f": {ends}, {percent(rate)} are correct"
         return Advice(finding, "data.chat: true", sample)
     if not wording.template and endless:
         return Advice(

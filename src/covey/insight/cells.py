@@ -20,7 +20,7 @@ from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
 from covey.system.plot import table
-from covey.system.text import duration
+from covey.system.text import duration, percent
 
 RECORD_NAME = "sweep.json"
 CHART_NAME = "sweep.svg"
@@ -187,7 +187,7 @@ def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> 
     if began == best.found["sampled"].value == 1:
         return "all answers were correct from the beginning: harder problems would tell the cells apart"
     if best.found["sampled"].value <= began:
-        return f"none ended above where it began, {began:.1%} sampled: the least harm did {name}"
+        return f"no setting improved on its start ({percent(began, '.1f')} sampled); {name} lost the least"
     if best is rows[0]:
         return f"none is better than the first, {name}"
     close = [row for row in rows if row is not best and not _surely_better(best, row, rows)]

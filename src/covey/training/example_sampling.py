@@ -21,6 +21,7 @@ from covey.runs.examples import (
     preference_pairs,
     sampled_groups,
 )
+from covey.system.text import percent
 from covey.tasks.source import EXAMPLES
 from covey.training.metrics import as_text
 from covey.training.run import Run
@@ -47,7 +48,7 @@ def sample_completions(run: Run) -> None:
         journal.log(step, {**metrics, **rollout.metrics})
         facts = {
             "reward": as_text(metrics["reward/mean"], ".3f"),
-            "correct": f"{100 * metrics['accuracy']:.0f} %",
+            "correct": percent(metrics["accuracy"]),
         }
         journal.console.step(step + 1, metrics["reward/mean"], facts)
         run.evaluate_and_save()

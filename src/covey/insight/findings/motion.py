@@ -14,7 +14,8 @@ from covey.insight.findings.remedies import (
     ScaleBy,
 )
 from covey.insight.findings.rule import OUTCOMES, STILL, Rule
-from covey.insight.findings.view import WIDEST, RunView, mean_of, percent
+from covey.insight.findings.view import WIDEST, RunView, mean_of
+from covey.system.text import percent
 
 BEYOND_DOUBT = 5.0
 """Nats a completion: an update that moves the policy so far needs no further proof."""

@@ -28,9 +28,10 @@ from covey.insight.findings.remedies import (
     with_reward,
 )
 from covey.insight.findings.rule import NO_SIGNAL, STILL, Rule
-from covey.insight.findings.view import RunView, percent
+from covey.insight.findings.view import RunView
 from covey.insight.verdict import course
 from covey.runs.estimates import gains
+from covey.system.text import percent
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 """Estimators whose advantages differ from token to token."""

@@ -19,7 +19,8 @@ from covey.insight.findings.remedies import (
     with_reward,
 )
 from covey.insight.findings.rule import STILL, Rule
-from covey.insight.findings.view import RunView, mean_of, percent
+from covey.insight.findings.view import RunView, mean_of
+from covey.system.text import percent
 
 LITTLE = 0.05
 """Gain of accuracy that a run may reach at its pace and still not be learning."""

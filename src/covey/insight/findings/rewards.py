@@ -34,8 +34,9 @@ from covey.insight.findings.remedies import (
 )
 from covey.insight.findings.rule import NO_SIGNAL, OUTCOMES, STILL, Rule
 from covey.insight.findings.settings import unknown
-from covey.insight.findings.view import RunView, percent
+from covey.insight.findings.view import RunView
 from covey.insight.verdict import course
+from covey.system.text import percent
 
 
 def scores_are_missing(run: RunView) -> str | None:
