@@ -142,7 +142,7 @@ RULES = (
         tokens_are_clipped,
         after=3,
         reason="Clipped tokens were sampled and scored and teach nothing. Published runs clip less than a "
-        "twentieth (GSPO, which clips whole responses, a seventh).",
+        "twentieth (GSPO, which clips whole completions, a seventh).",
         remedies=(*FEWER_UPDATES, ScaleBy("algorithm.surrogate.clip_high", 1.4, 0.28)),
         silences=("flat",),
     ),

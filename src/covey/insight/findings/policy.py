@@ -225,8 +225,8 @@ RULES = (
         "truncated",
         completions_reach_the_limit,
         after=5,
-        reason="A truncated completion counts as incorrect whatever it was about to say. Long runs live "
-        "with a tenth.",
+        reason="A truncated completion counts as incorrect whatever it was about to say. Long runs "
+        "tolerate a tenth.",
         remedies=(longer_limit, with_reward("soft_overlong", {"limit": 512, "buffer": 64})),
         silences=("unparsable", *NO_SIGNAL),
         shown_by=was_truncated,

@@ -56,8 +56,8 @@ def problems_are_uneven(run: RunView) -> str | None:
     early = run.late("difficulty/tried") < 1
     if early or not (uneven and wasted_beyond_luck(run)) or run.rose("accuracy", 0.05):
         return None
-    parts = f"always solved ({percent(easy)}) or never ({percent(hard)})"
-    return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"
+    parts = f"always ({percent(easy)}) or never ({percent(hard)}) solved"
+    return f"{percent(easy + hard)} of the samples are wasted on prompts that are {parts}"
 
 
 def every_answer_is_incorrect(run: RunView) -> str | None:

@@ -203,7 +203,9 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
                 answers = f"{lost.split('/')[1]} from {before:.2g} to {now:.2g}"
             if run.paid_for_worse:
                 answers = f"held-out answers {course(run.evals[0], run.evals[-1])}"
-            return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
+            return (
+                f"{name} went from {early:.2g} to {late:.2g} and {answers}: the policy exploits this reward"
+            )
     return None
 
 
@@ -318,7 +320,7 @@ RULES = (
         after=5,
         severity="severe",
         reason="An honest verdict accepts another problem's answer only if the answers coincide, about half "
-        "of the time for yes and no. One that grades calls much correct that is close.",
+        "of the time for yes and no. A verdict that grades counts many near misses as correct.",
         remedies=(VERIFIED, ChangeTo("rewards", ["exact_answer"])),
         advice="`covey stress`, which names the attack",
         silences=(*OUTCOMES, "farmed", "truncated", "repetition", "std_overweight"),
