@@ -144,7 +144,7 @@ def test_nonsense_is_refused_before_the_first_trial(
         ("mine", "no answer is correct yet, or answers do not belong to their prompts$"),
         (
             "belongs",
-            r"0\.\d+ for the answers of other rows, 1 for their own .*: answers belong to their prompts$",
+            r"0\.\d+ with the answers of other rows, 1 with their own .*: answers belong to their prompts$",
         ),
     ],
 )

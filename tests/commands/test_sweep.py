@@ -206,7 +206,7 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"Runs are below it: lr=0\.001,seed=0, lr=0\.002,seed=0$"):
         last_stage(tmp_path / "out")
     said = "\n".join(sweep_lines(found, {}))
-    assert "of one seed" in said
+    assert "with one seed the intervals leave out" in said
     assert "points [" in said
     assert "no setting improved on its start (0.0 % sampled); train.lr 0.001 lost the least" in said
     run = tmp_path / "out/lr=0.002,seed=0"

@@ -68,7 +68,7 @@ def test_never_correct_asks_for_a_cold_start() -> None:
     found = of([scored([0, 0, 0, 0], name=f"p{i}") for i in range(6)])
     assert found.word == "no"
     (one,) = advice(found)
-    assert "no answer was correct in 24 completions" in one.finding
+    assert "none of 24 completions was correct" in one.finding
     assert "method: sft" in one.remedy
 
 
@@ -374,7 +374,7 @@ def test_more_tokens_are_advised_only_if_continued_completions_end_and_earn() ->
     assert with_longer("stop", 130, [1, 0, 1, 0]).remedy == "rollout.max_tokens 144"
     rambling = with_longer("length", 200, [0, 0, 0, 0])
     assert "continued to 200 tokens, none ended: more tokens would help little" in rambling.finding
-    assert rambling.remedy.startswith("rollout.max_tokens as it is: completions that end earn 0.5")
+    assert rambling.remedy.startswith("keep rollout.max_tokens: completions that end earn 0.5")
     assert rambling.sample.startswith('"')
     worthless = with_longer("stop", 130, [0, 0, 0, 0])
     assert "4 ended and none was correct: their rewards are low" in worthless.finding

@@ -47,7 +47,7 @@ def _too_slow(preview: Preview) -> Advice:
     return Advice(
         f"{running} of the completions had not ended at {limit} tokens, and at this speed a minute is not "
         "enough for more",
-        "--groups 4, which samples them to their end however long it takes; a smaller model or "
+        "--groups 4, which samples them to the end however long that takes; a smaller model or "
         "rollout.max_tokens; or a GPU",
         quoted(preview.measured.groups[0].completions[0].text),
     )
@@ -59,7 +59,7 @@ def _unscored(preview: Preview) -> Advice | None:
         return None
     components = [c for group in preview.measured.groups for c in group.components.values()]
     details = [score.detail for component in components for score in component.scores if score.detail]
-    last = f", the last with {details[-1]!r}" if details else ""
+    last = f", the last because of {details[-1]!r}" if details else ""
     return Advice(
         f"{percent(unscored)} of the completions could not be scored{last}", "repair the rewards first"
     )
@@ -75,8 +75,8 @@ def _unread(preview: Preview) -> Advice | None:
         return None
     return Advice(
         f"{percent(known)} of the completions contain the correct answer, and {percent(rate)} are correct",
-        "a verdict that reads it, as rewards: [{math_answer: {rule: last_number}}], or data.template "
-        "with the form that yours reads",
+        "a verdict that reads it, such as rewards: [{math_answer: {rule: last_number}}], or a data.template "
+        "that asks for the form that yours reads",
     )
 
 
@@ -129,8 +129,8 @@ def _instead(preview: Preview) -> str:
     late = preview.rewards[scored & preview.truncated]
     if len(in_time) and len(late) and in_time.mean() > late.mean() + preview.rewards[scored].std() / 4:
         return (
-            f"rollout.max_tokens as it is: completions that end earn {in_time.mean():.2g} and truncated "
-            f"ones {late.mean():.2g}, so training makes them end"
+            f"keep rollout.max_tokens: completions that end earn {in_time.mean():.2g} and truncated ones "
+            f"{late.mean():.2g}, so training will teach the model to end"
         )
     wording = preview.wording
     chat = wording is not None and (wording.chat or not wording.template)
@@ -148,7 +148,7 @@ def _roomy(preview: Preview) -> Advice | None:
     if 4 * longest >= limit:
         return None
     return Advice(
-        f"99 % end within {longest:.0f} tokens, the limit is {limit} and memory is kept for it",
+        f"99 % end within {longest:.0f} tokens, but memory is reserved for the limit of {limit}",
         f"rollout.max_tokens {_round_up(2 * longest)}",
     )
 
@@ -176,13 +176,12 @@ def _temperature(preview: Preview) -> Advice | None:
     if livelier:
         best = min(livelier, key=lambda t: preview.at(t)[1].value)
         dead = preview.dead(preview.now)
-        finding = f"{dead} of the groups are dead, at temperature {best:g} {preview.at(best)[1]}"
+        finding = f"{dead} of the groups are dead, against {preview.at(best)[1]} at temperature {best:g}"
         return Advice(finding, f"rollout.temperature {best:g}")
     if better and rate.value < 0.5:
         best = max(better, key=lambda t: preview.at(t)[0].value)
-        finding = (
-            f"{rate} are correct, at temperature {best:g} {preview.at(best)[0]}, with as many live groups"
-        )
+        finding = f"{rate} are correct, against {preview.at(best)[0]} at temperature {best:g}"
+        finding += ", with as many live groups"
         return Advice(finding, f"rollout.temperature {best:g}")
     return None
 
@@ -193,7 +192,7 @@ def _one_text(preview: Preview) -> Advice | None:
     copies = sum(g.dead and len({c.text for c in g.completions}) == 1 for g in groups)
     if copies <= MOST_DEAD * len(groups) or preview.pass_rate().value > 0.95:
         return None
-    finding = f"{copies} of {len(groups)} groups are one text, written again and again"
+    finding = f"in {copies} of {len(groups)} groups all completions are identical"
     colder = preview.stage.config.rollout.temperature < 1
     remedy = "rollout.temperature 1" if colder else "a larger rollout.temperature"
     return Advice(f"{finding} (entropy {sampled_entropy(groups):.2f} nats a token)", remedy)
@@ -209,18 +208,18 @@ def _size(preview: Preview) -> Advice | None:
     # Larger groups are dead less often; the smallest of them is the cheapest.
     enough = [n for n in SIZES if n > preview.now and preview.dead(n).value <= MOST_DEAD]
     if enough and preview.word != "no":
-        fewer = f"{finding}; of groups of {enough[0]} {preview.dead(enough[0])}"
+        fewer = f"{finding}, against {preview.dead(enough[0])} of groups of {enough[0]}"
         return Advice(fewer, f"rollout.group_size {enough[0]}")
     if rate > MOST_DEAD:
         return Advice(f"{finding} because all answers are correct", "harder problems")
     if rate > 0 or preview.word != "no":
         return Advice(
-            f"{finding}, and larger groups change little: problems are solved always or never",
-            "easier problems for what is never solved, and rollout.curriculum: frontier",
+            f"{finding}, and larger groups would change little: each problem is solved always or never",
+            "easier problems in place of those never solved, and rollout.curriculum: frontier",
         )
     return Advice(
-        f"{finding}: no answer was correct in {len(preview.lengths)} completions",
-        "a cold start (a stage with method: sft), easier problems, or rewards that read what it writes",
+        f"{finding}: none of {len(preview.lengths)} completions was correct",
+        "a cold start (a stage with method: sft), easier problems, or rewards that can read the answers",
         quoted(max((c.text for c in preview.measured.groups[0].completions), key=len)),
     )
 

@@ -114,15 +114,15 @@ def _extent(preview: Preview) -> Iterator[str]:
     yield said
     if measured.limit is not None:
         yield (
-            f"sampled to {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens, which is what "
-            f"about a minute allows at {preview.speed:,.0f} tokens/s"
+            f"sampled only {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens: about a "
+            f"minute allows no more at {preview.speed:,.0f} tokens/s"
         )
         return
     most = min(GROUPS, preview.problems)
     if measured.by_time and count < most:
         yield (
-            f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and few problems leave wide "
-            f"intervals: --groups {most} samples for {seconds_text(measured.seconds / count * most)}"
+            f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and so few problems give wide "
+            f"intervals: --groups {most} would take {seconds_text(measured.seconds / count * most)}"
         )
 
 
@@ -137,7 +137,7 @@ def _by_size(preview: Preview) -> Iterator[str]:
         completions = _for_a_live_group(preview, size)
         needed = "-" if completions is None else f"{completions:.0f}"
         here = " <- rollout.group_size" if size == preview.now else ""
-        beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
+        beyond = " (extrapolated by a fitted prior)" if size > drawn else ""
         yield f"{size:>10}   {preview.dead(size)!s:<18} {needed:>5}{here}{beyond}"
 
 
@@ -166,7 +166,7 @@ def _rewards(preview: Preview) -> Iterator[str]:
         other = "".join(f", {percent(n / len(values))} {status}" for status, n in statuses.most_common())
         seconds = preview.measured.reward_seconds.get(name)
         took = f", {1e3 * seconds:.3g} ms a completion" if seconds is not None else ""
-        mean = f"mean {known.mean():.3f}" if len(known) else "never given"
+        mean = f"mean {known.mean():.3f}" if len(known) else "no value"
         yield f"{name}: {mean}{other}{took}"
 
 
