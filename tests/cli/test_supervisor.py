@@ -107,7 +107,7 @@ def covey(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ("leaves", "ended from within, with exit code 0"),
+        ("leaves", "exited with code 0 before it returned a result"),
         ("crashes", "killed by SIGSEGV"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_final_model_that_is_gone_is_written_anew(tmp_path: Path) -> None:
 def test_a_final_model_that_is_gone_with_its_checkpoints_is_an_error(tmp_path: Path) -> None:
     start(tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoints")
-    for steps, says in ((4, "lacks .*final"), (6, "asks for 6 steps")):
+    for steps, says in ((4, "lacks .*final"), (6, "after 4 steps and the config now asks for 6")):
         shutil.rmtree(tmp_path / "run/final", ignore_errors=True)
         with pytest.raises(CheckpointError, match=f"{says}, but no checkpoint is left"):
             start(tmp_path / "run", train={"steps": steps})

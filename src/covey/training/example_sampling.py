@@ -75,11 +75,12 @@ def _why_none(config: Config) -> str:
     if config.method == "pairs":
         return (
             f"no group has completions whose rewards differ by more than {config.keep.margin:g} "
-            "(keep.margin). Sample more of each problem (rollout.group_size), hotter, or train more before"
+            "(keep.margin). Sample more completions per problem (rollout.group_size), raise "
+            "rollout.temperature, or train longer first"
         )
     return (
-        "none is correct and passes keep.least. Train more before this stage, sample more of each problem "
-        "(rollout.group_size), or ask for less"
+        "none is correct and passes keep.least. Train longer before this stage, sample more completions per "
+        "problem (rollout.group_size), or lower keep.least"
     )
 
 
