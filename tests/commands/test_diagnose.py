@@ -157,7 +157,7 @@ def test_what_the_answers_of_other_rows_would_earn_is_said(tmp_path: Path, rewar
 
 def test_only_reinforcement_is_diagnosed(tmp_path: Path) -> None:
     run = trained(tmp_path, method="sft", train={"steps": 1, "batch_size": 2}, rewards=[])
-    with pytest.raises(ConfigError, match="not of method sft"):
+    with pytest.raises(ConfigError, match="needs a run of method rl, and this one has sft"):
         plan_trials(run)
 
 

@@ -224,7 +224,7 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
         for own in known:
             own["outcome"]["correct"] = [own["samples"]] * 8
         rewrite_evaluations(evals.parent, known)
-    assert "all answers were correct from the beginning" in "\n".join(sweep_lines(found, {}))
+    assert "all answers were correct from the start" in "\n".join(sweep_lines(found, {}))
 
 
 def test_the_interval_of_seeds_and_problems() -> None:

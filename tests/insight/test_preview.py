@@ -103,7 +103,7 @@ def test_copies_ask_for_temperature() -> None:
     ]
     given = advice(of([*copies, scored([1, 0, 0, 1])], temperature=0.3))
     assert given[0].remedy == "rollout.temperature 1"
-    assert "4 of 5 groups are one text" in given[0].finding
+    assert "in 4 of 5 groups all completions are identical" in given[0].finding
 
 
 def test_another_temperature_is_recommended_where_it_is_clearly_better() -> None:
@@ -249,7 +249,7 @@ def test_of_a_pipeline_the_stage_that_samples() -> None:
         values={**FAST, "rewards": (varied,), "stages": [{"method": "sft"}, {"train": {"steps": 7}}]}
     )
     assert rl_stage(loaded).config.train.steps == 7
-    assert any("stage 2 begins with the model of stage 1" in note for note in loaded.notes)
+    assert any("stage 2 starts from the model of stage 1" in note for note in loaded.notes)
 
 
 def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
@@ -351,7 +351,7 @@ def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:
     assert found.length == 100, "they may go on to the limit"
     assert found.work.trained == found.work.completions, "no group is known to be dead"
     said = "\n".join(lines(found))
-    assert "sampled to 30 of 100 tokens" in said
+    assert "sampled only 30 of 100 tokens" in said
     assert "pass rate" not in said
     (one,) = advice(found)
     assert "--groups 4" in one.remedy
