@@ -147,7 +147,7 @@ def tell_end(code: int) -> None:
 def _refuse_ended(job: Store | None) -> None:
     if job is not None and job.check([ENDED]):
         error = CoveyError(
-            "torchrun restarted a run that had already ended. Nothing was changed; its error is above"
+            "torchrun restarted a run that had already ended. Nothing was changed; its end is described above"
         )
         error.code = int(job.get(ENDED))
         error.joint = True
