@@ -63,6 +63,8 @@ class Stopped(CoveyError):
     code = 75
 
 
+KILLED = "the system does this when memory runs out; otherwise somebody sent the signal"
+"""The cause of a signal from outside, for the message about the process that it ended."""
 STALLED = 7
 """Exit code of the watchdog, which ends a run that no longer makes progress."""
 
@@ -76,7 +78,7 @@ def as_error(error: BaseException) -> CoveyError:
         return disk_error(system)
     if is_panic(error):
         return CoveyError(
-            f"a library crashed on what it was given: {first_line(error)}. If that is the tokenizer of a "
+            f"a library crashed on its input: {first_line(error)}. If that is the tokenizer of a "
             "model's folder, look at the patterns in its tokenizer.json"
         )
     if out_of_memory(error):
@@ -114,7 +116,7 @@ def disk_error(error: OSError, what: str = "") -> OutOfRoom:
         errno.EROFS: "The file system is read-only; choose another --output",
         errno.EACCES: "Choose an --output that you may write to",
         errno.EMFILE: "Raise the limit on open files: ulimit -n 1024",
-    }.get(error.errno or 0, "See to the disk, then run the same command again")
+    }.get(error.errno or 0, "Check the disk, then run the same command again")
     return OutOfRoom(f"{place}: {error.strerror or error}. {remedy}")
 
 

@@ -107,7 +107,7 @@ def covey(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ("leaves", "ended from within, with exit code 0"),
+        ("leaves", "exited with code 0 before it returned a result"),
         ("crashes", "killed by SIGSEGV"),
     ],
 )
@@ -136,7 +136,7 @@ def test_no_command_is_ended_quietly_by_what_it_runs(leaving: str) -> None:
     process = command(f"print(flush=True); {leaving}")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 5
-    assert err.strip().splitlines()[-1].startswith("error: the process was ")
+    assert err.strip().splitlines()[-1].startswith("error: the process ")
 
 
 def test_a_reward_file_that_exits_is_named(project: Path, capsys) -> None:

@@ -144,7 +144,7 @@ def test_nonsense_is_refused_before_the_first_trial(
         ("mine", "no answer is correct yet, or answers do not belong to their prompts$"),
         (
             "belongs",
-            r"0\.\d+ for the answers of other rows, 1 for their own .*: answers belong to their prompts$",
+            r"0\.\d+ with the answers of other rows, 1 with their own .*: answers belong to their prompts$",
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_what_the_answers_of_other_rows_would_earn_is_said(tmp_path: Path, rewar
 
 def test_only_reinforcement_is_diagnosed(tmp_path: Path) -> None:
     run = trained(tmp_path, method="sft", train={"steps": 1, "batch_size": 2}, rewards=[])
-    with pytest.raises(ConfigError, match="not of method sft"):
+    with pytest.raises(ConfigError, match="needs a run of method rl, and this one has sft"):
         plan_trials(run)
 
 

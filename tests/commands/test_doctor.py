@@ -48,7 +48,7 @@ def test_a_number_of_threads_that_is_not_used_is_said(monkeypatch, value: str) -
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     found = doctor.threads()
     assert found.verdict == "WARN"
-    assert f"OMP_NUM_THREADS={value} is not a number from 1 to 1024, so it is not used" in found.found
+    assert f"OMP_NUM_THREADS={value} is not a number from 1 to 1024, so it is ignored" in found.found
     assert "unset OMP_NUM_THREADS" in found.next_step
 
 
@@ -72,7 +72,7 @@ def test_without_compiler_the_next_step_is_to_install_one(monkeypatch) -> None:
     assert "apt-get install gcc" in doctor.kernels().next_step
     monkeypatch.setattr(build, "compilers", lambda: ["cc", "clang"])
     assert doctor.kernels().found.startswith("no C compiler that works (cc, clang failed)")
-    assert "name another compiler, as CC=" in doctor.kernels().next_step
+    assert "choose another compiler, such as CC=" in doctor.kernels().next_step
 
 
 def test_with_a_gpu_kernels_are_for_runs_on_the_cpu(monkeypatch) -> None:

@@ -206,9 +206,9 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"Runs are below it: lr=0\.001,seed=0, lr=0\.002,seed=0$"):
         last_stage(tmp_path / "out")
     said = "\n".join(sweep_lines(found, {}))
-    assert "of one seed" in said
+    assert "with one seed the intervals leave out" in said
     assert "points [" in said
-    assert "none ended above where it began, 0.0% sampled: the least harm did train.lr 0.001" in said
+    assert "no setting improved on its start (0.0 % sampled); train.lr 0.001 lost the least" in said
     run = tmp_path / "out/lr=0.002,seed=0"
     *before, last = stream_rows(run / "evals.jsonl")
     last["outcome"]["correct"] = [1] * 8
@@ -224,7 +224,7 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
         for own in known:
             own["outcome"]["correct"] = [own["samples"]] * 8
         rewrite_evaluations(evals.parent, known)
-    assert "all answers were correct from the beginning" in "\n".join(sweep_lines(found, {}))
+    assert "all answers were correct from the start" in "\n".join(sweep_lines(found, {}))
 
 
 def test_the_interval_of_seeds_and_problems() -> None:

@@ -68,7 +68,7 @@ def test_never_correct_asks_for_a_cold_start() -> None:
     found = of([scored([0, 0, 0, 0], name=f"p{i}") for i in range(6)])
     assert found.promise == "no"
     (one,) = advice(found)
-    assert "no answer was correct in 24 completions" in one.finding
+    assert "none of 24 completions was correct" in one.finding
     assert "method: sft" in one.remedy
 
 
@@ -87,10 +87,10 @@ def test_truncation_asks_for_more_tokens_unless_it_is_a_loop() -> None:
     long = [lengthened(scored(rewards, f"q{i}"), "length", list(range(100))) for i in range(3)]
     (one,) = advice(of([*ended, *long]))
     assert one.remedy == "rollout.max_tokens 200"
-    assert "50% are truncated" in one.finding
+    assert "50 % are truncated" in one.finding
     looping = [lengthened(scored(rewards, f"q{i}"), "length", [1, 2, 3] * 33) for i in range(3)]
     (one,) = advice(of([*ended, *looping]))
-    assert "100% of these repeat themselves" in one.finding
+    assert "100 % of these repeat themselves" in one.finding
     assert "max_tokens" not in one.remedy
     (one,) = advice(of([fakes.group(rewards, [9] * 4, f"p{i}") for i in range(6)]))
     assert one.remedy == "rollout.max_tokens 32"
@@ -103,7 +103,7 @@ def test_copies_ask_for_temperature() -> None:
     ]
     given = advice(of([*copies, scored([1, 0, 0, 1])], temperature=0.3))
     assert given[0].remedy == "rollout.temperature 1"
-    assert "4 of 5 groups are one text" in given[0].finding
+    assert "in 4 of 5 groups all completions are identical" in given[0].finding
 
 
 def test_another_temperature_is_recommended_where_it_is_clearly_better() -> None:
@@ -249,7 +249,7 @@ def test_of_a_pipeline_the_stage_that_samples() -> None:
         values={**FAST, "rewards": (varied,), "stages": [{"method": "sft"}, {"train": {"steps": 7}}]}
     )
     assert rl_stage(loaded).config.train.steps == 7
-    assert any("stage 2 begins with the model of stage 1" in note for note in loaded.notes)
+    assert any("stage 2 starts from the model of stage 1" in note for note in loaded.notes)
 
 
 def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
@@ -263,7 +263,7 @@ def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
     measured = Measured(groups, 1.0, 2, ScoringStats())
     found = Preview(stage, measured, {}, 0, 0, 2)
     assert any(
-        "100% of the completions contain the correct answer, and 0% are correct" in str(a)
+        "100 % of the completions contain the correct answer, and 0 % are correct" in str(a)
         for a in advice(found)
     )
     unpaid = [replace(g, completions=plain.completions) for g in groups]
@@ -351,7 +351,7 @@ def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:
     assert found.length == 100, "they may go on to the limit"
     assert found.work.trained == found.work.completions, "no group is known to be dead"
     said = "\n".join(lines(found))
-    assert "sampled to 30 of 100 tokens" in said
+    assert "sampled only 30 of 100 tokens" in said
     assert "pass rate" not in said
     (one,) = advice(found)
     assert "--groups 4" in one.remedy
@@ -373,11 +373,11 @@ def test_more_tokens_are_advised_only_if_continued_completions_end_and_earn() ->
 
     assert with_longer("stop", 130, [1, 0, 1, 0]).remedy == "rollout.max_tokens 144"
     rambling = with_longer("length", 200, [0, 0, 0, 0])
-    assert "continued to 200 tokens 0 ended, 0 correctly, so more tokens would help few" in rambling.finding
-    assert rambling.remedy.startswith("rollout.max_tokens as it is: completions that end earn 0.5")
+    assert "continued to 200 tokens, none ended: more tokens would help little" in rambling.finding
+    assert rambling.remedy.startswith("keep rollout.max_tokens: completions that end earn 0.5")
     assert rambling.sample.startswith('"')
     worthless = with_longer("stop", 130, [0, 0, 0, 0])
-    assert "4 ended, 0 correctly, and earn little" in worthless.finding
+    assert "4 ended and none was correct: their rewards are low" in worthless.finding
 
 
 def test_a_temperature_with_more_correct_answers_is_recommended() -> None:

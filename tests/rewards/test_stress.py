@@ -340,7 +340,7 @@ def test_the_runs_own_functions_are_called_for_a_reward_that_looks_at_turns(tmp_
 
 def test_tools_that_are_not_played_are_named(tmp_path: Path, capsys) -> None:
     assert main(["stress", str(with_tools(tmp_path, "sees_nothing"))]) == 1
-    assert "not tested: rollout.tools: not called: look_up, dies" in capsys.readouterr().err
+    assert "not tested: rollout.tools: look_up, dies were not called" in capsys.readouterr().err
     assert main(["stress", str(tmp_path / "run.yaml"), "--rollout.tools", "null"]) == 1
     assert "not called" not in capsys.readouterr().err
 

@@ -115,9 +115,9 @@ def test_a_learning_rate_that_destroys_the_model_never_reaches_the_disk(tmp_path
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        (lambda completion: 1.0, "100% of the groups were all correct, 0% all incorrect"),
+        (lambda completion: 1.0, "All completions were correct in 100 % of the groups, incorrect in 0 %"),
         (lambda completion: 0.0, "of the completions are truncated at rollout.max_tokens"),
-        (lambda completion: None, "100% unscored. 100 % of the completions could not be scored"),
+        (lambda completion: None, "unscored in 100 %. 100 % of the completions could not be scored"),
     ],
     ids=["correct", "incorrect", "unscored"],
 )
@@ -131,7 +131,8 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
 @pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}], ids=str)
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path, algorithm: Any) -> None:
     with pytest.raises(
-        GuardStop, match=r"without changing a single weight.*100% .* all correct.*cannot tell answers apart"
+        GuardStop,
+        match=r"without changing a single weight.*correct in 100 % of the groups.*cannot tell answers apart",
     ):
         start(tmp_path / "run", rewards=(lambda completion: 1.0,), algorithm=algorithm)
     assert not (tmp_path / "run" / "final").exists()

@@ -343,4 +343,4 @@ def test_a_damaged_log_is_named(run: Path, tmp_path: Path) -> None:
 def test_an_attempt_is_told_in_a_sentence() -> None:
     attempt = Attempt(7, "worse", "it got worse", "train.lr: 0.1", 1.0, 4)
     said = "worse: it got worse. Went back to step 4 with train.lr: 0.1; "
-    assert str(attempt) == f"{said}whether that helped is known at the run's end"
+    assert str(attempt) == f"{said}the end of the run will show whether it helped"

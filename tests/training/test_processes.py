@@ -463,6 +463,6 @@ def test_torchrun_does_not_train_again_what_has_ended(
     run = subprocess.run([*torchrun, *again], env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
     said = run.stdout + run.stderr
     assert f"(exitcode: {code})" in said, said
-    assert said.count("torchrun has started the run again, which had ended") == 2
-    assert said.count("it stays as it is") == 2
+    assert said.count("torchrun restarted a run that had already ended") == 2
+    assert said.count("Nothing was changed") == 2
     assert said.count(words) == 1, "trained once"

@@ -12,6 +12,7 @@ import torch
 from covey.audit.advantages import groups_of, totals, weights_of
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Rollout, Sample
+from covey.system.text import percent
 
 FEWEST = 8
 """Completions or rows that a check needs before it speaks."""
@@ -225,8 +226,8 @@ def one_reward_drowns_the_others(record: AuditRecord) -> Trouble | None:
         return None
     loud = max(varied, key=lambda name: varied[name])
     others = ", ".join(name for name in varied if name != loud)
-    share = 100 * varied[loud] / sum(varied.values())
-    return Trouble(f"{loud} makes {share:.4g} % of the variance of the rewards: {others} counts for nothing")
+    share = percent(varied[loud] / sum(varied.values()), ".4g")
+    return Trouble(f"{loud} makes {share} of the variance of the rewards: {others} counts for nothing")
 
 
 def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
@@ -319,7 +320,7 @@ def groups_are_dead(record: AuditRecord) -> Trouble | None:
     logged = [update.metrics.get("frac_reward_zero_std") for update in record.updates]
     shares = [share for share in logged if share is not None]
     if not record.rollouts and len(shares) >= FEWEST and min(shares) > 0.9:
-        return Trouble(f"in every step {100 * min(shares):.0f} % of the groups or more have equal rewards")
+        return Trouble(f"in every step {percent(min(shares))} of the groups or more have equal rewards")
     groups = [(r.step, g, rewards) for r, g, _, rewards in _groups(record)]
     dead = [(step, g) for step, g, rewards in groups if len(set(rewards)) == 1]
     if len(groups) < FEWEST or len(dead) <= 0.9 * len(groups):

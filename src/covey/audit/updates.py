@@ -8,6 +8,7 @@ from covey.audit.check import Trouble
 from covey.audit.logprobs import after, before, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Update, Use
 from covey.audit.tokens import place
+from covey.system.text import percent
 
 FEWEST = 2
 """Updates that a check of all of them needs."""
@@ -107,9 +108,8 @@ def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
     if dtype not in ("bfloat16", "float16") or len(changed) < FEWEST or max(changed) >= 0.2:
         return None
     rate = max(u.learning_rate or 0 for u in record.updates)
-    said = (
-        f"an update at the learning rate {rate:g} changes {100 * max(changed):.2g} % of the {dtype} weights"
-    )
+    part = percent(max(changed), ".2g")
+    said = f"an update at the learning rate {rate:g} changes {part} of the {dtype} weights"
     return Trouble(f"{said}: the others are rounded back", record.updates[0].step)
 
 

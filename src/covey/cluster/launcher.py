@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from covey.cluster.connect import release
 from covey.cluster.ranks import PlacedRank, environment_of, place_ranks
-from covey.errors import PeersLost, record_exit, resume_command
+from covey.errors import KILLED, PeersLost, record_exit, resume_command
 from covey.system.parent import CRASHED, LAUNCHER, REPEAT_SECONDS, stop_signals, tell_run_folder
 from covey.system.processes import STORE
 from covey_verify.children import Child, how_ended
@@ -60,8 +60,7 @@ def launch(config: Config, as_json: bool = False) -> int:
     if not killed or job.stopping:
         return code
     error = CoveyError(
-        f"{end}: the system does that when memory runs out, or somebody did. Continue from the last "
-        f"checkpoint with: {resume_command(config.output)}"
+        f"{end}: {KILLED}. Continue from the last checkpoint with: {resume_command(config.output)}"
     )
     error.code = code
     if config.output.is_dir():

@@ -132,7 +132,7 @@ def plan_trials(
     loaded = load_recorded(stage, trust=trust)
     if loaded.config.method != "rl":
         raise ConfigError(
-            f"{stage}: `covey diagnose` tries changes of reinforcement, not of method {loaded.config.method}"
+            f"{stage}: `covey diagnose` needs a run of method rl, and this one has {loaded.config.method}"
         )
     findings = explain_run(run).findings
     trouble = _first_trouble(findings)
@@ -140,10 +140,8 @@ def plan_trials(
     # A trial needs steps to do: none is left after the last one.
     kept = sorted(step_of(path) for path in checkpoints(stage) if step_of(path) < last)
     if start not in (None, 0, *kept):
-        numbers = ", ".join(map(str, kept)) or "no"
-        raise ConfigError(
-            f"--start {start}: {stage} has checkpoints after {numbers} steps; 0 is its beginning"
-        )
+        known = f"checkpoints after {', '.join(map(str, kept))} steps" if kept else "no checkpoint"
+        raise ConfigError(f"--start {start}: {stage} has {known}; 0 is its beginning")
     before = [step for step in kept if trouble is not None and step <= trouble]
     begun = start if start is not None else max(before, default=0)
     reach = 0 if trouble is None else trouble + 1 - begun
@@ -246,7 +244,7 @@ def answers_of_others(plan: Plan) -> str:
         return ""
     change = gain(own, other, float(np.ptp([own, other])), share=False)
     belong = "answers belong" if change.high < 0 else "no answer is correct yet, or answers do not belong"
-    paid = f"{np.nanmean(other):.2g} for the answers of other rows, {np.nanmean(own):.2g} for their own"
+    paid = f"{np.nanmean(other):.2g} with the answers of other rows, {np.nanmean(own):.2g} with their own"
     return f"completions earn {paid} ({change}): {belong} to their prompts"
 
 

@@ -79,7 +79,7 @@ def device() -> Diagnosis:
     if Path("/proc/driver/nvidia").exists():
         step = "install the torch build for your driver's CUDA: pytorch.org/get-started"
         return Diagnosis(
-            "device", "WARN", "an NVIDIA GPU that this torch cannot use; runs take the CPU", step
+            "device", "WARN", "an NVIDIA GPU that this torch cannot use; runs will use the CPU", step
         )
     return Diagnosis("device", "OK", f"CPU: {processor_name()}")
 
@@ -119,8 +119,10 @@ def _kernels() -> Diagnosis:
         if (gain := library.trial.rounding_gain) > MUCH_FASTER:
             words += f". `precision: auto` rounds to bfloat16 (mixed): they take 1/{gain:.1f} of the time"
         if unequal := sorted({name for name in library.trial.differs.values() if name}):
-            words += f". Sampling and training differ in last bits: {unequal}; old log-probs are made anew"
-            return Diagnosis("kernels", "WARN", words, "name another compiler, as CC=clang")
+            words += (
+                f". Sampling and training differ in the last bits: {unequal}; old log-probs are recomputed"
+            )
+            return Diagnosis("kernels", "WARN", words, "choose another compiler, such as CC=clang")
         return Diagnosis("kernels", "OK", words)
     if os.environ.get(build.OFF):
         return Diagnosis("kernels", "WARN", f"{build.OFF} is set; {build.COST}", f"unset {build.OFF}")
@@ -139,7 +141,7 @@ def threads() -> Diagnosis:
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.strip() and asked_threads() is None:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
-        fault = f"OMP_NUM_THREADS={setting:.30} is not a number from 1 to {MOST_THREADS}, so it is not used"
+        fault = f"OMP_NUM_THREADS={setting:.30} is not a number from 1 to {MOST_THREADS}, so it is ignored"
         return Diagnosis("threads", "WARN", f"{words}; {fault}", step)
     if count > cpus:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
@@ -171,11 +173,13 @@ def disk() -> Diagnosis:
     """Check whether runs can be written here."""
     here = Path.cwd()
     if not os.access(here, os.W_OK):
-        return Diagnosis("disk", "FAIL", f"{here} cannot be written to", "give --output a folder of yours")
+        return Diagnosis(
+            "disk", "FAIL", f"{here} cannot be written to", "set --output to a folder that you may write to"
+        )
     free = shutil.disk_usage(here).free
     said = f"{free / 1e9:.1f} GB free in {here}"
     if free < LEAST_DISK:
-        return Diagnosis("disk", "WARN", said, "make room, or give --output a folder on another disk")
+        return Diagnosis("disk", "WARN", said, "free some space, or set --output to a folder on another disk")
     return Diagnosis("disk", "OK", said)
 
 
@@ -188,5 +192,5 @@ def sandbox() -> Diagnosis:
     except SandboxUnavailable as error:
         reason = str(error).splitlines()[0]
         step = "only rewards that run a model's code need one: docs/sandbox.md"
-        return Diagnosis("sandbox", "WARN", f"none holds: {reason[:200]}", step)
+        return Diagnosis("sandbox", "WARN", f"no sandbox works here: {reason[:200]}", step)
     return Diagnosis("sandbox", "OK", f"{chosen.sandbox.name}, probed")

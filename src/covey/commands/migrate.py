@@ -44,7 +44,7 @@ def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, MigrationR
     migrated = READERS[trainer](theirs)
     open_names = sorted({name for value in migrated.config.values() for name in UNSET.findall(str(value))})
     if open_names:
-        migrated.notes.append(f"{', '.join(open_names)}: from the script's environment; fill it in")
+        migrated.notes.append(f"{', '.join(open_names)}: set by the script's environment; fill in the value")
     try:
         load_config(values=nested(migrated.config), folder=file.parent, names_only=True)
     except ConfigError as error:

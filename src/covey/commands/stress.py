@@ -144,8 +144,8 @@ class _Plays:
         if not self.names or self.found:
             return []
         names = ", ".join(self.names)
-        why = "no reward that was attacked asks for `turns` or `environment`"
-        return [f"rollout.tools: not called: {names}: {why}, so none sees what they do"]
+        why = "no attacked reward asks for `turns` or `environment`"
+        return [f"rollout.tools: {names} were not called, because {why}"]
 
 
 def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays) -> list[Attack]:

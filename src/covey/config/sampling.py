@@ -38,14 +38,14 @@ class Servers(Section):
     )
     folder: Path | None = setting(
         None,
-        "Folder in which weights are written for the servers; by default `sync` in the run's folder.",
+        "Folder where weights are written for the servers; by default `sync` in the run's folder.",
         usual="on a file system that all servers see, in memory if there is room",
         resume="safe",
     )
     tolerance: NonNegative | None = setting(
         None,
-        "Largest mean difference of log-probs to the trainer's, nats, after a change of weights; by default "
-        "ten times a server's first one, 1e-5 to 1e-4 in float32, to 0.03 in bfloat16.",
+        "Largest mean difference, in nats, between a server's log-probs and the trainer's after a change of "
+        "weights; by default ten times the server's first one, 1e-5 to 1e-4 in float32, to 0.03 in bfloat16.",
         usual="1e-4 in float32, 0.01 to 0.05 in bfloat16",
         resume="safe",
     )
@@ -57,7 +57,7 @@ class Servers(Section):
     )
     patience: DurationOrZero = setting(
         60.0,
-        "Seconds to wait for a server when none is left, then the run ends.",
+        "Seconds to wait for a server when none is left, before the run ends.",
         usual="60 to 600",
         resume="safe",
     )
@@ -108,7 +108,7 @@ class ToolUse(Section):
     )
     max_calls: Few = setting(
         4,
-        "Number of turns that get an answer; the next turn is the last one.",
+        "Number of turns whose calls are run; the next turn is the last one.",
         usual="1 to 10",
         source="4 searches in Search-R1 (arXiv 2503.09516)",
         trl="max_tool_calling_iterations",
@@ -121,8 +121,8 @@ class ToolUse(Section):
     )
     seconds: Duration = setting(
         60.0,
-        "Seconds that the calls of a completion may take together, and for which a batch of completions, "
-        "each round of resampled groups too, may wait for tools; later calls are not run.",
+        "Time limit in seconds for all tool calls of a completion, and for the waits of a batch for tools "
+        "(each resampling round is one); calls beyond it are not run.",
         usual="30 to 600: the longest that a step may stand still",
     )
     result_tokens: Many = setting(
@@ -157,7 +157,7 @@ class Rollout(Section):
     )
     max_tokens: Many = setting(
         512,
-        "Longest completion, tokens, what tools say included; longer ones are truncated.",
+        "Longest completion in tokens, tool results included; longer ones are truncated.",
         usual="256 for short answers, 4,000 to 32,000 for long reasoning",
         source="1,024 in DeepSeekMath (arXiv 2402.03300), 20,480 in DAPO (2503.14476)",
         trl="max_completion_length",
@@ -172,7 +172,12 @@ class Rollout(Section):
         trl="temperature",
     )
     top_p: float = setting(
-        1.0, "Nucleus: keep this much probability.", gt=0, le=1, usual="1.0; 0.95 in few papers", trl="top_p"
+        1.0,
+        "Nucleus sampling: keep the likeliest tokens up to this probability.",
+        gt=0,
+        le=1,
+        usual="1.0; 0.95 in few papers",
+        trl="top_p",
     )
     top_k: ManyOrZero = setting(0, "Keep the k likeliest tokens; 0 keeps all.", usual="0", trl="top_k")
     stop: tuple[Annotated[str, MinLen(1)], ...] = setting((), "Strings that end a completion.")
@@ -197,7 +202,7 @@ class Rollout(Section):
     )
     retire_after: FewOrZero = setting(
         0,
-        "A problem that was solved (pass rate .9 or more) so many times in a row is not drawn again, unless "
+        "Stop drawing a problem once it was solved (pass rate .9 or more) this many times in a row, unless "
         "all are; 0: never.",
         usual="0; 1 in ScaleRL",
         read_by=SAMPLES,

@@ -54,8 +54,8 @@ class Data(Section):
     task: str | None = setting(None, "Built-in generated task: `last_digit`, `sums`, ...")
     train: Annotated[Path | RowsObject | None, or_object(Path | None)] = setting(
         None,
-        "File of training problems: JSONL, JSON, CSV or parquet; a data set of the hub, as "
-        "hub:openai/gsm8k?config=main; from Python rows, too.",
+        "File of training problems: JSONL, JSON, CSV or parquet; or a data set of the hub, as "
+        "hub:openai/gsm8k?config=main; in Python also rows.",
     )
     test: Annotated[Path | RowsObject | None, or_object(Path | None)] = setting(
         None, "The same for held-out problems."
@@ -69,9 +69,9 @@ class Data(Section):
     examples: Paths = setting(
         (),
         "Files of answers, pairs or judged answers, if problems come from elsewhere; in a pipeline also "
-        "earlier stages that wrote some, as 2-pairs. The last one counts in full.",
+        "earlier stages that wrote some, as 2-pairs. All of the last one is used.",
     )
-    replay: Share = setting(1.0, "Fraction of each earlier one of data.examples that is used again.")
+    replay: Share = setting(1.0, "Fraction of every file in data.examples but the last that is used again.")
     held_out: BelowOne = setting(
         0.1,
         "Fraction of the pairs kept for measuring where data.test has none (preferences, reward models).",
@@ -79,25 +79,25 @@ class Data(Section):
     )
     answer: str | None = setting(
         None,
-        "Column copied to `answer` for the rewards, where the file names it otherwise; "
-        "reward_model.ground_truth is a place inside one.",
+        "Column that rewards get as `answer`, if the file names it otherwise; a dotted name reaches inside a "
+        "column, as reward_model.ground_truth.",
     )
     columns: dict[str, str] = setting(
-        {}, "Further columns to copy: the name a reward asks for, the file's own name for it."
+        {}, "Further columns to copy, by the name that a reward asks for: the file's name of each."
     )
     template: str | None = setting(
-        None, "Text around each text prompt: {prompt} is its place, {column} that of a column."
+        None, "Text around each text prompt, which replaces {prompt}; a column replaces its {name}."
     )
     chat: bool = setting(False, "Send text prompts as a user's message through the chat template.")
     system: str | None = setting(None, "System message before every prompt; implies chat.")
     chat_template_kwargs: dict[str, object] = setting(
         {},
         "Variables for the chat template, as {enable_thinking: false}; a row's columns "
-        "`chat_template_kwargs`, `tools` and `documents` go there too and win.",
+        "`chat_template_kwargs`, `tools` and `documents` are passed too and take precedence.",
         trl="chat_template_kwargs",
     )
-    train_size: Many = setting(4096, "Problems a generated task offers for training.")
-    test_size: Many = setting(512, "Held-out problems, generated or from the file's head.")
+    train_size: Many = setting(4096, "Number of training problems of a generated task.")
+    test_size: Many = setting(512, "Number of held-out problems, generated or from the start of the file.")
     long_prompts: Literal["error", "drop"] = setting(
         "error", "Prompts that do not fit the context with max_tokens: refuse, or leave out."
     )
@@ -134,7 +134,7 @@ class Train(Section):
         trl="lr_scheduler_type",
     )
     weight_decay: NonNegative = setting(
-        0.0, "AdamW weight decay, of every weight, those of norms and biases too.", usual="0 to 0.1"
+        0.0, "AdamW weight decay, applied to all weights, norms and biases included.", usual="0 to 0.1"
     )
     betas: tuple[BelowOne, BelowOne] = setting((0.9, 0.99), "AdamW moment decay rates.")
     grad_clip: Positive = setting(
@@ -168,14 +168,14 @@ class Train(Section):
     )
     save_minutes: NonNegative = setting(
         10.0,
-        "Minutes after a checkpoint until a step is followed by the next; 0: by steps alone.",
+        "Save after the first step that ends this many minutes after the last checkpoint; 0: by steps alone.",
         usual="5 to 30",
         resume="safe",
         read_by=WITH_MODEL,
     )
     keep: int = setting(
         2,
-        "Newest checkpoints kept; that of the best evaluation always is.",
+        "Number of newest checkpoints to keep; that of the best evaluation is always kept.",
         ge=1,
         le=10**6,
         trl="save_total_limit",
@@ -184,7 +184,7 @@ class Train(Section):
     )
     final: Literal["last", "best"] = setting(
         "last",
-        "Weights that `final/` gets: those of the last step, or of the best evaluated one.",
+        "Weights in `final/`: those of the last step, or of the best evaluated one.",
         resume="safe",
         read_by=POLICIES,
     )
@@ -204,13 +204,13 @@ class Keep(Section):
     """The choice of completions that become examples (pairs, rejection_sampling, filter)."""
 
     margin: NonNegative = setting(
-        0.0, "Pairs: least difference of the two rewards, exclusive.", read_by=("pairs",)
+        0.0, "Pairs: the two rewards must differ by more than this.", read_by=("pairs",)
     )
     per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=SAMPLES_EXAMPLES)
     least: dict[str, float] = setting(
         {},
-        "Rejection sampling: the least value of a reward, by name, as {language_consistency: 0.9}; the "
-        "verdict above 0.5 is always asked for.",
+        "Rejection sampling: minimum of a reward, by name, as {language_consistency: 0.9}; the verdict must "
+        "always exceed 0.5.",
         read_by=("rejection_sampling",),
     )
     score: OpenShare = setting(0.5, "Filter: rows with a higher probability are kept.", read_by=("filter",))
@@ -241,12 +241,12 @@ class Guards(Section):
     )
     on_finding: Literal["report", "rollback"] = setting(
         "report",
-        "What a warning or a severe finding leads to. rollback: back to the last good checkpoint, and on "
-        "with the finding's config line.",
+        "Reaction to a warning or a severe finding: report it; or rollback: go back to the last good "
+        "checkpoint and continue with the suggested setting.",
     )
-    heal_tries: Few = setting(3, "Times that a run may go back because of findings.")
+    heal_tries: Few = setting(3, "Largest number of times that a run goes back because of findings.")
     entropy_floor: NonNegative = setting(
-        0.0, "Stop when the entropy of a step's sampling, nats a token, falls below."
+        0.0, "Stop when the entropy of a step's sampling, in nats per token, falls below this."
     )
     stall_minutes: DurationOrZero = setting(
         60.0, "End the process after this long without progress; 0: never.", read_by=WITH_MODEL
@@ -261,7 +261,7 @@ class Scoring(Section):
         0.2, "Stop if more than this fraction of the last 5 steps' completions could not be judged."
     )
     max_bad_references: Share = setting(
-        0.01, "Refuse data with a larger fraction of reference answers that no answer can equal."
+        0.01, "Refuse data with a larger fraction of reference answers that no completion can match."
     )
     noise: float = setting(
         0.0,
@@ -277,13 +277,13 @@ class Sandbox(Section):
     """The sandbox that model-written code runs in."""
 
     backend: Literal["auto", "bwrap", "landlock", "wasm", "remote"] = setting(
-        "auto", "auto: the strongest that withstands its own probe."
+        "auto", "auto: the strongest sandbox that passes its probe."
     )
     url: str | None = setting(None, "Address of a SandboxFusion service, for `remote`.")
     unsafe_local: bool = setting(False, "If no sandbox works, run model code with your own rights.")
     packages: Names = setting(
         ("numpy", "sympy"),
-        "What a model's programs may import beyond the standard library, with what that needs.",
+        "Packages that a model's programs may import besides the standard library, and their dependencies.",
     )
 
     @field_validator("url")
@@ -324,12 +324,12 @@ class Launch(Section):
     ray: str | None = setting(
         None,
         "Address of a Ray cluster, as 10.0.0.1:6379, that places samplers and users' reward functions; auto: "
-        "the one this machine belongs to, else one of its own.",
+        "the one that this machine belongs to, else a new one.",
         usual="none on one machine",
     )
     samplers: SizeOrZero = setting(
         0,
-        "Samplers that Ray places, each with a GPU where the cluster has any.",
+        "Number of samplers that Ray places, each with a GPU if the cluster has any.",
         usual="one for each GPU that does not train",
         resume="breaks exactness",
     )
@@ -351,7 +351,7 @@ class Config(Section):
 
     model: Annotated[str | ModelObject, or_object(str)] = setting(
         "tiny",
-        "Hub id, folder, or `tiny`: built on the spot; from Python a model, too.",
+        "Hub id, folder, or `tiny`, which is built on the spot; in Python also a model.",
         trl="model_name_or_path",
         resume="refused",
         read_by=ALL,
@@ -396,7 +396,7 @@ class Config(Section):
     rewards: tuple[object, ...] = setting(
         (),
         "Reward functions: names, module.py:function, {name: weight} or {name: settings}; `verdict: true` in "
-        "one marks what says if a completion is correct.",
+        "one marks the reward that decides whether a completion is correct.",
         trl="reward_funcs",
         read_by=tuple(m for m in WITH_MODEL if m != "reward_model"),
     )
@@ -406,8 +406,8 @@ class Config(Section):
     algorithm: str | dict[str, object] = setting(
         "dapo",
         "A preset, or a mapping over its axes. With train.updates_per_batch 1 and inner_epochs 1 every ratio "
-        "is 1: no setting of ratio or surrogate (clip_low, clip_high, dual_clip, cap, tau, ...) can act, and "
-        "presets that differ only so are the same.",
+        "is 1: no setting of ratio or surrogate (clip_low, clip_high, dual_clip, cap, tau, ...) has an "
+        "effect, and presets that differ only in these are the same.",
         read_by=RL,
     )
     train: Train = setting(Train(), read_by=TRAINS)
@@ -416,7 +416,7 @@ class Config(Section):
     guards: Guards = setting(Guards(), resume="safe", read_by=RL)
     tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = setting(
         None,
-        "Program that gets a copy of all numbers, offline. The run folder has them anyway.",
+        "Experiment tracker that gets a copy of all numbers, offline. The run folder always has them.",
         resume="safe",
     )
     lora: Lora | None = setting(None, "Train adapters instead of all weights.", resume="refused")

@@ -10,6 +10,7 @@ from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
 from covey.objective.diagnostics import sampled_entropy
 from covey.objective.texts import answers_inside
 from covey.runs.estimates import Estimate, gain
+from covey.system.text import percent
 
 MUCH_UNREAD = 0.2
 """Excess of completions that contain the correct answer over those that are correct, or contain another's."""
@@ -42,10 +43,11 @@ def advice(preview: Preview) -> list[Advice]:
 
 def _too_slow(preview: Preview) -> Advice:
     limit = preview.measured.limit
+    running = percent(float(preview.truncated.mean()))
     return Advice(
-        f"{preview.truncated.mean():.0%} of the completions had not ended at {limit} tokens, and a minute is "
-        "not enough for more at this speed",
-        "--groups 4, which samples them to their end however long it takes; a smaller model or "
+        f"{running} of the completions had not ended at {limit} tokens, and at this speed a minute is not "
+        "enough for more",
+        "--groups 4, which samples them to the end however long that takes; a smaller model or "
         "rollout.max_tokens; or a GPU",
         quoted(preview.measured.groups[0].completions[0].text),
     )
@@ -57,8 +59,10 @@ def _unscored(preview: Preview) -> Advice | None:
         return None
     components = [c for group in preview.measured.groups for c in group.components.values()]
     details = [score.detail for component in components for score in component.scores if score.detail]
-    last = f", the last with {details[-1]!r}" if details else ""
-    return Advice(f"{unscored:.0%} of the completions could not be scored{last}", "repair the rewards first")
+    last = f", the last because of {details[-1]!r}" if details else ""
+    return Advice(
+        f"{percent(unscored)} of the completions could not be scored{last}", "repair the rewards first"
+    )
 
 
 def _unread(preview: Preview) -> Advice | None:
@@ -70,9 +74,9 @@ def _unread(preview: Preview) -> Advice | None:
     if known < inside.get("text/reference_elsewhere", 0.0) + rate + MUCH_UNREAD:
         return None
     return Advice(
-        f"{known:.0%} of the completions contain the correct answer, and {rate:.0%} are correct",
-        "a verdict that reads it, as rewards: [{math_answer: {rule: last_number}}], or data.template "
-        "with the form that yours reads",
+        f"{percent(known)} of the completions contain the correct answer, and {percent(rate)} are correct",
+        "a verdict that reads it, such as rewards: [{math_answer: {rule: last_number}}], or a data.template "
+        "that asks for the form that yours reads",
     )
 
 
@@ -85,13 +89,14 @@ def _limit(preview: Preview) -> Advice | None:
     texts = [c for g in preview.measured.groups for c in g.completions if c.finish == "length"]
     looping = float(np.mean([_loops(c.tokens) for c in texts]))
     ended = preview.ended
-    finding = f"{share:.0%} are truncated at {limit} tokens"
-    if len(ended):
-        finding += f"; of those that ended, 90 % had at most {np.quantile(ended, 0.9):.0f}"
-    else:
-        finding += ", and none has ended by itself: perhaps the end token is never produced"
+    finding = f"{percent(share)} are truncated at {limit} tokens"
     if looping > MOST_DEAD:
-        finding += f"; {looping:.0%} of these repeat themselves, so more tokens would not help"
+        finding += f", and {percent(looping)} of these repeat themselves, so more tokens would not help"
+    if len(ended):
+        finding += f". 90 % of the others needed at most {np.quantile(ended, 0.9):.0f}"
+    else:
+        finding += ". None ended by itself: perhaps the end token is never produced"
+    if looping > MOST_DEAD:
         return Advice(finding, _instead(preview), quoted(texts[0].text))
     if preview.longer is None:
         return Advice(finding, f"rollout.max_tokens {2 * limit}", quoted(texts[0].text))
@@ -101,10 +106,9 @@ def _limit(preview: Preview) -> Advice | None:
 def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
     """Advise more tokens only if they let most of the truncated completions end, and earn something."""
     found = longer.outcome()
-    finding += (
-        f"; of {found['completions']} that were continued to {longer.limit} tokens {found['ended']} ended, "
-        f"{found['correct']} correctly"
-    )
+    correct = f"{found['correct'] or 'none'} {'were' if found['correct'] > 1 else 'was'} correct"
+    finding += f". Of {found['completions']} continued to {longer.limit} tokens, "
+    finding += f"{found['ended']} ended and {correct}" if found["ended"] else "none ended"
     ended = [c for c in longer.completions if c.finish == "stop"]
     in_time = preview.rewards[~preview.truncated]
     # They have to end, and then earn enough, compared with those that end in time.
@@ -113,8 +117,9 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
         return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
     example = min(longer.completions, key=lambda c: c.finish == "stop")
-    few = "and earn little" if 2 * len(ended) >= found["completions"] else "so more tokens would help few"
-    return Advice(f"{finding}, {few}", _instead(preview), quoted(example.text))
+    most_ended = 2 * len(ended) >= found["completions"]
+    why = "their rewards are low" if most_ended else "more tokens would help little"
+    return Advice(f"{finding}: {why}", _instead(preview), quoted(example.text))
 
 
 def _instead(preview: Preview) -> str:
@@ -124,8 +129,8 @@ def _instead(preview: Preview) -> str:
     late = preview.rewards[scored & preview.truncated]
     if len(in_time) and len(late) and in_time.mean() > late.mean() + preview.rewards[scored].std() / 4:
         return (
-            f"rollout.max_tokens as it is: completions that end earn {in_time.mean():.2g} and truncated "
-            f"ones {late.mean():.2g}, so training makes them end"
+            f"keep rollout.max_tokens: completions that end earn {in_time.mean():.2g} and truncated ones "
+            f"{late.mean():.2g}, so training will teach the model to end"
         )
     wording = preview.wording
     chat = wording is not None and (wording.chat or not wording.template)
@@ -143,7 +148,7 @@ def _roomy(preview: Preview) -> Advice | None:
     if 4 * longest >= limit:
         return None
     return Advice(
-        f"99 % end within {longest:.0f} tokens, the limit is {limit} and memory is kept for it",
+        f"99 % end within {longest:.0f} tokens, but memory is reserved for the limit of {limit}",
         f"rollout.max_tokens {_round_up(2 * longest)}",
     )
 
@@ -171,13 +176,12 @@ def _temperature(preview: Preview) -> Advice | None:
     if livelier:
         best = min(livelier, key=lambda t: preview.at(t)[1].value)
         dead = preview.dead(preview.group_size)
-        finding = f"{dead} of the groups are dead, at temperature {best:g} {preview.at(best)[1]}"
+        finding = f"{dead} of the groups are dead, against {preview.at(best)[1]} at temperature {best:g}"
         return Advice(finding, f"rollout.temperature {best:g}")
     if better and rate.value < 0.5:
         best = max(better, key=lambda t: preview.at(t)[0].value)
-        finding = (
-            f"{rate} are correct, at temperature {best:g} {preview.at(best)[0]}, with as many live groups"
-        )
+        finding = f"{rate} are correct, against {preview.at(best)[0]} at temperature {best:g}"
+        finding += ", with as many live groups"
         return Advice(finding, f"rollout.temperature {best:g}")
     return None
 
@@ -188,7 +192,7 @@ def _one_text(preview: Preview) -> Advice | None:
     copies = sum(g.dead and len({c.text for c in g.completions}) == 1 for g in groups)
     if copies <= MOST_DEAD * len(groups) or preview.pass_rate().value > 0.95:
         return None
-    finding = f"{copies} of {len(groups)} groups are one text, written again and again"
+    finding = f"in {copies} of {len(groups)} groups all completions are identical"
     colder = preview.stage.config.rollout.temperature < 1
     remedy = "rollout.temperature 1" if colder else "a larger rollout.temperature"
     return Advice(f"{finding} (entropy {sampled_entropy(groups):.2f} nats a token)", remedy)
@@ -204,18 +208,18 @@ def _size(preview: Preview) -> Advice | None:
     # Larger groups are dead less often; the smallest of them is the cheapest.
     enough = [n for n in SIZES if n > preview.group_size and preview.dead(n).value <= MOST_DEAD]
     if enough and preview.promise != "no":
-        fewer = f"{finding}; of groups of {enough[0]} {preview.dead(enough[0])}"
+        fewer = f"{finding}, against {preview.dead(enough[0])} of groups of {enough[0]}"
         return Advice(fewer, f"rollout.group_size {enough[0]}")
     if rate > MOST_DEAD:
         return Advice(f"{finding} because all answers are correct", "harder problems")
     if rate > 0 or preview.promise != "no":
         return Advice(
-            f"{finding}, and larger groups change little: problems are solved always or never",
-            "easier problems for what is never solved, and rollout.curriculum: frontier",
+            f"{finding}, and larger groups would change little: each problem is solved always or never",
+            "easier problems in place of those never solved, and rollout.curriculum: frontier",
         )
     return Advice(
-        f"{finding}: no answer was correct in {len(preview.lengths)} completions",
-        "a cold start (a stage with method: sft), easier problems, or rewards that read what it writes",
+        f"{finding}: none of {len(preview.lengths)} completions was correct",
+        "a cold start (a stage with method: sft), easier problems, or rewards that can read the answers",
         quoted(max((c.text for c in preview.measured.groups[0].completions), key=len)),
     )
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.rewards.reading import Reader
+from covey.system.text import percent
 from covey.types import Completion, Group
 from covey_verify.calls.turn import read_turn
 from covey_verify.extract import EXTRACTORS, FENCE, FORMS, Thoughts, code_block
@@ -212,9 +213,9 @@ def _special(completions: Sequence[Completion], wording: PromptForm) -> Advice |
     name, count = written.most_common(1)[0] if written else ("", 0)
     if count <= SOME * len(completions):
         return None
-    finding = f"{count} of {len(cut)} truncated completions have written {name}, which does not end them"
+    finding = f"{count} of {len(cut)} truncated completions contain {name}, which does not end them"
     example = next(c.text for c in cut if name in c.text)
-    return Advice(finding, f"rollout.stop: [{name!r}], or a tokenizer whose eos_token it is", quoted(example))
+    return Advice(finding, f"rollout.stop: [{name!r}], or a tokenizer with it as eos_token", quoted(example))
 
 
 def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
@@ -232,7 +233,9 @@ def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     label, count = begun.most_common(1)[0] if begun else ("", 0)
     if count <= SOME * len(pairs):
         return None
-    finding = f"{count} of {len(pairs)} completions continue with another {label!r}, as the prompt has it"
+    finding = (
+        f"{count} of {len(pairs)} completions continue with another {label!r}, like the one in the prompt"
+    )
     return Advice(finding, f'rollout.stop: ["\\n{label}"]', quoted(examples[label]))
 
 
@@ -245,15 +248,14 @@ def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) 
     ends = f"{len(cut)} of {len(completions)} completions do not end"
     sample = quoted((cut or completions)[0].text)
     if wording.template and wording.from_file and (endless or rate < SOME):
-        finding = (
-            f"the model has a chat template, and the prompts do not use it: {ends}, {rate:.0%} are correct"
-        )
+        finding = "the model has a chat template, but the prompts do not use it"
+        finding += f": {ends}, {percent(rate)} are correct"
         return Advice(finding, "data.chat: true", sample)
     if not wording.template and endless:
         return Advice(
             f"{ends}, and the model has no chat template: it continues a text, as base models do",
-            "rollout.stop with what follows an answer, a data.template that shows one and its end, or a cold "
-            "start (a stage with method: sft)",
+            "rollout.stop with the text that follows an answer, a data.template that shows an answer and its "
+            "end, or a cold start (a stage with method: sft)",
             sample,
         )
     return None

@@ -20,7 +20,7 @@ from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of, stages_in
 from covey.system.plot import table
-from covey.system.text import duration
+from covey.system.text import duration, percent
 
 RECORD_NAME = "sweep.json"
 CHART_NAME = "sweep.svg"
@@ -149,19 +149,19 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     """Yield a sweep as a table for people, and its conclusions."""
     rows = cell_rows(sweep)
     if rows:
-        head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, less the first", "a run"]
+        head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, minus the first", "a run"]
         yield from table([head, *map(_cells, rows)])
     else:
-        yield "no run has ended with held-out problems: nothing to compare"
+        yield "no run with held-out problems has ended yet: nothing to compare"
     if len(rows) > 1:
         yield _best(sweep, rows, failed)
     if changed := changed_between(rows):
         yield (
-            f"{', '.join(changed)} changed between these runs, so they are not alike: remove the folders of "
-            "those made before and give the same command again"
+            f"{', '.join(changed)} changed between these runs, so they cannot be compared: remove the "
+            "folders of the earlier ones and repeat the command"
         )
     if any(len(row.ended) == 1 for row in rows):
-        yield "of one seed: another may differ by more than these intervals say (--seeds 3)"
+        yield "with one seed the intervals leave out the variation over seeds: use --seeds 3"
     for folder, why in failed.items():
         yield f"failed: {folder.name}: {why.partition('. ')[0]}"
 
@@ -185,16 +185,16 @@ def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> 
     name += " (of the settings without a failed run)" if 0 < len(whole) < len(rows) else ""
     began = float(np.mean([run.began for run in best.ended.values()]))
     if began == best.found["sampled"].value == 1:
-        return "all answers were correct from the beginning: harder problems would tell the cells apart"
+        return "all answers were correct from the start: only harder problems can distinguish the cells"
     if best.found["sampled"].value <= began:
-        return f"none ended above where it began, {began:.1%} sampled: the least harm did {name}"
+        return f"no setting improved on its start ({percent(began, '.1f')} sampled); {name} lost the least"
     if best is rows[0]:
         return f"none is better than the first, {name}"
     close = [row for row in rows if row is not best and not _surely_better(best, row, rows)]
     if not close:
         return f"best: {name}"
-    first = "" if rows[0] in close else ", though it is better than the first"
-    return f"highest: {name}; that it is better than {len(close)} of the other cells may be chance{first}"
+    first = "" if rows[0] in close else "; that over the first is not"
+    return f"highest: {name}. Its lead over {len(close)} of the other cells may be chance{first}"
 
 
 def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bool:

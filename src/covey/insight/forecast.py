@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from covey.config.schema import Config
 from covey.objective.algorithms import Algorithm
 from covey.rollouts.segments import Continuations, expected_continuations
-from covey.system.text import duration
+from covey.system.text import duration, percent
 
 NONE = Continuations()
 
@@ -96,7 +96,9 @@ class Forecast:
             f"a step takes about {self.step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s "
             "updating"
         )
-        apart = f", {self.continued / self.tokens:.0%} of them in continuations" if self.continued else ""
+        apart = (
+            f", {percent(self.continued / self.tokens)} of them in continuations" if self.continued else ""
+        )
         evals = f" and {self.evaluations} evaluations of {seconds_text(self.evaluation)}"
         before = f"{seconds_text(self.prepass)} measuring every problem, " if self.prepass else ""
         yield (

@@ -18,6 +18,7 @@ from covey.objective.diagnostics import sampled_entropy
 from covey.objective.texts import text_metrics
 from covey.rewards.scorer import ScoringStats
 from covey.runs.estimates import Estimate, wilson
+from covey.system.text import percent
 from covey.types import Completion, Group
 
 MOST_DEAD = 0.5
@@ -230,7 +231,7 @@ class Preview:
         """Return pass rate, fraction of dead groups and other facts in words at another temperature."""
         groups = self.others[temperature]
         ended = np.mean([c.finish == "stop" for g in groups for c in g.completions])
-        rest = f"{1 - ended:.0%} truncated, entropy {sampled_entropy(groups):.2f}"
+        rest = f"{percent(1 - float(ended))} truncated, entropy {sampled_entropy(groups):.2f}"
         return pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.group_size), rest
 
 

@@ -16,6 +16,7 @@ from covey.insight.verdict import ends
 from covey.objective.diagnostics import sampled_entropy, score_metrics
 from covey.objective.texts import answers_inside
 from covey.runs.rollouts import or_null
+from covey.system.text import percent
 
 SIZES_TOLD = (2, 4, 8, 16, 32, 64)
 BAR = 40
@@ -73,9 +74,9 @@ def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator
     yield from _extent(preview)
     size = preview.group_size
     if preview.unfinished:
-        yield "can it learn? unknown: a completion that has not ended has no reward that means anything"
+        yield "can it learn? unknown: the reward of a completion that has not ended means nothing"
     else:
-        yield f"can it learn? {preview.promise}: {preview.dead(size)} of the groups of {size} would be dead"
+        yield f"can it learn? {preview.promise}: with groups of {size}, {preview.dead(size)} would be dead"
         yield ""
         groups = preview.measured.groups
         yield f"pass rate {preview.pass_rate()}, by problem:"
@@ -113,15 +114,15 @@ def _extent(preview: Preview) -> Iterator[str]:
     yield said
     if measured.limit is not None:
         yield (
-            f"sampled to {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens, which is what "
-            f"about a minute allows at {preview.speed:,.0f} tokens/s"
+            f"sampled only {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens: about a "
+            f"minute allows no more at {preview.speed:,.0f} tokens/s"
         )
         return
     most = min(GROUPS, preview.problems)
     if measured.by_time and count < most:
         yield (
-            f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and few problems leave wide "
-            f"intervals: --groups {most} samples for {seconds_text(measured.seconds / count * most)}"
+            f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and so few problems give wide "
+            f"intervals: --groups {most} would take {seconds_text(measured.seconds / count * most)}"
         )
 
 
@@ -136,7 +137,7 @@ def _by_size(preview: Preview) -> Iterator[str]:
         completions = _for_a_live_group(preview, size)
         needed = "-" if completions is None else f"{completions:.0f}"
         here = " <- rollout.group_size" if size == preview.group_size else ""
-        beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
+        beyond = " (extrapolated by a fitted prior)" if size > drawn else ""
         yield f"{size:>10}   {preview.dead(size)!s:<18} {needed:>5}{here}{beyond}"
 
 
@@ -144,12 +145,12 @@ def _texts(preview: Preview) -> Iterator[str]:
     groups = preview.measured.groups
     ended = ", ".join(f"{k} {v:.0f}" for k, v in _quantiles(preview).items())
     yield (
-        f"{preview.truncated.mean():.0%} truncated; tokens of those that ended: {ended or 'none did'}; "
-        f"{preview.copies:.0%} copies; entropy {sampled_entropy(groups):.2f} nats a token; "
+        f"{percent(preview.truncated.mean())} truncated; tokens of those that ended: {ended or 'none did'}; "
+        f"{percent(preview.copies)} copies; entropy {sampled_entropy(groups):.2f} nats a token; "
         f"{preview.speed:,.0f} tokens/s"
     )
     if inside := answers_inside(groups):
-        stands = [f"{inside[f'text/reference{where}']:.0%}" for where in ("", "_elsewhere")]
+        stands = [percent(inside[f"text/reference{where}"]) for where in ("", "_elsewhere")]
         yield f"{stands[0]} of the completions contain the reference answer, {stands[1]} another problem's"
     yield from _rewards(preview)
 
@@ -162,10 +163,10 @@ def _rewards(preview: Preview) -> Iterator[str]:
         values = np.concatenate([part.values for part in parts])
         known = values[~np.isnan(values)]
         statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
-        other = "".join(f", {n / len(values):.0%} {status}" for status, n in statuses.most_common())
+        other = "".join(f", {percent(n / len(values))} {status}" for status, n in statuses.most_common())
         seconds = preview.measured.reward_seconds.get(name)
         took = f", {1e3 * seconds:.3g} ms a completion" if seconds is not None else ""
-        mean = f"mean {known.mean():.3f}" if len(known) else "never given"
+        mean = f"mean {known.mean():.3f}" if len(known) else "no value"
         yield f"{name}: {mean}{other}{took}"
 
 

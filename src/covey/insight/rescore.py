@@ -18,7 +18,7 @@ from covey.rng import key, permutation
 from covey.runs.examples import same_prompt
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.system.text import Say, finite
+from covey.system.text import Say, finite, percent
 from covey.tasks.source import load_problems
 from covey.types import Completion, Credit, Group, Problem
 from covey_verify.errors import DataError
@@ -189,7 +189,7 @@ def lines(run: Path, found: Sequence[RescoredGroup]) -> list[str]:
     flips = sum(g.flips for g in found)
     text = [f"{len(found)} groups: {counts}"]
     text.append(f"{flips} of {len(old)} completions change sign; mean reward {_mean(old)} -> {_mean(new)}")
-    text += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
+    text += [f"{name}: {percent(part)} {status}" for (name, status), part in _statuses(found).items()]
     return [*text, "", *_moved(run, found)]
 
 

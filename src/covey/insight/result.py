@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from covey.system.integrity import read_sealed
 from covey.system.notebook import result_html
 from covey.system.opening import count_lines
 from covey.system.plot import table
+from covey.system.text import percent
 from covey.tasks.source import EXAMPLES
 from covey_verify.types import Messages
 
@@ -32,12 +33,12 @@ ACCURACY = re.compile("held_out/.+/accuracy")
 SMOOTHING = 10
 """Number of steps that one point of the training curve averages."""
 STAGE_HEAD = ("stage", "steps", "greedy", "sampled", "gain of the stage", "tokens", "besides")
-MEASURES: Mapping[str, str] = {
-    "held_out/preference/accuracy": "held-out pairs ranked {:.0%}",
-    "held_out/reward_model/accuracy": "held-out ranked {:.0%}",
-    "text/reflection": "reflection {:.2f}",
+MEASURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "held_out/preference/accuracy": ("held-out pairs ranked", percent),
+    "held_out/reward_model/accuracy": ("held-out ranked", percent),
+    "text/reflection": ("reflection", "{:.2f}".format),
 }
-"""Metrics of the last step that accuracy does not show, with their texts."""
+"""Metrics of the last step that accuracy does not show: their words, and how their value is written."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,9 @@ def _remarks(folder: Path, last: Mapping[str, Any]) -> Iterator[str]:
     """Yield what accuracy does not show of a stage, from the metrics of its ``last`` step."""
     if (folder / EXAMPLES).is_file():
         yield f"{count_lines(folder, EXAMPLES)} examples"
-    for name, text in MEASURES.items():
+    for name, (words, written) in MEASURES.items():
         if last.get(name):
-            yield text.format(last[name])
+            yield f"{words} {written(last[name])}"
     for name, value in last.items():
         # The mean of each reward function; the mean of their sum is reward/mean.
         if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2:

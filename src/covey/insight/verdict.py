@@ -12,7 +12,7 @@ import numpy as np
 
 from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
 from covey.runs.reader import verdict_record
-from covey.system.text import duration
+from covey.system.text import duration, percent
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
@@ -110,8 +110,8 @@ def course(before: Evaluation, after: Evaluation) -> str:
     old = before.summary()
     new = after.summary()
     said = (
-        f"{100 * old['greedy'].value:.0f} % -> {new['greedy']} greedy, "
-        f"{100 * old['pass@1'].value:.0f} % -> {new['pass@1']} sampled"
+        f"{percent(old['greedy'].value)} -> {new['greedy']} greedy, "
+        f"{percent(old['pass@1'].value)} -> {new['pass@1']} sampled"
     )
     changed = np.isnan(before.reward).all()
     if changed or all(np.array_equal(e.reward, e.pass_rate) for e in (before, after)):

@@ -25,6 +25,7 @@ from covey.runs.reader import retry_with_newest
 from covey.sampling.base import Sampler
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
+from covey.system.text import percent
 from covey.training.rl import prepare, updates
 from covey.training.setup import scratch_run
 from covey_verify.errors import ConfigError
@@ -161,7 +162,7 @@ def _directions(learner: Learner[Policy], objective: PolicyObjective, batch: Bat
     yield Claim(
         "the loss pulls each token to the side of its advantage",
         wrong <= AGAINST,
-        f"{wrong:.0%} of the tokens are pulled to the other side",
+        f"{percent(wrong)} of the tokens are pulled to the other side",
     )
     moved = small_step(learner, objective, batch)
     if moved is not None:

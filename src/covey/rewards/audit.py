@@ -16,6 +16,7 @@ import numpy as np
 
 from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
+from covey.system.text import percent
 from covey.types import Group, Problem, Transcript
 from covey_verify.contract import FULL, PROVIDED, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
@@ -75,8 +76,8 @@ def check_references(
         first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:SHOWN])
         raise DataError(
             f"{len(bad)} of {len(problems)} rows have a reference answer that no completion can match "
-            f"(scoring.max_bad_references allows {most:.0%}):{first}\nRepair these answers, or choose the "
-            "rule and the reward that fit them"
+            f"(scoring.max_bad_references allows {percent(most, 'g')}):{first}\nRepair these answers, or "
+            "choose the rule and the reward that fit them"
         )
     return [p for p in problems if p.id not in bad], bad
 

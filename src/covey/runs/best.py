@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
+from covey.system.text import percent
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Best:
     def __str__(self) -> str:
         before, now = on_shared_problems(self.evaluation, self.newest)
         return (
-            f"step {self.step}, {100 * before.pass_rate.mean():.0f} % sampled "
-            f"({100 * now.pass_rate.mean():.0f} % now)"
+            f"step {self.step}, {percent(before.pass_rate.mean())} sampled "
+            f"({percent(now.pass_rate.mean())} now)"
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from covey.errors import CheckpointError
 from covey.system.notebook import result_html
+from covey.system.text import percent
 
 Z95 = 1.959964
 """The 97.5 % quantile of the normal distribution: standard errors on each side of a 95 % interval."""
@@ -33,10 +34,9 @@ class Estimate:
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "-"
-        value, low, high = (100 * v if self.share else v for v in (self.value, self.low, self.high))
         if self.share:
-            return f"{value:.0f} % [{low:.0f}, {high:.0f}]"
-        return f"{value:.3g} [{low:.3g}, {high:.3g}]"
+            return f"{percent(self.value)} [{100 * self.low:.0f}, {100 * self.high:.0f}]"
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 @dataclass(frozen=True)

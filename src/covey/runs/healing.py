@@ -51,7 +51,7 @@ class Attempt:
         where = f"step {self.back_to}" if self.back_to else "the first model"
         if self.takes_back:
             return f"{self.sentence}. Went back to {where} without it"
-        outcome = self.outcome or "whether that helped is known at the run's end"
+        outcome = self.outcome or "the end of the run will show whether it helped"
         return f"{self.finding}: {self.sentence}. Went back to {where} with {self.line}; {outcome}"
 
 

@@ -98,7 +98,9 @@ def joined(minutes: float, device: str) -> Iterator[None]:
     import torch.distributed as dist
 
     if ":" in device:
-        raise ConfigError(f"device: {device}: of several processes each takes a GPU; name none")
+        raise ConfigError(
+            f"device: {device}: with several processes each gets its own GPU; leave the number out"
+        )
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -130,8 +132,8 @@ def peers_lost(error: Exception) -> Exception:
     if not started_together() or not isinstance(error, RuntimeError) or not _of_peers(error):
         return error
     return PeersLost(
-        "another process of this run has ended or does not answer, so this one ends too; what it said is "
-        f"above, if it could ({str(error).strip().splitlines()[0][:200]})"
+        "another process of this run has ended or does not answer, so this one exits too; its error is "
+        f"above, if it could print one ({str(error).strip().splitlines()[0][:200]})"
     )
 
 
@@ -145,7 +147,7 @@ def tell_end(code: int) -> None:
 def _refuse_ended(job: Store | None) -> None:
     if job is not None and job.check([ENDED]):
         error = CoveyError(
-            "torchrun has started the run again, which had ended: it stays as it is, see above"
+            "torchrun restarted a run that had already ended. Nothing was changed; its end is described above"
         )
         error.code = int(job.get(ENDED))
         error.joint = True

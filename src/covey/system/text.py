@@ -1,4 +1,4 @@
-"""Text for people and JSON: without control characters, with finite numbers, durations."""
+"""Text for people and JSON: without control characters, with finite numbers, percentages, durations."""
 
 from __future__ import annotations
 
@@ -51,6 +51,17 @@ def as_line(value: object) -> str:
     text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
     # json.dumps gives the \uXXXX form in quotes; the quotes are removed.
     return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
+
+
+def percent(fraction: float, form: str = ".0f") -> str:
+    """Return a fraction as a percentage, for people.
+
+    ``form`` has further digits: `g` for a setting, which is printed as it was written.
+
+    >>> percent(0.05), percent(0.975, "g")
+    ('5 %', '97.5 %')
+    """
+    return f"{format(100 * fraction, form)} %"
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from covey.config.methods import METHODS, Kind
 from covey.config.schema import Data
+from covey.system.text import percent
 from covey.tasks.sampled import REMEDY, SAMPLED
 from covey.types import AnswerTokens, Problem
 from covey_verify.errors import DataError
@@ -156,7 +157,7 @@ def examples_of(problems: Sequence[Problem], method: str, data: Data, most: floa
     if len(ties) > most * len(examples):
         raise DataError(
             f"{ties[0].problem.id}: chosen and rejected are the same, as in {len(ties)} of {len(examples)} "
-            f"pairs. Remove these rows (scoring.max_bad_references allows {most:.0%})"
+            f"pairs. Remove these rows (scoring.max_bad_references allows {percent(most, 'g')})"
         )
     remaining = [e for e in examples if not _prefers_nothing(e)]
     if examples and not remaining:

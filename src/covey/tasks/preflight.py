@@ -11,6 +11,7 @@ from covey.config.unread import reads
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
 from covey.system.console import RunConsole
+from covey.system.text import percent
 from covey.tasks.source import Source, prompt_key
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
@@ -96,7 +97,7 @@ def _tell_of_rewards(
             "yellow",
         )
     if rewards.noise and config.method == "rl":
-        console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
+        console.say(f"{percent(rewards.noise, 'g')} of the labels are flipped (scoring.noise)", "yellow")
 
 
 def _always_open(rewards: Rewards) -> list[str]:

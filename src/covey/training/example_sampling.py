@@ -22,6 +22,7 @@ from covey.runs.examples import (
     preference_pairs,
     sampled_groups,
 )
+from covey.system.text import percent
 from covey.tasks.source import EXAMPLES
 from covey.training.metrics import as_text
 from covey.training.run import Run
@@ -52,7 +53,7 @@ def sample_completions(run: Run) -> None:
             journal.log(step, metrics)
             facts = {
                 "reward": as_text(metrics["reward/mean"], ".3f"),
-                "correct": f"{100 * metrics['accuracy']:.0f} %",
+                "correct": percent(metrics["accuracy"]),
             }
             journal.console.step(step + 1, metrics["reward/mean"], facts)
             if run.end_step(metrics):
@@ -80,11 +81,12 @@ def _why_none(config: Config) -> str:
     if config.method == "pairs":
         return (
             f"no group has completions whose rewards differ by more than {config.keep.margin:g} "
-            "(keep.margin). Sample more of each problem (rollout.group_size), hotter, or train more before"
+            "(keep.margin). Sample more completions per problem (rollout.group_size), raise "
+            "rollout.temperature, or train longer first"
         )
     return (
-        "none is correct and passes keep.least. Train more before this stage, sample more of each problem "
-        "(rollout.group_size), or ask for less"
+        "none is correct and passes keep.least. Train longer before this stage, sample more completions per "
+        "problem (rollout.group_size), or lower keep.least"
     )
 
 

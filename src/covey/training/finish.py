@@ -35,7 +35,7 @@ from covey.system.integrity import digest_of, sealed
 from covey.system.processes import (
     on_rank_zero,
 )
-from covey.system.text import duration
+from covey.system.text import duration, percent
 from covey.tasks.source import EXAMPLES
 from covey.training.example_sampling import write_examples
 from covey.training.healing import tell_outcomes
@@ -140,9 +140,10 @@ def _verdict(
     train = run.loaded.config.train
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds)
     sentence = verdict.sentence
-    if again is not None:
-        rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
-        sentence += f"; stopped at {train.stop_at:.0%} sampled, {rate}"
+    if again is not None and train.stop_at is not None:
+        rate = again.summary()["pass@1"]
+        bar = percent(train.stop_at, "g")
+        sentence += f"; stopped at {bar} sampled; on {len(again.greedy)} other problems {rate}"
     best = run.journal.folder.best()
     if best is not None:
         sentence += better_step_clause(best, run.state.step, train.final == "best")

@@ -147,7 +147,9 @@ def proposal_after(
     back_to = last_good_step(loaded, changed, steps)
     most = max(WIDEST, loaded.config.train.steps // 10)
     if finding.severity != "severe" and steps - back_to > most:
-        return Proposal(refused=f"no good checkpoint is within {most} steps, and a warning is not worth more")
+        return Proposal(
+            refused=f"the last good checkpoint is more than {most} steps back, too far for a warning"
+        )
     was = _value(loaded, change.key)
     return Proposal(Attempt(steps, finding.id, finding.sentence, change.line, was, back_to))
 

@@ -28,6 +28,7 @@ from covey.objective.signs import gradient_signs, group_signs
 from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
 from covey.system.console import PanelCompletion
+from covey.system.text import percent
 from covey.types import Group
 from covey_verify.extract import last_text
 
@@ -166,9 +167,9 @@ def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> d
     """Return the facts that the console shows of a step."""
     return {
         "reward": as_text(metrics["reward/mean"], ".3f"),
-        "correct": f"{100 * metrics['accuracy']:.0f} %",
-        "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
-        "truncated": f"{100 * metrics['length/truncated']:.0f} %",
+        "correct": percent(metrics["accuracy"]),
+        "dead groups": percent(metrics["groups/dead"]),
+        "truncated": percent(metrics["length/truncated"]),
         "entropy": as_text(metrics["entropy/sampled"], ".2f"),
         "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
     }

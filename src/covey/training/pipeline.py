@@ -247,7 +247,7 @@ def _finished(stage: ResolvedConfig, console: RunConsole) -> Result | None:
         if problem := damage(final, ("config.json",)):
             raise CheckpointError(f"{problem}. Restore the file, or remove {final} to write it again")
         return replace(result, folder=output)
-    what = f"asks for {train.steps} steps" if needs_steps else f"lacks {final}"
+    what = f"the config now asks for {train.steps}" if needs_steps else f"it lacks {final}"
     checkpoint, _ = latest_checkpoint(output)
     if checkpoint is None:
         raise CheckpointError(

@@ -73,7 +73,7 @@ def test_sliders_and_paste_ask_again(site, page) -> None:
     page.wait_for_selector(".facts-row >> text=dead group")
     page.fill("form input[type=text]", "1, x")
     page.click("form button[type=submit]")
-    page.wait_for_selector("text=2 to 64 numbers are due")
+    page.wait_for_selector("text=give 2 to 64 numbers")
 
 
 def walk(page, guide: dict) -> None:

@@ -106,7 +106,7 @@ def test_odds() -> None:
         ("group", {"rewards": "1,0", "bogus": "3"}, "bogus"),
         ("odds", {"p": "1.5"}, "less than or equal to 1"),
         ("steps", {"rewards": "1,a"}, "is not like"),
-        ("prefixes", {"rewards": "1,0", "texts": "a|"}, "with words"),
+        ("prefixes", {"rewards": "1,0", "texts": "a|"}, "give 2 non-empty completions"),
         ("toy", {"estimator": "gae"}, "one of"),
     ],
 )

@@ -288,7 +288,7 @@ def test_a_reset_that_says_something_else_than_the_prompt_is_refused(
     box = toolbox(folder, name)
     told = with_schemas(Source(rows, []), box).train
     with pytest.raises(
-        DataError, match=r"r/2: game\.py:\w+: reset returned '.*', with which the prompt does not"
+        DataError, match=r"r/2: game\.py:\w+: reset returned '.*', but the prompt does not end with it"
     ):
         initial_state(box, told[1])
 

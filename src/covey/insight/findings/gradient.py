@@ -7,7 +7,8 @@ import math
 from covey.insight.findings.completions import near_tie, outlier
 from covey.insight.findings.remedies import BY_STD, GATED, WITHOUT_STD, ChangeTo, ScaleBy, at_least, largest
 from covey.insight.findings.rule import OUTCOMES, STILL, Rule
-from covey.insight.findings.view import RunView, percent
+from covey.insight.findings.view import RunView
+from covey.system.text import percent
 
 
 def the_critic_diverges(run: RunView) -> str | None:

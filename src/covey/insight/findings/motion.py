@@ -14,7 +14,8 @@ from covey.insight.findings.remedies import (
     ScaleBy,
 )
 from covey.insight.findings.rule import OUTCOMES, STILL, Rule
-from covey.insight.findings.view import WIDEST, RunView, mean_of, percent
+from covey.insight.findings.view import WIDEST, RunView, mean_of
+from covey.system.text import percent
 
 BEYOND_DOUBT = 5.0
 """Nats a completion: an update that moves the policy so far needs no further proof."""
@@ -141,7 +142,7 @@ RULES = (
         tokens_are_clipped,
         after=3,
         reason="Clipped tokens were sampled and scored and teach nothing. Published runs clip less than a "
-        "twentieth (GSPO, which clips whole responses, a seventh).",
+        "twentieth (GSPO, which clips whole completions, a seventh).",
         remedies=(*FEWER_UPDATES, ScaleBy("algorithm.surrogate.clip_high", 1.4, 0.28)),
         silences=("flat",),
     ),

@@ -28,9 +28,10 @@ from covey.insight.findings.remedies import (
     with_reward,
 )
 from covey.insight.findings.rule import NO_SIGNAL, STILL, Rule
-from covey.insight.findings.view import RunView, percent
+from covey.insight.findings.view import RunView
 from covey.insight.verdict import course
 from covey.runs.estimates import gains
+from covey.system.text import percent
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 """Estimators whose advantages differ from token to token."""
@@ -224,8 +225,8 @@ RULES = (
         "truncated",
         completions_reach_the_limit,
         after=5,
-        reason="A truncated completion counts as incorrect whatever it was about to say. Long runs live "
-        "with a tenth.",
+        reason="A truncated completion counts as incorrect whatever it was about to say. Long runs "
+        "tolerate a tenth.",
         remedies=(longer_limit, with_reward("soft_overlong", {"limit": 512, "buffer": 64})),
         silences=("unparsable", *NO_SIGNAL),
         shown_by=was_truncated,

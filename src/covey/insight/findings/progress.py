@@ -19,7 +19,8 @@ from covey.insight.findings.remedies import (
     with_reward,
 )
 from covey.insight.findings.rule import STILL, Rule
-from covey.insight.findings.view import RunView, mean_of, percent
+from covey.insight.findings.view import RunView, mean_of
+from covey.system.text import percent
 
 LITTLE = 0.05
 """Gain of accuracy that a run may reach at its pace and still not be learning."""
@@ -59,8 +60,8 @@ def problems_are_uneven(run: RunView) -> str | None:
     early = run.late("difficulty/tried") < 1
     if early or not (uneven and wasted_beyond_luck(run)) or run.rose("accuracy", 0.05):
         return None
-    parts = f"always solved ({percent(easy)}) or never ({percent(hard)})"
-    return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"
+    parts = f"always ({percent(easy)}) or never ({percent(hard)}) solved"
+    return f"{percent(easy + hard)} of the samples are wasted on prompts that are {parts}"
 
 
 def every_answer_is_incorrect(run: RunView) -> str | None:

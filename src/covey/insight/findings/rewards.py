@@ -34,8 +34,9 @@ from covey.insight.findings.remedies import (
 )
 from covey.insight.findings.rule import NO_SIGNAL, OUTCOMES, STILL, Rule
 from covey.insight.findings.settings import unknown
-from covey.insight.findings.view import RunView, percent
+from covey.insight.findings.view import RunView
 from covey.insight.verdict import course
+from covey.system.text import percent
 
 
 def scores_are_missing(run: RunView) -> str | None:
@@ -202,7 +203,9 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
                 answers = f"{lost.split('/')[1]} from {before:.2g} to {now:.2g}"
             if run.paid_more_for_fewer_solved:
                 answers = f"held-out answers {course(run.evals[0], run.evals[-1])}"
-            return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
+            return (
+                f"{name} went from {early:.2g} to {late:.2g} and {answers}: the policy exploits this reward"
+            )
     return None
 
 
@@ -317,7 +320,7 @@ RULES = (
         after=5,
         severity="severe",
         reason="An honest verdict accepts another problem's answer only if the answers coincide, about half "
-        "of the time for yes and no. One that grades calls much correct that is close.",
+        "of the time for yes and no. A verdict that grades counts many near misses as correct.",
         remedies=(VERIFIED, ChangeTo("rewards", ["exact_answer"])),
         advice="`covey stress`, which names the attack",
         silences=(*OUTCOMES, "farmed", "truncated", "repetition", "std_overweight"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from covey.insight.findings.completions import first_of_dead, last_token, was_truncated
 from covey.insight.findings.remedies import HOTTER, WIDER_SAMPLING, ChangeTo, ScaleBy
 from covey.insight.findings.rule import NO_SIGNAL, OUTCOMES, STILL, Rule
-from covey.insight.findings.view import RunView, percent
+from covey.insight.findings.view import RunView
 from covey.runs.estimates import gain
+from covey.system.text import percent
 
 
 def sampling_is_narrow(run: RunView) -> str | None:

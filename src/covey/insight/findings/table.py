@@ -11,6 +11,7 @@ from covey.insight.findings.rule import Rule, find
 from covey.insight.findings.settings import SettingOf
 from covey.insight.findings.view import WIDEST, RunView, mean_of
 from covey.runs.estimates import Evaluation
+from covey.system.text import percent
 
 RULES: tuple[Rule, ...] = (
     *sampling.RULES,
@@ -98,7 +99,10 @@ def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()
     # Groups with a signal exist, but the filter left out as many groups as were sampled.
     live = 1 - mean_of(metrics, "groups/dead")
     if live > 0.01 and mean_of(metrics, "rollout/filtered") >= mean_of(metrics, "groups/count"):
-        why = f"algorithm.filter leaves every group out, also the {live:.0%} in which rewards differ"
+        why = f"algorithm.filter leaves every group out, also the {percent(live)} in which rewards differ"
         why += ". Try: algorithm.filter: informative"
-    counted = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"
-    return f"{counted}, {unscored:.0%} unscored. {why[0].upper()}{why[1:]}"
+    counted = (
+        f"All completions were correct in {percent(correct)} of the groups, incorrect in "
+        f"{percent(incorrect)}, and unscored in {percent(unscored)}"
+    )
+    return f"{counted}. {why[0].upper()}{why[1:]}"

@@ -224,12 +224,3 @@ def mean_of(records: Records, name: str) -> float:
     """Return the mean of a metric over the steps that have it; NaN if none has."""
     values = known_values(records, name)
     return sum(values) / len(values) if values else math.nan
-
-
-def percent(fraction: float) -> str:
-    """Return a fraction as a percentage, for people.
-
-    >>> percent(0.05)
-    '5 %'
-    """
-    return f"{100 * fraction:.0f} %"

@@ -204,7 +204,7 @@ def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length
     """
     words = [text.split() for text in texts.split("|")]
     if len(words) != len(rewards) or not all(words):
-        raise ConfigError(f"texts: {len(rewards)} completions with words are due, separated by |")
+        raise ConfigError(f"texts: give {len(rewards)} non-empty completions, separated by |")
     number = {word: i for i, word in enumerate(dict.fromkeys(w for row in words for w in row))}
     longest = max(map(len, words))
     ids = torch.tensor([[number[w] for w in row] + [-1] * (longest - len(row)) for row in words])
@@ -347,7 +347,7 @@ def _toy_algorithm(estimator: str) -> Algorithm:
     """Return an algorithm with an estimator that needs no model. Raises ConfigError for any other."""
     known = {f.__name__: f for f in AXIS["advantage"] if set(data_names(f)) <= {"rewards", "lengths"}}
     if estimator not in known:
-        raise ConfigError(f"estimator: {estimator}: one of {', '.join(known)} is due")
+        raise ConfigError(f"estimator: {estimator}: must be one of {', '.join(known)}")
     return Algorithm(bind(known[estimator]), reduce=PRESETS["grpo"].reduce)
 
 

@@ -45,7 +45,7 @@ working folder.
 COMPILERS = ("cc", "gcc", "clang")
 """Compilers in the order they are tried, after the one that CC names."""
 COST = "torch does their work: rollouts and updates take about three times as long"
-REMEDY = "install gcc or clang (apt-get install gcc), or name another compiler, as CC=clang"
+REMEDY = "install gcc or clang (apt-get install gcc), or choose another compiler, such as CC=clang"
 
 
 class Kernels(NamedTuple):

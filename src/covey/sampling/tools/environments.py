@@ -213,7 +213,7 @@ class Episode:
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"{self.problem.id}: columns {', '.join(columns)} cannot be sent to the process of "
-                f"{self._name}: {error}. What is JSON can be"
+                f"{self._name}: {error}. Use values that JSON can hold"
             ) from None
         if outcome.kind != "ok":
             raise DataError(f"{self.problem.id}: {self._name}: reset failed: {outcome.text or outcome.kind}")
@@ -223,9 +223,9 @@ class Episode:
         """Raise DataError if the prompt does not end with the text of `reset`: a group has one prompt."""
         if said and not self.problem.ends_with(said):
             raise DataError(
-                f"{self.problem.id}: {self._name}: reset returned {said[:60]!r}, with which the prompt does "
-                "not end. It has to return the same for all completions of a row: let it depend on columns, "
-                "and on `random` or numpy, which are seeded. If it returns a text for some rows only, let it "
+                f"{self.problem.id}: {self._name}: reset returned {said[:60]!r}, but the prompt does not "
+                "end with it. It must return the same text for all completions of a row: let it depend on "
+                "columns, and on `random` or numpy, which are seeded. If only some rows have a text, let it "
                 "return '' for the others, not None"
             )
 
@@ -241,5 +241,5 @@ class Episode:
         self.over = self.over or outcome
         self.close()
         if self.over.kind == "lost":
-            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {self.over.text}")
+            raise CoveyError(f"{self._name}: {self.problem.id}: its process was lost: {self.over.text}")
         return self.over

@@ -99,7 +99,7 @@ const benchFace = {
     const problem = h("span", { class: "bad-text", role: "alert" });
     const take = () => {
       const values = paste.value.split(/[\s,;]+/).filter(Boolean).map(Number);
-      problem.textContent = values.length < 2 || values.length > 64 || values.some((v) => !Number.isFinite(v)) ? "2 to 64 numbers are due" : "";
+      problem.textContent = values.length < 2 || values.length > 64 || values.some((v) => !Number.isFinite(v)) ? "give 2 to 64 numbers" : "";
       if (!problem.textContent) set(values);
     };
     top.replaceChildren(
