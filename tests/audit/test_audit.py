@@ -406,7 +406,20 @@ def test_a_completion_that_is_scored_and_not_trained_counts_in_its_groups_statis
     assert found(lines, tmp_path / "run.jsonl") == []
 
 
-@pytest.mark.parametrize("settings", [{}, {"algorithm": "rloo"}], ids=str)
+def at_times(completion: str) -> float | None:
+    return None if len(completion) % 3 == 0 else (sum(map(ord, completion)) % 10) / 10
+
+
+OF_OWN = {
+    "plain": {},
+    "rloo": {"algorithm": "rloo"},
+    "left out, though measured": {
+        "rewards": (at_times, {"math_answer": {"rule": "last_number", "weight": 0, "verdict": True}})
+    },
+}
+
+
+@pytest.mark.parametrize("settings", OF_OWN.values(), ids=OF_OWN)
 def test_coveys_own_runs_are_sound(settings: Settings, tmp_path: Path) -> None:
     start(tmp_path / "run", **settings, train={"steps": 2})
     report = apply(CHECKS, open_run(tmp_path / "run"))

@@ -202,6 +202,23 @@ def test_a_completion_of_which_one_reward_failed_is_left_out_whole(settings: dic
     assert alike.dead, "what was left out is not compared either"
 
 
+def test_a_completion_that_only_a_reward_of_weight_0_judges_is_left_out() -> None:
+    def preference(completion):
+        return None if completion == "b" else -1.0
+
+    def right(completion):
+        return float(completion == "b")
+
+    measured = Reward("right", right, weight=0.0, verdict=True)
+    group = judged(Rewards([measured, Reward("preference", preference)]), "a", "b", "c")
+    # A 0 of b, which nothing paid, would be the best reward of the group.
+    np.testing.assert_array_equal(group.rewards, [-1.0, np.nan, -1.0])
+    assert group.correct.tolist() == [False, True, False]
+    assert np.isnan(with_credit(group, "step").rewards).tolist() == [False, True, False]
+    alone = judged(Rewards([measured]), "a", "b")
+    assert alone.rewards.tolist() == [0.0, 0.0]
+
+
 def test_a_reward_that_is_gated_by_one_that_failed_is_unknown(capsys) -> None:
     def right(completion):
         return 1.0

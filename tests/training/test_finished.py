@@ -141,7 +141,7 @@ def test_a_pipeline_that_was_moved_in_its_second_stage_goes_on(tmp_path: Path, m
 def test_a_stage_is_not_trained_on_under_the_next_one(tmp_path: Path) -> None:
     start(tmp_path / "run", stages=STAGES)
     longer = ({**STAGES[0], "train": {"steps": 3}}, STAGES[1])
-    with pytest.raises(CheckpointError, match=r"2-rl started from the present model .*Remove .*2-rl"):
+    with pytest.raises(CheckpointError, match=r"2-rl began from the result of .*Remove .*2-rl"):
         start(tmp_path / "run", stages=longer)
     assert lines(tmp_path / "run/1-sft") == 2
     shutil.rmtree(tmp_path / "run/1-sft/final")  # the same steps give the same model

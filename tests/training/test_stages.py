@@ -15,7 +15,7 @@ from tests.training.short_answers import SHORT
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Keep
-from covey.errors import Stopped
+from covey.errors import CheckpointError, Stopped
 from covey.insight.result import stage_table
 from covey.runs.examples import LoggedSample, correct_examples, preference_pairs
 from covey.runs.reader import load_recorded
@@ -122,6 +122,66 @@ class StopBehind(StopSignal):
         if any(self.folder.glob(self.file)):
             self.request("stopped by the test")
         super().check()
+
+
+def test_edited_stages_are_refused_before_one_begins(tmp_path: Path) -> None:
+    sft = {"method": "sft", "train": {"steps": 1}, "data": {"completion": "{answer}"}}
+    longer, other = ({**sft, "train": {"steps": 1, **more}} for more in ({"steps": 2}, {"lr": 5e-3}))
+    pairs = {"method": "pairs", "rewards": (f"{PAID}:varied",)}
+    run = tmp_path / "run"
+
+    def again(*stages: dict[str, Any]) -> list[str]:
+        return [r.folder.name for r in start(run, **pipeline(stages=list(stages)))]
+
+    assert again(sft, sft, sft) == ["1-sft", "2-sft", "3-sft"]
+    with pytest.raises(CheckpointError, match=r"2-sft began from the result of .*1-sft.*Remove"):
+        again(longer, sft, sft)
+    # A folder was removed, as the refusal of other settings advises; the last stage began from its model.
+    kept = {name: (run / name / "final/model.safetensors").read_bytes() for name in ("1-sft", "3-sft")}
+    (run / "2-sft").rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=r"3-sft began from the result of .*2-sft"):
+        again(sft, other, sft)
+    shutil.rmtree(run / "1-sft")
+    with pytest.raises(CheckpointError, match=r"3-sft began from the result of .*1-sft"):
+        again(other, sft, sft)  # by way of the second, which is gone too
+    assert [p.name for p in run.iterdir() if p.is_dir()] == ["3-sft"]
+    shutil.rmtree(run / "3-sft")
+    assert again(sft, sft, sft) == ["1-sft", "2-sft", "3-sft"]
+    assert kept == {name: (run / name / "final/model.safetensors").read_bytes() for name in kept}
+    # Stages that the config does not have would be shown as the run's.
+    for stages, others in (
+        ([sft, sft], "3-sft"),
+        ([sft, pairs, sft], "2-sft"),
+        ([sft], "1-sft, 2-sft, 3-sft"),
+    ):
+        with pytest.raises(ConfigError, match=f"holds {others} of another config"):
+            again(*stages)
+    assert again(sft, sft, longer) == ["1-sft", "2-sft", "3-sft"]
+    assert again(sft, sft, longer, sft)[-1] == "4-sft"
+
+
+def test_a_stage_that_does_not_follow_from_another_is_kept(tmp_path: Path) -> None:
+    stages = [*pipeline()["stages"][:3], {"method": "sft", "train": {"steps": 1}, "model": "1-sft",
+                                          "data": {"completion": "{answer}"}}]  # fmt: skip
+    start(tmp_path / "run", **pipeline(stages=stages))
+    before = (tmp_path / "run/4-sft/result.json").stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "run/3-dpo")
+    stages[2] = {**stages[2], "loss": {"beta": 0.3}}
+    assert [r.folder.name for r in start(tmp_path / "run", **pipeline(stages=stages))][2:] == [
+        "3-dpo",
+        "4-sft",
+    ]
+    assert (tmp_path / "run/4-sft/result.json").stat().st_mtime_ns == before
+    shutil.rmtree(tmp_path / "run/2-pairs")
+    with pytest.raises(CheckpointError, match=r"3-dpo began from the result of .*2-pairs"):
+        start(tmp_path / "run", **pipeline(stages=stages))
+
+
+def test_a_run_of_one_stage_is_not_mixed_with_stages(tmp_path: Path) -> None:
+    sft = {"method": "sft", "train": {"steps": 1}, "data": {"completion": "{answer}"}}
+    start(tmp_path / "run", **pipeline(stages=[sft]))
+    with pytest.raises(ConfigError, match="holds a run of one stage"):
+        start(tmp_path / "run", **pipeline(stages=[sft, sft]))
 
 
 def test_a_pipeline_that_was_moved_goes_on_strictly(tmp_path: Path) -> None:

@@ -80,10 +80,12 @@ def totals(record: AuditRecord, samples: list[Sample]) -> tuple[Tensor, Tensor, 
     for k, name in enumerate(names):
         components[k] = _tensor([s.rewards.get(name) for s in samples])
     weights = _tensor(weights_of(record, names))
-    sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
-    sums = sums.where(~components.isnan().all(0), math.nan)
     given = _tensor([s.reward for s in samples])
-    return sums.where(given.isnan(), given), components, weights
+    if not given.isnan().all():
+        # Where rewards are recorded, a completion without one was left out, whatever single functions said.
+        return given, components, weights
+    sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
+    return sums.where(~components.isnan().all(0), math.nan), components, weights
 
 
 def _tensor(values: Sequence[float | None]) -> Tensor:

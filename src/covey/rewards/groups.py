@@ -41,8 +41,8 @@ def assemble(
     # makes the whole sum unknown.
     unknown = [any(_lost(reward, scores, sample) for reward in rewards) for sample in samples]
     totals = np.where(unknown, np.nan, combine(values, weights))
-    scored = ~(np.isnan(np.stack(list(values.values()))).all(0) | unknown)
-    if not (np.abs(totals[scored]) <= LARGEST_REWARD).all():
+    scored = totals[~np.isnan(totals)]
+    if not (np.abs(scored) <= LARGEST_REWARD).all():
         raise RewardError(
             f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
             f"is above {LARGEST_REWARD:g}, whose square no float32 holds; pay less"
@@ -128,8 +128,10 @@ def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) 
 
     The sum is rounded once, so the order of the rewards changes no bit.
     """
+    # One of weight 0 only measures: with nothing else to pay it, a completion has no reward, not one of 0.
+    paying = [name for name in components if weights[name] != 0] or list(components)
     with np.errstate(over="ignore"):
-        values = np.stack([weights[name] * value for name, value in components.items()])
+        values = np.stack([weights[name] * components[name] for name in paying])
     return np.array([_total(column[~np.isnan(column)].tolist()) for column in values.T])
 
 

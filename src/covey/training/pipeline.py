@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from covey.runs.folder import (
     read_numbers,
 )
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
-from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
+from covey.runs.reader import recorded_settings
 from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey.system.integrity import damage
@@ -56,6 +56,7 @@ from covey.training.healing import complete_going_back, run_with_healing, severe
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
+from covey.training.stage_folders import folder_name, refuse_other_stages, refuse_stale_stages
 from covey.training.time_estimate import hours_line
 from covey_verify.errors import ConfigError
 
@@ -83,14 +84,13 @@ def run_pipeline(
     stages = loaded.stages()
     results = list[Result]()
     refuse_missing(stages)
-    for number, stage in enumerate(stages, start=1):
+    refuse_other_stages(loaded.config.output, stages)
+    # A single stage keeps the run's own folder.
+    pipeline = [_in_pipeline(n, stages) for n in range(len(stages))] if len(stages) > 1 else stages
+    # All of them before the first begins: a stage may take days before a later one is refused.
+    currents = [_current(given, options) for given in pipeline]
+    for number, (given, current) in enumerate(zip(pipeline, currents, strict=True), start=1):
         last = number == len(stages)
-        # A single stage keeps the run's own folder.
-        given = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
-        # An earlier try may have gone back after a finding, and continued with a setting of its own.
-        current = with_attempts(given)
-        complete_going_back(current)
-        refuse_other_config(current, changes=options.changes)
         finished = on_rank_zero(partial(_finished, current, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
         if not options.changes and (options.same_inputs or (finished is not None and last)):
@@ -98,7 +98,7 @@ def run_pipeline(
         if finished is not None:
             _refuse_late_changes(current)
         else:
-            _refuse_stale_stages(current, number)
+            refuse_stale_stages(current, currents[number:])
             if results:
                 run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
@@ -183,21 +183,32 @@ def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
     return result
 
 
-def _in_pipeline(stage: ResolvedConfig, number: int, before: list[Result]) -> ResolvedConfig:
+def _current(given: ResolvedConfig, options: RunOptions) -> ResolvedConfig:
+    """Return a stage's config as it continues. Raises ConfigError if its folder holds another run."""
+    # An earlier try may have gone back after a finding, and continued with a setting of its own.
+    current = with_attempts(given)
+    complete_going_back(current)
+    refuse_other_config(current, changes=options.changes)
+    return current
+
+
+def _in_pipeline(place: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig:
     """Return a stage's config with its own folder, names of earlier stages replaced by paths.
 
-    Its model is that of the stage it names, or of the last stage that left a policy.
+    Its model is that of the stage it names, or of the last stage before it that leaves a policy.
     """
+    stage = stages[place]
     config = stage.config
     home = stage.config.output
+    earlier = [(home / folder_name(n, s), s.config.method) for n, s in enumerate(stages[:place], start=1)]
     # Name of a stage, such as 1-sft -> its folder.
-    folders = {r.folder.name: r.folder for r in before}
-    policies = [folder for folder in folders.values() if stage_method(folder) in POLICIES]
+    folders = {folder.name: folder for folder, _ in earlier}
+    policies = [folder for folder, method in earlier if method in POLICIES]
     start = folders.get(str(config.model)) or (policies[-1] if policies else None)
     known = {name: folder.resolve() for name, folder in folders.items()}
     examples = tuple(known.get(str(path), path) for path in config.data.examples)
     changes: dict[str, object] = {
-        "output": home / f"{number}-{config.method}",
+        "output": home / folder_name(place + 1, stage),
         "data": config.data.model_copy(update={"examples": examples}),
         "rewards": tuple(_placed_reward(spec, known) for spec in config.rewards),
     }
@@ -265,19 +276,6 @@ def _refuse_late_changes(stage: ResolvedConfig) -> None:
         raise ConfigError(
             f"{stage.config.output} has ended, so no step is left for {'; '.join(map(str, late))}. Set more "
             "steps too (--train.steps), or choose another --output; `covey eval` measures its model"
-        )
-
-
-def _refuse_stale_stages(stage: ResolvedConfig, number: int) -> None:
-    """Raise CheckpointError if a stage would train further though a later one began from its model."""
-    output = stage.config.output
-    if stage.home is None:  # no pipeline
-        return
-    later = [s for s in stages_in(output.parent) if stage_number(s) > number]
-    if later and (output / RESULT).exists() and read_result(output).steps < stage.config.train.steps:
-        raise CheckpointError(
-            f"{later[0]} started from the present model of {output}, and would no longer follow from it. "
-            f"Remove {later[0]} and the stages after it, or choose another --output"
         )
 
 
