@@ -78,8 +78,7 @@ class Optimizer:
     def step(self, lr: float) -> float:
         """Update once at this learning rate; return the gradient's norm before clipping.
 
-        The head's counts only where it learns alone.
-        A gradient that is not finite is not applied; the caller has to ``clear`` it.
+        That of a head counts only where it learns alone. A gradient that is not finite is not applied; the caller has to ``clear`` it.
         """
         self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
@@ -99,7 +98,7 @@ class Optimizer:
                 parameter.copy_(master)
         for parameter in self.parameters:  # the fused update does not count itself as a change
             torch.autograd.graph.increment_version(local_part(parameter))
-        return norms[0 if self.moved else -1]
+        return norms[0] if self.moved else norms[-1]
 
     def _let_wait(self, norms: Sequence[float]) -> None:
         """Drop gradients of 0 of weights that have never learned: AdamW would decay them and count steps.

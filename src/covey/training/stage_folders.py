@@ -27,9 +27,9 @@ def refuse_other_stages(home: Path, stages: Sequence[ResolvedConfig]) -> None:
     single = len(stages) == 1
     others = [s.name for s in stages_in(home) if single or s.name not in own]
     if others:
-        what = "none has stages" if single else f"its stages are {', '.join(sorted(own))}"
+        what = "has no stages" if single else f"has {', '.join(sorted(own))}"
         raise ConfigError(
-            f"{home} holds {', '.join(others)} of another config; of this one {what}. Remove them, or choose "
+            f"{home} holds {', '.join(others)} of another config; this one {what}. Remove them, or choose "
             "another --output"
         )
     if not single and (home / "config.yaml").exists():
