@@ -12,6 +12,7 @@ from rewards import iso_date
         (" 2023-05-21\n", 1),
         ("2023-05-22", 0.2),  # two of three parts
         ("May 21, 2023", 0),
+        ("2023-05-21-07-30", 0.18),  # three of five parts
         ("The date is 2023-05-21.", 0.1),  # a sentence is not the date: only the month stands alone
         ("", 0),
     ],

@@ -78,7 +78,8 @@ class Optimizer:
     def step(self, lr: float) -> float:
         """Update once at this learning rate; return the gradient's norm before clipping.
 
-        That of a head counts only where it learns alone. A gradient that is not finite is not applied; the caller has to ``clear`` it.
+        That of a head counts only where it learns alone. A gradient that is not finite is not applied; the
+        caller has to ``clear`` it.
         """
         self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
