@@ -49,7 +49,9 @@ def test_the_reward_of_the_readme_pays_parts_of_a_date() -> None:
     pays = reward_of("README.md")
     said = ("2023-05-21", " 2023-05-21\n", "2023-05-22", "2023-5-21", "2023-05-21.", "May 21, 2023", "")
     expected = [1, 1, 0.2, 0.2, 0.2, 0, 0]
-    assert [pays(completion=one, answer="2023-05-21") for one in said] == expected
+    found = [pays(completion=one, answer="2023-05-21") for one in said]
+    assert found == pytest.approx(expected)
+    assert pays(completion="2023-05-21-00-00", answer="2023-05-21") < 0.2, "writing on shall not pay"
 
 
 def test_the_files_of_the_readmes_task_are_there() -> None:
