@@ -370,7 +370,7 @@ MUTANTS = [
     ),
     *of(
         "learner/advantage.py",
-        ("neighbour's advantages", "advantages[rows, : own.shape[1]] = own", "advantages[rows.flip(0), : own.shape[1]] = own"),
+        ("neighbour's advantages", "advantages[rows, :length] = estimated", "advantages[rows.flip(0), :length] = estimated"),
         ("unscorable rewards count", "keep = group.scorable\n    # ``rows``", "keep = group.scorable | True\n    # ``rows``"),
         ("cost so far for cost to go", "penalty.token.flip(-1).cumsum(-1).flip(-1)", "penalty.token.cumsum(-1)"),
         ("values of critics bootstrapped into their returns", "targets = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=critic.lam)", "targets = value_targets(token_rewards, values.double(), mask, gamma=gamma)"),
@@ -381,7 +381,7 @@ MUTANTS = [
         ("untrained completions in the batch statistics", "trained = torch.nonzero(batch.mask.any(-1))[:, 0]", "trained = torch.nonzero(~batch.rewards.isnan())[:, 0]"),
         ("padding looks like a token", "padding_value=-1)", "padding_value=0)"),
         ("OPO's lengths count untrained tokens", "lengths=rows.mask.sum(-1).double()", "lengths=torch.tensor([len(t) for t in rows.tokens]).double()"),
-        ("KL of the first group in every reward", "penalty.response[rows]", "penalty.response[: len(rows)]"),
+        ("KL of the first group in every reward", "penalty.completion[rows]", "penalty.completion[: len(rows)]"),
         ("KL of untrained completions in the reward", ".where(batch.mask, 0.0).double()", ".double()"),
     ),
     *of(
@@ -570,7 +570,7 @@ MUTANTS = [
     *of(
         "rollouts/judge.py",
         ("the group's own reward for the greedy one's", "greedy_reward=float(greedy.rewards[0])", "greedy_reward=float(group.rewards[0])"),
-        ("what groups drawn ahead took is not counted", "        scorer.include(own.stats)\n", "        pass\n"),
+        ("what groups drawn ahead took is not counted", "        scorer.include(group_scorer.stats)\n", "        pass\n"),
         ("running means forgotten between steps", "now = dict(means)", "now = dict[str, float]()"),
         ("filter sees what could not be judged", "values[known]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
     ),

@@ -143,7 +143,7 @@ class Ended:
     [
         ((0, 0), 0, 1, ""),
         ((3, None), 3, 1, ""),  # its killing is not what decides
-        ((-9, None), 137, 3, "process 0 of 2: killed by SIGKILL (Killed): the system does that"),
+        ((-9, None), 137, 3, "process 0 of 2: killed by SIGKILL (Killed): the system does this"),
         ((10, 5), 5, 3, "process 1 of 2: exit code 5; continuing from the last checkpoint (restart 2 of 2)"),
     ],
 )
