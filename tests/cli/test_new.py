@@ -24,7 +24,7 @@ def test_the_new_task_runs(tmp_path, monkeypatch, capsys) -> None:
     assert main(["new", str(home), "--model", "tiny"]) == 0
     assert f"cd '{home}' && python rows.py" in capsys.readouterr().out
     python(home, "rows.py")
-    assert "6 passed" in python(
+    assert "7 passed" in python(
         home, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider"
     )
     monkeypatch.chdir(home)
