@@ -372,6 +372,18 @@ def test_recomputed_layers_give_the_same_gradient_to_the_bit(name: str) -> None:
     assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))
 
 
+def expect_own_modules(model: torch.nn.Module) -> None:
+    """Expect a policy to give a changed model's log-probs, by its own modules, and to say so."""
+    policy = Policy(model, full_tokenizer())
+    tokens = random_prompts(12)[0]
+    with torch.no_grad():
+        found = policy.score(pack([tokens[:1]], [[tokens[1:]]]), 1.0).logprobs
+        expected = reference_logprobs(model, tokens[:1], tokens[1:])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert policy.decoder is None
+    assert any("not that code" in note for note in speed_notes(policy, Config()))
+
+
 class Scaled(Qwen3ForCausalLM):
     """A user's class: its logits are those of Qwen 3, three times."""
 
@@ -390,13 +402,7 @@ def test_a_model_that_computes_otherwise_than_its_type_is_computed_by_its_module
         model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
     else:
         model.model.layers[0].register_forward_hook(lambda *inputs: inputs[-1].flip(-1))
-    policy = Policy(model, full_tokenizer())
-    tokens = random_prompts(12)[0]
-    with torch.no_grad():
-        found = policy.score(pack([tokens[:1]], [[tokens[1:]]]), 1.0).logprobs
-        expected = reference_logprobs(model, tokens[:1], tokens[1:])
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    assert any("not that code" in note for note in speed_notes(policy, Config()))
+    expect_own_modules(model)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
@@ -417,11 +423,4 @@ def test_a_model_with_a_replaced_module_is_computed_by_its_modules(
 ) -> None:
     model = sharpened(CONFIGS[name])
     model.set_submodule(place, other)
-    policy = Policy(model, full_tokenizer())
-    tokens = random_prompts(12)[0]
-    with torch.no_grad():
-        found = policy.score(pack([tokens[:1]], [[tokens[1:]]]), 1.0).logprobs
-        expected = reference_logprobs(model, tokens[:1], tokens[1:])
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    assert policy.decoder is None
-    assert any("not that code" in note for note in speed_notes(policy, Config()))
+    expect_own_modules(model)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from covey.models.compiled import CompiledOps
 from covey.models.kernels import build
@@ -168,3 +169,19 @@ def test_head_widths_and_dtypes_that_do_not_fit_are_left_to_torch() -> None:
     policy = policy_of("qwen3")
     assert isinstance(Policy(policy.model.double(), policy.tokenizer).decoder.ops, TorchOps)
     assert isinstance(Policy(policy.model.float(), policy.tokenizer).decoder.ops, CompiledOps)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_plain_torch_sums_the_residual_stream_of_coarse_models_in_float32(dtype: torch.dtype) -> None:
+    norm = Qwen3RMSNorm(64).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    torch.manual_seed(0)
+    x, *deltas = (torch.randn(5, 64).to(dtype) for _ in range(9))
+    total, normed = TorchOps().add_norm(x, None, norm)
+    expected = x.double()
+    for delta in deltas:
+        total, normed = TorchOps().add_norm(total, delta, norm)
+        expected = expected + delta.double()
+        assert (total.dtype, normed.dtype) == (wide, dtype)
+    # Sums of bfloat16, of about 3, would be off by some thousandths.
+    torch.testing.assert_close(total.double(), expected, atol=1e-5, rtol=0)

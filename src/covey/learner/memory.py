@@ -95,10 +95,10 @@ def count_float32_numbers(width: int, inner: int, bytes_each: int, adapted: bool
 
     The residual stream twice, 2 D, and the inputs of seven adapters, which peft converts: 6 D + F.
     """
-    stream = 2 * width
-    inputs = 6 * width + inner
     if bytes_each == 4:  # all of it is float32 anyway
         return 0
+    stream = 2 * width
+    inputs = 6 * width + inner
     return stream + (inputs if adapted else 0)
 
 
@@ -108,7 +108,7 @@ def token_bytes(shape: Shape, recompute: bool) -> int:
     A layer keeps the residual stream twice and both norms, the heads before and after their rotation, the
     attention's output, gate, up and their product: 4 D + 2 (H + 2 K) E + H E + 3 F numbers. With
     ``recompute`` it keeps its input, 2 D. D is ``width``, H ``queries``, K ``keys``, E ``head``, F ``inner``.
-    Plain torch keeps ``float32`` numbers more.
+    Plain torch keeps ``float32_numbers`` more, of 4 bytes each.
     """
     if recompute:
         return shape.layers * shape.bytes_each * 2 * shape.width

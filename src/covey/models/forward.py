@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.models.compiled import CompiledOps, pick_ops, why_unfit
+from covey.models.internals import has_hooks
 from covey.models.kernels.calls import MIXED_PRODUCTS, passes_known_answers, products, same_bits
 from covey.models.linear import FusedLinear, adapts_linears
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Sequences
@@ -353,8 +354,7 @@ class Decoder(nn.Module):
     @property
     def hooked(self) -> bool:
         """Whether hooks run before or after a layer, as they do where sharded weights are gathered."""
-        # torch has no public way to ask.
-        return any(m._forward_pre_hooks or m._forward_hooks for m in self.layers)  # noqa: SLF001
+        return any(has_hooks(layer) for layer in self.layers)
 
     def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covey.models.internals import version_of
 from covey.models.kernels.calls import (
     LANES,
     MIXED_PRODUCTS,
@@ -209,9 +210,8 @@ class FusedLinear:
 
     def _refresh(self) -> None:
         """Drop the packed weight if a parameter was written to or replaced, or an adapter switched."""
-        # torch has no public way to ask whether a tensor was written to; attributes of modules are slow.
         held = self._own_parameters() if self.plain else self.parameters
-        state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
+        state = tuple(n for p in held for n in (p.data_ptr(), version_of(p)))
         state += tuple(of.enabled for of in self.low_rank if of)
         if state != self._state:
             self._state = state
@@ -220,7 +220,9 @@ class FusedLinear:
             self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses
 
     def _own_parameters(self) -> Iterator[Tensor]:
-        return (p for m in self.modules for p in m._parameters.values() if p is not None)  # noqa: SLF001
+        # This runs at every product, and attributes of modules are slow.
+        tables = (m._parameters for m in self.modules)  # noqa: SLF001 - parameters() walks all submodules
+        return (p for table in tables for p in table.values() if p is not None)
 
     def _joined_weight(self, dtype: torch.dtype) -> Tensor:
         weights = [m.weight.detach().to(dtype) for m in self.modules]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from covey.models.internals import version_of
 from covey.models.sharded import local_part
 from covey.system.processes import world_size
 
@@ -49,12 +50,12 @@ class Activations:
             if storage.data_ptr() not in known:
                 saved[storage.data_ptr()] = storage.nbytes()
             # The tensor itself would keep its own graph alive.
-            return tensor.detach(), tensor._version  # noqa: SLF001 torch has no public name for it
+            return tensor.detach(), version_of(tensor)
 
         # With hooks autograd does not check that a tensor still is as it was saved.
         def give(kept: tuple[Tensor, int]) -> Tensor:
             tensor, version = kept
-            if tensor._version != version:  # noqa: SLF001
+            if version_of(tensor) != version:
                 raise RuntimeError(
                     f"a tensor of the shape {tuple(tensor.shape)} was modified by an inplace operation"
                 )

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from covey.models.internals import has_hooks
+
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
     """Compute the logits that an output layer gives, in float32 for bfloat16. (..., D) -> (..., V).
@@ -24,10 +26,9 @@ def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
 
 def _is_plain(head: nn.Module) -> bool:
     """Whether a layer multiplies by its weight and does nothing else."""
-    hooked = bool(head._forward_hooks or head._forward_pre_hooks)  # noqa: SLF001 - there is no other way
     has_bias = getattr(head, "bias", None) is not None
     split = isinstance(head.weight, DTensor)
-    return type(head) is nn.Linear and not (has_bias or hooked or split)
+    return type(head) is nn.Linear and not (has_bias or split or has_hooks(head))
 
 
 class _Float32Product(torch.autograd.Function):

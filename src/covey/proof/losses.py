@@ -47,20 +47,25 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: ShadowRow, s: AxisS
     """Return the loss of each token before weights. Detached factors are weights on log pi."""
     advantage = row.advantage
     moved = (logprobs - row.old).clamp(-FAR, FAR)
-    # Each is called only where it is asked for: the settings of one rule are not those of another.
-    table = {
-        "unclipped": lambda: -rho * advantage,
-        "clip": lambda: _clip(rho, advantage, s),
-        "cispo": lambda: -rho.detach().clamp(s["floor"], s["cap"]) * advantage * logprobs,
-        "sapo": lambda: _sapo(rho, advantage, s),
-        "vespo": lambda: -_vespo_weight(rho.detach(), advantage, s) * advantage * logprobs,
-        "dro": lambda: s["beta"] / 2 * moved**2 - advantage * logprobs,
-        "group_classification": lambda: _group_classification(logprobs, row, s["tau"]),
-        "kl_on_selected": lambda: -rho * advantage + s["coef"] * moved.abs() * row.selected,
-        "divergence_mask_tv": lambda: _divergence_mask(name, logprobs, row, s),
-        "divergence_mask_kl": lambda: _divergence_mask(name, logprobs, row, s),
-    }
-    return table[name]()
+    match name:
+        case "unclipped":
+            return -rho * advantage
+        case "clip":
+            return _clip(rho, advantage, s)
+        case "cispo":
+            return -rho.detach().clamp(s["floor"], s["cap"]) * advantage * logprobs
+        case "sapo":
+            return _sapo(rho, advantage, s)
+        case "vespo":
+            return -_vespo_weight(rho.detach(), advantage, s) * advantage * logprobs
+        case "dro":
+            return s["beta"] / 2 * moved**2 - advantage * logprobs
+        case "group_classification":
+            return _group_classification(logprobs, row, s["tau"])
+        case "kl_on_selected":
+            return -rho * advantage + s["coef"] * moved.abs() * row.selected
+        case _:
+            return _divergence_mask(name, logprobs, row, s)
 
 
 def _clip(rho: Tensor, advantage: Tensor, s: AxisSettings) -> Tensor:

@@ -126,9 +126,8 @@ def with_segments(
     stream: Callable[[Cut, int], int],
     score: ScoreAll,
 ) -> tuple[list[Group], int]:
-    """Return groups with the value after each segment but the last of every completion.
-
-    The number is that of the tokens sampled in continuations.
+    """Return groups with the value after each segment but the last of every completion, and the number of
+    tokens sampled in continuations.
 
     ``stream`` gives the key of a continuation by place and number. Places whose continuations could not be
     judged are left out.
@@ -137,11 +136,16 @@ def with_segments(
     values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
     for cuts in _bands(groups, settings, params, decode):
-        wholes = [groups[cut.group].completions[cut.sample] for cut in cuts]
-        problems = [_prefix(groups[cut.group], w, cut.end) for cut, w in zip(cuts, wholes, strict=True)]
-        streams = [[stream(cut, n) for n in range(settings.continuations)] for cut in cuts]
-        requests = [p.request(own) for p, own in zip(problems, streams, strict=True)]
-        prefixes = {own[0]: (w, cut.end) for own, w, cut in zip(streams, wholes, cuts, strict=True)}
+        problems = []
+        requests = []
+        prefixes = {}
+        for cut in cuts:
+            whole = groups[cut.group].completions[cut.sample]
+            problem = _prefix(groups[cut.group], whole, cut.end)
+            streams = [stream(cut, n) for n in range(settings.continuations)]
+            problems.append(problem)
+            requests.append(problem.request(streams))
+            prefixes[streams[0]] = (whole, cut.end)
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in cuts))
         continued = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
@@ -150,12 +154,11 @@ def with_segments(
             tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
                 values[cut.group, cut.sample][cut.end] = float(group.rewards[group.scorable].mean())
-    segments = [[_segments(values[g, s]) for s in range(len(of.completions))] for g, of in enumerate(groups)]
-    return [_with_values(of, own) for of, own in zip(groups, segments, strict=True)], tokens
-
-
-def _with_values(group: Group, segments: Sequence[StepRewards]) -> Group:
-    return replace(group, baselines=replace(group.baselines, segments=tuple(segments)))
+    valued = []
+    for number, group in enumerate(groups):
+        segments = tuple(_segments(values[number, s]) for s in range(len(group.completions)))
+        valued.append(replace(group, baselines=replace(group.baselines, segments=segments)))
+    return valued, tokens
 
 
 def _prefix(group: Group, whole: Completion, end: int) -> Prompted:

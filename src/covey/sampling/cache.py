@@ -79,8 +79,9 @@ class CacheEngine:
     @property
     def worth_keeping(self) -> bool:
         """Whether it shall serve the next rollout: its steps are recorded, and it is small for the device."""
-        budget = device_memory(self.policy.device) * KEPT_SHARE
-        return isinstance(self.step, GraphStep) and self.memory <= budget
+        if not isinstance(self.step, GraphStep):
+            return False
+        return self.memory <= device_memory(self.policy.device) * KEPT_SHARE
 
     def restart(self, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> bool:
         """Serve other prompts from the same cache, by the recorded steps. False if they do not fit in."""

@@ -1,0 +1,15 @@
+"""Facts that torch knows of its objects and has no public name for."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run before or after a module; only a call of the module itself runs them."""
+    return bool(module._forward_pre_hooks or module._forward_hooks)  # noqa: SLF001 - no public name
+
+
+def version_of(tensor: Tensor) -> int:
+    """Count the times that a tensor was written to in place."""
+    return tensor._version  # noqa: SLF001 - no public name
