@@ -12,11 +12,11 @@ from covey.models.internals import has_hooks
 
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
-    """Compute the logits that an output layer gives, in float32 for bfloat16. (..., D) -> (..., V).
+    """Compute the logits of an output layer, in float32 if its weights are bfloat16. (..., D) -> (..., V).
 
-    A logit of 20 that is rounded to bfloat16 moves by up to 0.06 nats, more than all layers below add to the
-    difference between sampler and trainer. MiniMax-M1 (2506.13585) multiplies in float32 for that reason.
-    Here the products stay in bfloat16, and only their float32 sums are not rounded.
+    Rounding to bfloat16 moves a logit of 20 by up to 0.06. On SmolLM2-135M that was a quarter of the
+    difference between sampler and trainer (benchmarks/results/gpu.md). MiniMax-M1 (2506.13585) multiplies in
+    float32 for that reason; here the products stay in bfloat16, and only their float32 sums are not rounded.
     """
     weight = head.weight
     if not _is_plain(head) or weight.dtype != torch.bfloat16:

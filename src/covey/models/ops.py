@@ -154,7 +154,7 @@ class TorchOps:
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """Add and norm in float32; only the normed rows are rounded to the layers' dtype.
 
-        The sum of bfloat16 layers would lose as much in its own additions as in all products together.
+        With a bfloat16 stream, sampler and trainer of SmolLM2-135M differ by .024 nats instead of .015.
         """
         dtype = x.dtype if delta is None else delta.dtype
         total = x.to(torch.promote_types(dtype, torch.float32))
