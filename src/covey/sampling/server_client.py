@@ -11,6 +11,7 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.dialects import Misbehaved, ServerOutput, check_request_id, new_request_id, read_outputs
 from covey.sampling.server_text import check_stop
 from covey.sampling.servers import RemoteServer, Transport
+from covey_verify.web import pauses
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
 """Environment variable with the token that servers ask for."""
@@ -53,8 +54,7 @@ class ServerClient:
         body = dialect.body(request, params, server.model, self.policy.end_ids)
         # The mark of the proven weights, before the request: the server may prove others before it answers.
         proven = server.stamp
-        pause = FIRST_PAUSE
-        while True:
+        for pause in pauses(FIRST_PAUSE, LONGEST_PAUSE):
             request_id = new_request_id()
             try:
                 with_id = {**body, dialect.id_field: request_id}
@@ -65,7 +65,6 @@ class ServerClient:
                 if not busy or time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
         outputs = read_outputs(dialect, reply, request, params, self.vocabulary, self.policy.end_ids)
         check_request_id(dialect, reply, request_id)
         if params.stop:

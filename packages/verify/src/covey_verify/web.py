@@ -9,7 +9,8 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 
@@ -97,6 +98,29 @@ def ask(
         with error:  # closed here, as a caller may forget to close it
             raise _kept(error) from None
     return json.loads(received) if received.strip() else None
+
+
+def pauses(first: float, longest: float) -> Iterator[float]:
+    """Yield the seconds to wait before each further try: twice as long every time, up to ``longest``.
+
+    >>> import itertools
+    >>> list(itertools.islice(pauses(1.0, 5.0), 4))
+    [1.0, 2.0, 4.0, 5.0]
+    """
+    pause = first
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether a request that failed may succeed if it is repeated.
+
+    A server's error status may pass. A client's does not, but for 429: too many requests.
+    """
+    if not isinstance(error, urllib.error.HTTPError):
+        return True
+    return error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def reason_of(error: BaseException) -> str:

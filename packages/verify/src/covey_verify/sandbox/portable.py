@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import wire
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result
 from covey_verify.sandbox.confine import Limits
+from covey_verify.web import may_pass, pauses
 
 # The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
 # every input. The candidate prints into a StringIO, so that its prints are no replies.
@@ -126,6 +129,7 @@ class Remote(WholeProgramBackend):
     name = "remote"
     OVERHEAD = 30.0
     """Seconds above the program's own limit after which the service counts as lost."""
+    TRIES = 3
 
     def __init__(self, url: str, pause: float = 0.5) -> None:
         if not url.startswith(("http://", "https://")):
@@ -158,15 +162,14 @@ class Remote(WholeProgramBackend):
     def _post(self, order: dict[str, object], limits: Limits) -> bytes:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)
-        pause = self.pause
+        waits = islice(pauses(self.pause, math.inf), self.TRIES - 1)
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=limits.wall + self.OVERHEAD) as reply:
                     return bytes(reply.read(8 * limits.output + 1))
             except urllib.error.HTTPError as error:
                 error.close()
-                # Two further tries, and only for errors of the server and for "too many requests" (429).
-                if pause > 2 * self.pause or (error.code < 500 and error.code != 429):
+                wait = next(waits, None)
+                if wait is None or not may_pass(error):
                     raise
-                time.sleep(pause)
-                pause *= 2
+            time.sleep(wait)

@@ -26,12 +26,12 @@ from functools import cache, partial
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from covey_verify.contract import reward
-from covey_verify.extract import LONGEST, TextOrMessages, after_reasoning, text_of
+from covey_verify.extract import LONGEST, TextOrMessages, after_reasoning, prompt_text, text_of
 from covey_verify.isolated import strict_json_at
 from covey_verify.mathematics.steps import SplitRule, Total, score_steps, split
 from covey_verify.threads import ThreadPool
 from covey_verify.types import Check, Count, Messages, NonNegative, Positive, Score
-from covey_verify.web import ask, plain_address, reason_of
+from covey_verify.web import ask, may_pass, pauses, plain_address, reason_of
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ CANARY = ("What is 1 + 1?", "The answer is 2.")
 """A question and an answer that every judge can judge."""
 REQUESTS_AT_ONCE = 16
 """Largest number of requests under way to one judge."""
+LONGEST_PAUSE = 30
+"""Largest pause before another try, as a multiple of the first."""
 LONGEST_REPLY = 1 << 20
 """Largest size of a reply in bytes."""
 HEADINGS = """
@@ -116,7 +118,8 @@ class Endpoint:
 
     async def _answered(self, body: Mapping[str, object], key: str, patience: Patience) -> tuple[str, bool]:
         """Return the text of a reply, and whether it was truncated. Raises JudgeFailed."""
-        for attempt in range(patience.tries):
+        waits = pauses(patience.pause, LONGEST_PAUSE * patience.pause)
+        for attempt in range(1, patience.tries + 1):
             # A loop, since other calls may have closed the breaker again in the meantime.
             while (rest := self.closed_until - time.monotonic()) > 0:
                 await asyncio.sleep(rest)
@@ -127,12 +130,11 @@ class Endpoint:
                 return reply_text(await self._reply(body, key, patience.timeout))
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 self._failed(error, patience)
-                # A client error (but 429, too many requests) will not go away by repetition.
-                if isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != 429:
+                if not may_pass(error):
                     break
-                if attempt < patience.tries - 1:
-                    # Exponential backoff with jitter, so that many calls do not return at once.
-                    await asyncio.sleep(patience.pause * min(2**attempt, 30) * random.uniform(0.5, 1.0))
+                if attempt < patience.tries:
+                    # The random factor keeps many calls from coming back at once.
+                    await asyncio.sleep(next(waits) * random.uniform(0.5, 1.0))
         raise JudgeFailed(f"{self.url}: {self.last_failure}")
 
     def _failed(self, error: Exception, patience: Patience) -> None:
@@ -191,9 +193,7 @@ class Question:
         reference: str | None,
     ) -> Question:
         """Build the question. Equal questions give equal bytes, so that they can be cached."""
-        task = (
-            prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-        )
+        task = prompt_text(prompt)
         # 24 characters for the mark around the text, 8 others for the key: the text cannot contain either.
         digest = _hash(task + answer)
         mark = f"-----{digest[:24]}-----"
