@@ -11,6 +11,7 @@ from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.tasks.examples import UNTRAINED, Example
 from covey.types import Problem
+from covey_verify.extract import message_texts
 from covey_verify.types import Messages
 
 TEXTS_TRIED = 1000
@@ -94,12 +95,9 @@ def _changed_by_tokenizer(
 def _texts(problems: Iterable[Problem], examples: Iterable[Example]) -> Iterator[tuple[Problem, str, str]]:
     for example in examples:
         for answer in example.answers:
-            said = [answer] if isinstance(answer, str) else [str(m["content"]) for m in answer]
-            yield from ((example.problem, "answer", text) for text in said)
+            yield from ((example.problem, "answer", text) for text in message_texts(answer))
     for problem in (*problems, *(e.problem for e in examples)):
-        asked = problem.prompt
-        texts = [asked] if isinstance(asked, str) else [str(m["content"]) for m in asked]
-        yield from ((problem, "prompt", text) for text in texts)
+        yield from ((problem, "prompt", text) for text in message_texts(problem.prompt))
 
 
 def _begun_turns(problems: Sequence[Problem]) -> list[str]:

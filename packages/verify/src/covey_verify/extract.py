@@ -60,9 +60,28 @@ def content_text(content: object) -> str:
     return "".join(str(text) for text in texts if text is not None)
 
 
+def message_texts(chat: str | Turns) -> list[str]:
+    """Return the text of each message of a prompt or an answer; a plain text counts as one message."""
+    if isinstance(chat, str):
+        return [chat]
+    return [content_text(message.get("content")) for message in chat]
+
+
 def last_text(prompt: str | Turns) -> str:
     """Return the text of a prompt, or of its last message if it is a chat."""
-    return prompt if isinstance(prompt, str) else content_text(prompt[-1]["content"])
+    return message_texts(prompt)[-1]
+
+
+def prompt_text(prompt: str | Turns) -> str:
+    r"""Return a prompt as one text: of a chat all messages, each after its role.
+
+    >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    'system: Be brief.\nuser: Hi'
+    """
+    if isinstance(prompt, str):
+        return prompt
+    texts = message_texts(prompt)
+    return "\n".join(f"{message.get('role')}: {text}" for message, text in zip(prompt, texts, strict=True))
 
 
 def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:

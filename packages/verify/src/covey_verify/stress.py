@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from covey_verify.contract import RewardFunction, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
-from covey_verify.extract import FORMS, content_text
+from covey_verify.extract import FORMS, message_texts
 from covey_verify.loading import load
 from covey_verify.machine import available_cpus
 from covey_verify.mathematics.answers import reference_of
@@ -329,16 +329,11 @@ def scored_there(
     return {"value": score.value, "status": score.status, "detail": score.detail}
 
 
-def _prompt(row: Row) -> str:
-    prompt = row.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(content_text(m["content"]) for m in prompt)
-
-
 def _formats(row: Row) -> Iterator[tuple[str, str]]:
     """Yield texts that no reward may pay, not even one for the format."""
     yield "empty", ""
     yield "whitespace", " \n\t " * 50
-    yield "the prompt again", _prompt(row)
+    yield "the prompt again", "\n".join(message_texts(row.prompt))
     yield "junk, 50 KB", "{[(<$\\boxed#!" * 3900
     yield "repetition", "so the answer is " * 500
     yield "empty template", "<think></think><answer></answer>"

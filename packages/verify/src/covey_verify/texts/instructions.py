@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
 from covey_verify.contract import reward
-from covey_verify.extract import TextOrMessages, Turns, after_reasoning, model_turns
+from covey_verify.extract import TextOrMessages, Turns, after_reasoning, message_texts, model_turns
 from covey_verify.texts.kinds import KINDS
 from covey_verify.texts.language import identifier, needs_detector
 from covey_verify.texts.words import folded, has_words, normalized, words
@@ -154,7 +154,7 @@ def no_answer(text: str, prompt: str | Messages) -> str:
     """Return why a ``normalized`` text is no answer at all, or ""."""
     if not has_words(MARKUP.sub(" ", text)):
         return "there are no words"
-    parts = [prompt] if isinstance(prompt, str) else [str(m.get("content") or "") for m in prompt]
+    parts = message_texts(prompt)
     if folded(text) in {folded(normalized(part)) for part in (*parts, "\n".join(parts))}:
         return "it is the prompt"
     said = [word.casefold() for word in words(text)]
