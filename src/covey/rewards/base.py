@@ -18,6 +18,7 @@ from covey.rewards.environments import environment_reward
 from covey.rewards.scorer import Rewards
 from covey_verify.contract import PROVIDED, Options
 from covey_verify.errors import ConfigError, RewardError
+from covey_verify.hosting import sandbox_for_functions
 from covey_verify.rewards import BUILT_IN as VERIFIERS
 from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.choice import choose
@@ -84,19 +85,15 @@ def _check_gate(reward: Reward, names: Sequence[str]) -> None:
 
 def _box(reward: Reward, sandbox: SandboxBackend) -> ProcessSandbox:
     """Return the sandbox of a function's calls. Raises ConfigError if it cannot be called in one."""
-    asked = f'rewards: {reward.name}: @reward(isolate="sandbox")'
+    setting = f'rewards: {reward.name}: @reward(isolate="sandbox")'
     if reward.place != "sandbox":
-        raise ConfigError(f"{asked} needs a function from a file, named as module.py:function")
+        raise ConfigError(f"{setting} needs a function from a file, named as module.py:function")
     if reward.is_async or "sandbox" in reward.parameters:
         why = (
             "an async function, which waits for others" if reward.is_async else "one with a `sandbox` itself"
         )
-        raise ConfigError(f'{asked} is not for {why}. Use isolate="worker"')
-    if not isinstance(sandbox, ProcessSandbox):
-        raise ConfigError(
-            f"{asked} needs sandbox.backend bwrap or landlock: {sandbox.name} runs programs only"
-        )
-    return sandbox
+        raise ConfigError(f'{setting} is not for {why}. Use isolate="worker"')
+    return sandbox_for_functions(sandbox, setting)
 
 
 def _with_verdict(rewards: list[Reward]) -> list[Reward]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import sys
 import threading
@@ -28,6 +27,7 @@ from covey.rewards.serving import CallReply, CallRequest, UserSetup, call_reward
 from covey.types import Problem
 from covey_verify.contract import FROM_TRAINER, own_copy
 from covey_verify.errors import RewardError
+from covey_verify.hosting import UserCode, call_limits, module_of
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.client import GRACE, ForkServer, trusted_environment
 from covey_verify.sandbox.confine import Limits
@@ -35,10 +35,7 @@ from covey_verify.sandbox.driver import MAX_FRAME
 from covey_verify.sandbox.wire import Attributes, encode_value
 from covey_verify.threads import Call, Executor
 from covey_verify.types import Score
-from covey_verify.usercode import code_folder
 
-PACKAGE = Path(__file__).parents[1]
-"""The folder of covey's code."""
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """Limits of a worker: it is ended by a call that it does not answer, not by its age."""
 IMPORT_SECONDS = 600.0
@@ -187,20 +184,14 @@ class Isolated:
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.setup = reward, setup_of(reward)
-        file, base = self.setup["spec"].partition(":")[0], Path(self.setup["base"])
-        # The fork server imports the user's module once, so each call costs a fork, not an import.
-        module = str((base / file).resolve()) if file.endswith(".py") else file
-        preload = [SERVING, module]
-        path = [str(Path(reward.file).parent), str(base), *sys.path]
-        if reward.box is None:
-            self.server = ForkServer(preload=preload, landlock=False, syscalls=False, path=path)
-        else:
-            self.server = reward.box.host(preload, PACKAGE, [code_folder(module)], path)
+        base = Path(self.setup["base"])
+        code = UserCode(SERVING, [module_of(self.setup["spec"], base)], base)
+        self.server = code.limited_server() if reward.box is None else code.sandboxed_server(reward.box)
 
     def attempt(self, call: UserCall) -> Outcome:
         """Make a call; see ``Caller``."""
         request = request_of(self.reward, call)
-        limits = Limits(wall=call.seconds, cpu=math.ceil(call.seconds), memory=8 << 30)
+        limits = call_limits(call.seconds)
         outcome = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
         if outcome.kind in ("crashed", "flood"):
             return Outcome("crashed", text=f"it ended its own process ({outcome.text})")

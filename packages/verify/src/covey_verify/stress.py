@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,12 +23,11 @@ from typing import Any, NamedTuple
 from covey_verify.contract import RewardFunction, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
 from covey_verify.extract import FORMS, message_texts
+from covey_verify.hosting import UserCode, call_limits
 from covey_verify.loading import load
 from covey_verify.machine import available_cpus
 from covey_verify.mathematics.answers import reference_of
 from covey_verify.mathematics.reader import plain_number as number
-from covey_verify.sandbox.client import ForkServer
-from covey_verify.sandbox.confine import Limits
 from covey_verify.scoring import check, scores_of
 from covey_verify.types import Row, Score, Status
 
@@ -302,10 +299,8 @@ def _in_process(function: RewardFunction) -> Callable[[Row, str], Score]:
     """Return a caller of a user's function that makes each call in a process of its own."""
     file = str(Path(function.file).resolve())
     spec = f"{file}:{function.function.__name__}"
-    path = [str(Path(file).parent), *sys.path]
-    server = ForkServer(preload=[__name__, file], landlock=False, syscalls=False, path=path)
-    seconds = function.options.timeout or SECONDS
-    limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
+    server = UserCode(__name__, [file]).limited_server()
+    limits = call_limits(function.options.timeout or SECONDS)
 
     def call(row: Row, text: str) -> Score:
         asked = (spec, dict(function.plain_settings), row.id, row.prompt, dict(row.columns), text)

@@ -28,6 +28,7 @@ from covey.config.sampling import ToolUse
 from covey.sampling.tools.builtin import BUILT_IN_TOOLS
 from covey_verify.calls.arguments import Misfit, fitting
 from covey_verify.errors import ConfigError
+from covey_verify.hosting import module_of
 from covey_verify.usercode import load_function
 
 NO_TOOLS = ("reset", "get_reward")
@@ -169,8 +170,7 @@ def _load(spec: str, folder: Path) -> Tool:
 
 
 def _home(spec: str, folder: Path) -> tuple[str, str]:
-    place, _, name = spec.partition(":")
-    return str((folder / place).resolve()) if place.endswith(".py") else place, name
+    return module_of(spec, folder), spec.partition(":")[2]
 
 
 def _checked(function: Callable[..., object], spec: str) -> Callable[..., object]:

@@ -15,7 +15,7 @@ import math
 import resource
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import NamedTuple, TypeVar, cast
 
@@ -25,6 +25,7 @@ from covey.sampling.tools.child import EnvironmentSetup
 from covey.sampling.tools.definitions import Environment
 from covey.types import Problem
 from covey_verify.errors import CoveyError, DataError, RewardError
+from covey_verify.hosting import MEMORY
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.client import GRACE, ChildProcess, ForkServer
 from covey_verify.sandbox.confine import Limits
@@ -42,8 +43,6 @@ STATE = 1 << 20
 """Most bytes of an object's attributes as JSON."""
 LAST_SECONDS = 1.0
 """Seconds for an object to report its state when the time for tools is used up."""
-MEMORY = 8 << 30
-"""Bytes of a process in the sandbox."""
 NO_AGE = 1e8
 """Seconds: a process is ended by the call that it does not answer, not by its age."""
 
@@ -105,6 +104,14 @@ class Environments:
         with self.lock:
             for _, hosted in self.hosts:
                 hosted.discard(episode)
+
+
+def columns_not_sent(problem: Problem, columns: Iterable[str], receiver: str, error: Exception) -> DataError:
+    """Return the error for a row whose columns the process of a tool or an environment cannot get."""
+    return DataError(
+        f"{problem.id}: columns {', '.join(columns)} cannot be sent to the process of {receiver}: {error}. "
+        "Use values that JSON can hold"
+    )
 
 
 class Episode:
@@ -211,10 +218,7 @@ class Episode:
         try:
             outcome = self._asked(setup, self.among.timeout)
         except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{self.problem.id}: columns {', '.join(columns)} cannot be sent to the process of "
-                f"{self._name}: {error}. Use values that JSON can hold"
-            ) from None
+            raise columns_not_sent(self.problem, columns, self._name, error) from None
         if outcome.kind != "ok":
             raise DataError(f"{self.problem.id}: {self._name}: reset failed: {outcome.text or outcome.kind}")
         return None if outcome.value is None else str(outcome.value)

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.rewards.worker import PACKAGE
 from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
 from covey.sampling.tools.definitions import Tool, load_environment, load_tools
-from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, MEMORY, Environments, Episode
+from covey.sampling.tools.environments import (
+    CALLS_AT_ONCE,
+    CHILD,
+    Environments,
+    Episode,
+    columns_not_sent,
+)
 from covey.system.text import Say
 from covey.types import Problem
 from covey_verify.calls.arguments import Misfit
 from covey_verify.calls.call import ToolCall
-from covey_verify.errors import ConfigError, CoveyError, DataError
+from covey_verify.errors import ConfigError, CoveyError
+from covey_verify.hosting import UserCode, call_limits, sandbox_for_functions
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.choice import choose
 from covey_verify.sandbox.client import ForkServer
 from covey_verify.sandbox.confine import Limits
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.threads import SHARED_SIZE, Executor
-from covey_verify.usercode import code_folder
 
 ERROR = "error: "
 """Beginning of a result that reports an error. The model reads it and may try again."""
@@ -66,34 +70,21 @@ class Toolbox:
         )
 
     def _serve(self) -> ForkServer:
-        """Start a fork server that has imported the user's files."""
-        places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
-        files = [str(Path(place).parent) for place in places if place.endswith(".py")]
-        preload = [CHILD, *places]
-        path = [*files, str(self.folder), *sys.path]
+        """Return a fork server that imports the user's files."""
+        code = UserCode(CHILD, [tool.home[0] for tool in self.functions.values()], self.folder)
         if self.tools.isolate == "sandbox":
-            code = list(map(code_folder, places))
-            return self._box().host(preload, PACKAGE, code, path, CALLS_AT_ONCE)
-        return ForkServer(
-            preload=preload,
-            confined=False,
-            path=path,
-            at_once=CALLS_AT_ONCE,
-            folder=str(Path.cwd()),
-        )
+            return code.sandboxed_server(self._box(), CALLS_AT_ONCE)
+        return code.trusted_server(CALLS_AT_ONCE)
 
     def _box(self) -> ProcessSandbox:
         """Return the sandbox of the calls. Raises ConfigError if it cannot hold them."""
         assert self.chosen is not None
-        asked = "rollout.tools.isolate: sandbox"
-        late = [tool.name for tool in self.functions.values() if inspect.iscoroutinefunction(tool.function)]
-        if late:
-            raise ConfigError(f"{asked} is not for async functions, which {', '.join(late)} is")
-        if not isinstance(self.chosen.sandbox, ProcessSandbox):
-            raise ConfigError(
-                f"{asked} needs sandbox.backend bwrap or landlock, not {self.chosen.sandbox.name}"
-            )
-        return self.chosen.sandbox
+        setting = "rollout.tools.isolate: sandbox"
+        tools = self.functions.values()
+        coroutines = [tool.name for tool in tools if inspect.iscoroutinefunction(tool.function)]
+        if coroutines:
+            raise ConfigError(f"{setting} cannot run async functions, such as {coroutines[0]}")
+        return sandbox_for_functions(self.chosen.sandbox, setting)
 
     @property
     def schemas(self) -> list[dict[str, object]]:
@@ -183,7 +174,7 @@ class Toolbox:
             outcome = self._in_sandbox(call, seconds)
         elif tool.method:
             assert episode is not None
-            outcome = episode.call(tool.name, _given(tool, call, problem), seconds)
+            outcome = episode.call(tool.name, _arguments(tool, call, problem), seconds)
         else:
             outcome = self._in_child(tool, call, problem, seconds)
         # "lost": the call could not be started, or its end is unknown: no error where little time was left.
@@ -202,15 +193,12 @@ class Toolbox:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:
-        limits = Limits(seconds, max(1, math.ceil(seconds)), MEMORY, self.output)
-        given = _given(tool, call, problem)
+        limits = call_limits(seconds, self.output)
+        arguments = _arguments(tool, call, problem)
         try:
-            return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
+            return self.server.call(f"{CHILD}:call_tool", *tool.home, arguments, self.most, limits=limits)
         except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{problem.id}: columns {', '.join(tool.columns)} cannot be sent to the process of the tool "
-                f"{tool.name}: {error}. Use values that JSON can hold"
-            ) from None
+            raise columns_not_sent(problem, tool.columns, f"the tool {tool.name}", error) from None
 
     def _in_sandbox(self, call: ToolCall, seconds: float) -> Outcome:
         assert self.chosen is not None
@@ -236,7 +224,7 @@ def _told(tool: Tool, problem: Problem) -> object:
     return None
 
 
-def _given(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:
+def _arguments(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:
     """Return the arguments of a tool: the model's, and columns of the row."""
     columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
     return {**call.arguments, **columns}
