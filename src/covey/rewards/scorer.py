@@ -135,7 +135,7 @@ class Rewards:
         if reward.place != "inline":
             arguments = arguments_to_send(reward, arguments)
         call = UserCall(problem, arguments, len(completions), context, seconds)
-        # This thread only waits, for calls that are timed one by one.
+        # The thread only waits, without a limit: ``scores_by`` times each call that it makes.
         wait = partial(scores_by, self._caller(reward), call)
         return self.executor.submit(reward.name, waiting_threads(reward), wait, math.inf)
 
@@ -272,7 +272,7 @@ class PendingCall(NamedTuple):
 
 
 class GroupScoring:
-    """A group whose completions are being scored."""
+    """A group whose completions are still being scored."""
 
     def __init__(self, scorer: Scorer, problem: Problem, prompt: np.ndarray, size: int) -> None:
         self.scorer = scorer
@@ -343,13 +343,13 @@ def completion_of(answer: str | Messages, tokens: int = 1) -> Completion:
 
 def _reason_of_failure(reward: Reward, error: Exception) -> str:
     if isinstance(error, CallFailed | JudgeFailed):
-        return str(error)  # it was put into words where it happened
+        return str(error)  # the reason was put into words where the call failed
     return described(error, reward.file)
 
 
 def _trace_of_failure(error: Exception) -> str:
     if isinstance(error, CallFailed):
         return error.trace
-    if isinstance(error, TimeoutError | JudgeFailed):  # their traces show the waiter only
+    if isinstance(error, TimeoutError | JudgeFailed):  # their traces show only the code that waited
         return ""
     return trace_of(error)

@@ -37,7 +37,7 @@ from covey_verify.threads import Call, Executor
 from covey_verify.types import Score
 
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
-"""Limits of a worker: it is ended by a call that it does not answer, not by its age."""
+"""Limits of a worker: a call that it does not answer ends it, not its age."""
 IMPORT_SECONDS = 600.0
 """Seconds that importing the user's file may take."""
 MOST_LOST = 3
@@ -72,7 +72,7 @@ class WorkerLink(Protocol):
         """Send a request and return the future of its reply. Raises CallFailed if the process has ended."""
 
     def kept_waiting(self, look: bool = True) -> float:
-        """Return the seconds in which it had no processor, as far as known; without ``look`` as last seen."""
+        """Return the seconds in which it had no processor; without ``look``, by the last report of them."""
 
     def close(self, why: str) -> None:
         """Kill the process and fail all waiting requests."""
@@ -264,7 +264,7 @@ class Link:
         """The reason why it no longer answers; None while it does."""
         self.lock = threading.Lock()
         self.stack = contextlib.ExitStack()
-        with _screen() as screen:
+        with _standard_error() as screen:
             self.child = self.stack.enter_context(server().child("serve", FOREVER, peer=screen))
         self.child.send({**setup, "environment": trusted_environment()})
         # The child imports the user's file, then reports ready or the exception.
@@ -325,10 +325,11 @@ class Link:
 def sendable(reward: Reward, values: Mapping[str, object], what: str) -> object:
     """Return a reward function's arguments encoded. Raises RewardError if one would not arrive as it is."""
     for name, value in values.items():
-        if (odd := _odd(value)) is not None:
+        type_name = _unsendable_type(value)
+        if type_name is not None:
             raise RewardError(
-                f"reward {reward.name}: {what} {name!r} holds a {odd}, which cannot be sent to the reward's "
-                "process. Leave it out of the signature, or declare the function with "
+                f"reward {reward.name}: {what} {name!r} holds a {type_name}, which cannot be sent to the "
+                "reward's process. Leave it out of the signature, or declare the function with "
                 '@reward(isolate="inline")'
             )
     try:
@@ -337,23 +338,26 @@ def sendable(reward: Reward, values: Mapping[str, object], what: str) -> object:
         raise RewardError(f"reward {reward.name}: {what}s cannot be sent: {error}") from None
 
 
-def _odd(value: object) -> str | None:
+def _unsendable_type(value: object) -> str | None:
     """Return the name of a type within the value that would not arrive as it is, or None."""
     if type(value) not in PLAIN_TYPES:
         return type(value).__name__
     if isinstance(value, dict):
-        return _odd([*value, *value.values()])
+        return _unsendable_type([*value, *value.values()])
     if isinstance(value, list | tuple | set | frozenset):
         # Fast way for long lists of numbers or strings: no recursion for each element.
-        kinds = {type(v) for v in value}
-        if kinds <= PLAIN_TYPES and not kinds & {list, tuple, set, frozenset, dict}:
+        types = {type(element) for element in value}
+        if types <= PLAIN_TYPES and not types & {list, tuple, set, frozenset, dict}:
             return None
-        return next((odd for v in value if (odd := _odd(v)) is not None), None)
+        for element in value:
+            type_name = _unsendable_type(element)
+            if type_name is not None:
+                return type_name
     return None
 
 
-def _screen() -> FileIO:
-    """Return the file that a worker prints to: this process's standard error, if it has one."""
+def _standard_error() -> FileIO:
+    """Return this process's standard error, to which a worker prints; the null device if there is none."""
     try:
         return FileIO(os.dup(2), "w")
     except OSError:
