@@ -114,7 +114,7 @@ def _box(reward: Reward, sandbox: SandboxBackend) -> ProcessSandbox:
 def _with_verdict(rewards: list[Reward]) -> list[Reward]:
     """Return the rewards with the verdict marked, if it can be determined.
 
-    An undecided verdict is no error here, since scoring files needs none; a run asks for
+    An undecided verdict is not an error here, since scoring a file needs none; a run asks for
     ``Rewards.verdict`` before it begins.
     """
     try:

@@ -200,12 +200,15 @@ class ScoringStats:
     @classmethod
     def summed(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
         """Return the sum over several processes; their waits overlapped, so the longest counts."""
-        names = dict.fromkeys(name for part in parts for name in part.logged)
+        logged = dict[str, list[float]]()
+        for part in parts:
+            for name, values in part.logged.items():
+                logged.setdefault(name, []).extend(values)
         return cls(
             sum(part.calls for part in parts),
             sum(part.completions for part in parts),
             max(part.waited for part in parts),
-            {name: [v for part in parts for v in part.logged.get(name, ())] for name in names},
+            logged,
         )
 
 

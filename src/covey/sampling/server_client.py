@@ -52,8 +52,8 @@ class ServerClient:
         assert dialect is not None, "it has answered"
         deadline = time.monotonic() + self.timeout
         body = dialect.body(request, params, server.model, self.policy.end_ids)
-        # The mark of the proven weights, before the request: the server may prove others before it answers.
-        proven = server.stamp
+        # Read before the request, because the server may get and prove other weights before it answers.
+        proven_stamp = server.stamp
         for pause in pauses(FIRST_PAUSE, LONGEST_PAUSE):
             request_id = new_request_id()
             try:
@@ -70,13 +70,13 @@ class ServerClient:
         if params.stop:
             for output in outputs:
                 check_stop(self.policy, output, params.stop)
-        _check_stamp(server, proven, dialect.stamp(reply))
+        _check_stamp(server, proven_stamp, dialect.stamp(reply))
         return outputs
 
 
-def _check_stamp(server: RemoteServer, proven: object, stamp: object) -> None:
+def _check_stamp(server: RemoteServer, proven_stamp: object, stamp: object) -> None:
     """Check that a reply is of the weights that passed the probes: a server may have been restarted."""
-    if proven is None:  # it is proving itself
-        proven = server.stamp = stamp
-    if proven != stamp:
+    if proven_stamp is None:  # this is the first probe, whose stamp the others have to have
+        server.stamp = stamp
+    elif proven_stamp != stamp:
         raise Misbehaved("it was restarted, or its weights were changed, after it had proven its weights")

@@ -56,12 +56,14 @@ class Dialogue:
     def continued(self, whole: Completion, params: SamplingParams) -> Request:
         """Return the request for the rest after ``whole``: its draws continue where they were."""
         request = self.request
+        _, sample = self.owner
+        length = len(whole.tokens)
         return replace(
             request,
             prompt=np.concatenate([request.prompt, whole.tokens]),
-            streams=[request.streams[self.owner[1]]],
-            prefix_tokens=request.prefix_tokens + len(whole.tokens),
-            room=params.max_tokens - len(whole.tokens),
+            streams=[request.streams[sample]],
+            prefix_tokens=request.prefix_tokens + length,
+            room=params.max_tokens - length,
         )
 
 
