@@ -20,7 +20,7 @@ from covey_verify.sandbox.confine import Limits
 from covey_verify.web import may_pass, pauses
 
 # The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
-# every input. The candidate prints into a StringIO, so that its prints are no replies.
+# every input. The candidate prints into a StringIO, so that its prints cannot be taken for replies.
 CALLS = """
 import io, os, sys
 def _serve(setup):
@@ -54,8 +54,8 @@ class WholeProgramBackend(ABC):
 
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
-        begun = time.monotonic()
-        return self._run(code, stdin, limits)._replace(seconds=time.monotonic() - begun)
+        start = time.monotonic()
+        return self._run(code, stdin, limits)._replace(seconds=time.monotonic() - start)
 
     @abstractmethod
     def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
@@ -66,17 +66,21 @@ class WholeProgramBackend(ABC):
     ) -> Iterator[Outcome]:
         """Call ``entry`` with each input; all of them share ``limits``."""
         del each
-        given = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
-        setup = json.dumps({"code": code, "entry": entry, "inputs": given})
-        ended = self.script(Path(wire.__file__).read_text(encoding="utf-8") + CALLS, setup, limits)
-        # A truncated last line, without its newline, is no answer.
+        encoded = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
+        setup = json.dumps({"code": code, "entry": entry, "inputs": encoded})
+        program = Path(wire.__file__).read_text(encoding="utf-8") + CALLS
+        ended = self.script(program, setup, limits)
+        # A last line without its newline is truncated, and does not count as an answer.
         lines = str(ended.value or "").split("\n")[:-1]
         answers = [reply_result(_json(line)) for line in lines[: len(inputs)]]
         # Inputs without an answer get the outcome of the program.
-        rest = Outcome("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
-        first, *more = answers + [rest._replace(seconds=0.0)] * (len(inputs) - len(answers))
-        yield first._replace(seconds=ended.seconds)
-        yield from more
+        unanswered = ended._replace(value=None, seconds=0.0)
+        if ended.kind == "ok":
+            unanswered = Outcome("crashed", text="no answer")
+        outcomes = answers + [unanswered] * (len(inputs) - len(answers))
+        # The time of the whole program counts once, with the first input.
+        yield outcomes[0]._replace(seconds=ended.seconds)
+        yield from outcomes[1:]
 
 
 def _json(line: str) -> object:
