@@ -35,7 +35,7 @@ class Child(subprocess.Popen[bytes]):
 
     def kill(self) -> None:
         """Kill it and its whole process group, unless its end has been seen."""
-        if self.returncode is None:  # not waited for yet, so that its number is nobody else's
+        if self.returncode is None:  # not waited for yet, so no other process has its number
             kill_group(self.pid)
 
 

@@ -172,31 +172,34 @@ def attack(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> Report:
     notes = list[str]()
     for function in functions:
         for row in chosen:
-            if complaint := check(function, list(row.columns)):
+            complaint = check(function, list(row.columns))
+            if complaint:
                 kind = DataError if "column" in complaint else ConfigError
                 raise kind(f"{row.id}: reward {function.name} {complaint}")
-        if why := unavailable(function):
-            notes.append(f"{function.name} was not attacked: {why}")
+        reason = unavailable(function)
+        if reason:
+            notes.append(f"{function.name} was not attacked: {reason}")
             continue
         call = _in_process(function) if not function.ours else partial(_here, function)
         for row in chosen:
             judge = partial(_each, call, row)
-            found = battery(function, row, chosen, judge, correct_completion(function, row, judge))
-            tried = tried + found.tried
-            findings = [*findings, *found.findings]
-            notes = [*notes, *found.notes]
+            correct = correct_completion(function, row, judge)
+            report = battery(function, row, chosen, judge, correct)
+            tried += report.tried
+            findings += report.findings
+            notes += report.notes
     return Report(tried, tuple(findings), tuple(dict.fromkeys(notes)))
 
 
 def unavailable(function: RewardFunction) -> str:
     """Return why a function's server does not answer; "" if it does, or the function has none."""
-    asked = function.options.unavailable
-    return "" if asked is None else asked(**function.plain_settings)
+    ask = function.options.unavailable
+    return "" if ask is None else ask(**function.plain_settings)
 
 
 def different(rows: Sequence[Row]) -> list[Row]:
     """Return a few rows with different reference answers."""
-    # Reversed twice: the first row of each answer is kept, in the order of the file.
+    # Read backwards, so that of several rows with one answer the first one stays.
     by_answer = {json.dumps(r.columns.get("answer", r.id), default=str): r for r in reversed(rows)}
     return list(by_answer.values())[::-1][:ROWS]
 
@@ -214,19 +217,22 @@ def battery(
     ``gated``: its pay depends on another function, so a correct completion alone may get nothing.
     """
     attacks = list(_formats(row))
-    known = dict(canaries(function, row.columns))
-    attacks += [("its counterexample", known["incorrect"])] if "incorrect" in known else []
-    other = judges_something_else(function)
-    if other:
+    examples = dict(canaries(function, row.columns))
+    if "incorrect" in examples:
+        attacks.append(("its counterexample", examples["incorrect"]))
+    judges_other_things = judges_something_else(function)
+    if judges_other_things:
         attacks += [("an injection", text) for text in INJECTIONS]
     elif not function.options.format_only:
         bombs = BOMBS if row is rows[0] else ()  # each may take seconds
         attacks += _answers(row, rows, correct.text, correct.form, bombs)
     findings = list(paid(function, row, attacks, judge))
     notes = list[str]()
-    if other:
-        said = f"{function.name} does not say what is correct, so incorrect answers were not tried"
-        notes.append(f"{said}: `verdict: true` tries them")
+    if judges_other_things:
+        notes.append(
+            f"{function.name} does not say what is correct, so incorrect answers were not tried: "
+            "`verdict: true` tries them"
+        )
     elif correct.text is None:
         notes.append(f"{function.name} on {row.id}: no completion is known that it has to pay")
     elif not gated:
@@ -247,12 +253,12 @@ def paid(
     """Yield a finding for each attack (name, text) that a function pays, or on which it fails."""
     scores = judge([text for _, text in attacks])
     for (name, text), score in zip(attacks, scores, strict=True):
-        found = _finding(function, row, name, text, score)
+        finding = _finding(function, row, name, text, score)
         # A built-in reward may report a timeout or a crash: its subprocess is made for that.
         if score.status in (STUCK[:1] if function.ours else STUCK):
-            yield replace(found, attack=f"{name} (the function failed)")
+            yield replace(finding, attack=f"{name} (the function failed)")
         elif (score.value or 0.0) > 0:
-            yield found
+            yield finding
 
 
 def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Correct:
@@ -270,14 +276,14 @@ def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Corr
         return Correct(dict(canaries(function, row.columns)).get("correct"), form)
     if "answer" not in row.columns or function.options.format_only:
         return Correct()
-    texts = {f.format(reference_of(row.columns["answer"])): f for f in FORMS.values()}
-    values = [score.value or 0.0 for score in judge(list(texts))]
-    best = max(values)
-    worked = row.columns.get("completion")
-    if best <= 0 and isinstance(worked, str):
-        return Correct(worked)
-    text = list(texts)[values.index(best)]
-    return Correct(text, texts[text])
+    form_of_text = {f.format(reference_of(row.columns["answer"])): f for f in FORMS.values()}
+    texts = list(form_of_text)
+    values = [score.value or 0.0 for score in judge(texts)]
+    worked_answer = row.columns.get("completion")
+    if max(values) <= 0 and isinstance(worked_answer, str):
+        return Correct(worked_answer)
+    best = texts[values.index(max(values))]
+    return Correct(best, form_of_text[best])
 
 
 def _finding(function: RewardFunction, row: Row, attack: str, text: str, score: Score) -> StressFinding:
@@ -303,8 +309,9 @@ def _in_process(function: RewardFunction) -> Callable[[Row, str], Score]:
     limits = call_limits(function.options.timeout or SECONDS)
 
     def call(row: Row, text: str) -> Score:
-        asked = (spec, dict(function.plain_settings), row.id, row.prompt, dict(row.columns), text)
-        result = server.call(f"{__name__}:scored_there", *asked, limits=limits)
+        settings = dict(function.plain_settings)
+        arguments = (spec, settings, row.id, row.prompt, dict(row.columns), text)
+        result = server.call(f"{__name__}:scored_there", *arguments, limits=limits)
         if result.kind == "ok":
             return Score(**result.value)
         return Score(None, STATUS_OF_END.get(result.kind, "infra_error"), detail=result.text)
@@ -315,7 +322,7 @@ def _in_process(function: RewardFunction) -> Callable[[Row, str], Score]:
 def scored_there(
     spec: str, settings: dict[str, Any], row: str, prompt: Any, columns: dict[str, Any], text: str
 ) -> dict[str, object]:
-    """Return a user's function's score of a text as plain values; called in the function's process."""
+    """Return a user's function's score of a text as plain values. Runs in the function's process."""
     function = load(spec, settings)
     try:
         score = _here(function, Row(row, prompt, columns), text)
@@ -387,8 +394,13 @@ def _guesses(reference: str | None, others: Sequence[Row], bombs: Sequence[str])
     return guesses | {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
 
 
+def _same_answer(guess: str, reference: str) -> bool:
+    value = number(guess)
+    return (value is not None and value == number(reference)) or guess.casefold() == reference.casefold()
+
+
 def _hedged(reference: str, other: str, form: str) -> Iterator[tuple[str, str]]:
-    """Yield texts that contain the correct answer and commit to none."""
+    """Yield texts that contain the correct answer but do not commit to it."""
     yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(reference)}"
     yield "correct, then contradicted", f"{form.format(reference)}\n{form.format(other)}"
     yield "correct or incorrect", form.format(f"{reference} or {other}")
@@ -405,10 +417,9 @@ def _answers(
     reference = reference_of(columns["answer"]) if "answer" in columns else None
     guesses = _guesses(reference, others, bombs)
     for guess, name in guesses.items():
-        # A guess that happens to be correct is no attack.
-        equal = reference is not None and number(guess) is not None and number(guess) == number(reference)
-        if reference is None or not (equal or guess.casefold() == reference.casefold()):
-            yield from ((name, form_.format(guess)) for form_ in forms)
+        # A guess that happens to be correct is not an attack.
+        if reference is None or not _same_answer(guess, reference):
+            yield from ((name, one_form.format(guess)) for one_form in forms)
     if reference is not None and form:
         other = next((g for g in (*guesses, "17") if g.isdigit() and g != reference), "17")
         yield from _hedged(reference, other, form)
