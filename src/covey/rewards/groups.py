@@ -81,7 +81,7 @@ def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) ->
     if reward.weight == 0:
         return False
     gate = (reward.gated_by or "").partition(":")[0]
-    # Without the gate's score nobody knows whether this reward would count.
+    # Without the gate's score it is unknown whether this reward would count.
     if gate and scores[gate][sample].status == "infra_error":
         return True
     failed = scores[reward.name][sample].status == "infra_error"

@@ -126,7 +126,7 @@ class Episode:
         self.stack = contextlib.ExitStack()
         self.child: ChildProcess | None = None
         self.ending: Outcome | None = None
-        """How its process ended; None while it may be used."""
+        """The end of its process; None while it may be used."""
         self.called = False
         """Whether the model has called a method."""
         self.lock = threading.RLock()

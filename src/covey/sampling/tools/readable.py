@@ -67,8 +67,8 @@ def prove_readable(
         if not written.text:
             yield (
                 f"{problem.id}: the model's chat template does not show the calls of an assistant "
-                "(tool_calls), so nobody knows whether those of the model are read; see docs/tools.md for "
-                "the forms that are"
+                "(tool_calls), so it is unknown whether the model's own calls can be read; docs/tools.md "
+                "lists the forms that can"
             )
             return
         if not written.right:

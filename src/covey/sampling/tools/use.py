@@ -151,7 +151,7 @@ def unexplained_tools(
         )
     if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
         yield (
-            f"{in_text[0].id}: the prompt is plain text, so nobody tells the model of its tools. Say in it "
+            f"{in_text[0].id}: the prompt is plain text, so the model is not told of its tools. Say in it "
             f'how to call them: {OPEN_CALL}{{"name": "{call.name}", "arguments": {{...}}}}{CLOSE_CALL}; '
             "or set data.chat: true"
         )
