@@ -103,8 +103,8 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
     tell(quiet, [f"training, in {home}: loading ..."])
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
+    from covey.training.options import RunOptions
     from covey.training.pipeline import run_together
-    from covey.training.run import RunOptions
 
     options = RunOptions(
         strict=flags.strict, changes=resumed is not None, start=start.record(), home=home, faults=faults

@@ -44,8 +44,9 @@ from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.system.text import duration
+from covey.training.observer import Observer, ObserverRequest
+from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
-from covey.training.run import Observer, ObserverRequest, RunOptions
 from covey_verify.errors import ConfigError, CoveyError
 
 STEPS = 10

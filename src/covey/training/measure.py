@@ -12,9 +12,10 @@ from covey.objective.diagnostics import group_metrics, score_metrics, token_metr
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.examples_loop import sum_of_parts
+from covey.training.options import RunOptions
 from covey.training.pipeline import STEP_BUILDERS
 from covey.training.rl import prepare
-from covey.training.run import Run, RunOptions
+from covey.training.run import Run
 from covey.training.setup import scratch_run
 
 

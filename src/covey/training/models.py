@@ -24,8 +24,8 @@ from covey.sampling.servers import Transport
 from covey.system.processes import is_rank_zero
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
+from covey.training.options import RunOptions
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
-from covey.training.run import RunOptions
 from covey_verify.web import ask
 
 

@@ -53,7 +53,8 @@ from covey.tasks.source import EXAMPLES
 from covey.training import example_sampling, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
 from covey.training.healing import complete_going_back, run_with_healing, severe, with_attempts
-from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.training.options import DEFAULTS, RunOptions
+from covey.training.run import Run
 from covey.training.select import select
 from covey.training.setup import set_up
 from covey.training.stage_folders import folder_name, refuse_other_stages, refuse_stale_stages
@@ -336,7 +337,8 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
                 evaluations["after"] = run.evaluate()
             again = evaluate_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
-                run.go_back_for(severe(run.report_findings(run.state.step - 1)))
+                findings = run.supervisor.report_findings(run.state.step - 1)
+                run.supervisor.go_back_for(severe(findings), run.state.step)
             run.journal.console.doing("writing the model")
             with run.journal.clock("final"):
                 return finish_run(run, evaluations, again)

@@ -18,7 +18,7 @@ from covey.tasks.columns import own_systems, print_readers, readers
 from covey.tasks.examples import need_both
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
-from covey.training.run import RunOptions
+from covey.training.options import RunOptions
 
 
 @dataclass(frozen=True)

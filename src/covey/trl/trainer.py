@@ -29,7 +29,7 @@ from covey.learner.process import default_torch_modes, restore_process_settings
 from covey.models.model_objects import restore_model_object
 from covey.runs.inputs import OtherInputs
 from covey.training.measure import measure
-from covey.training.run import Observer, ObserverRequest
+from covey.training.observer import Observer, ObserverRequest
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import with_adapters
