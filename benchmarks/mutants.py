@@ -110,6 +110,7 @@ NEAR = {
     ],
     "learner": ["tests/learner/test_optimizer.py", *PROOF],
     "training/guards": ["tests/training/test_guards.py"],
+    "training/supervisor": ["tests/training/test_guards.py", *PROOF],
     "training/run": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
     "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
@@ -417,10 +418,13 @@ MUTANTS = [
     ),
     *of(
         "training/run.py",
-        ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
         ("learning rate of the next step", "learning_rate(step, learner.train, number)", "learning_rate(step + 1, learner.train, number)"),
         ("a bad gradient kept for the next update", "            learner.clear()\n", ""),
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
+    ),
+    *of(
+        "training/supervisor.py",
+        ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
     ),
     *of(
         "training/guards.py",
@@ -671,7 +675,7 @@ MUTANTS = [
     ),
     *of(
         "training/examples_loop.py",
-        ("an epoch's order goes on in the next", "if not rows or place == 0:", "if not rows:"),
+        ("an epoch's order goes on in the next", "if not rows or index == 0:", "if not rows:"),
         ("what tools say in an answer is learned", "-logprobs[mask].sum()", "-logprobs.sum()"),
     ),
     *of(

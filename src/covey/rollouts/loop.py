@@ -273,8 +273,8 @@ class Rollouts:
     def _own_tickets(self, tickets: range) -> list[int]:
         """Return the places of the data that this process samples."""
         # Shared by place of the data, not by round, so that both threads agree on who draws it.
-        asked = set(share(tickets.stop, self.sampler))
-        return [ticket for ticket in tickets if ticket in asked]
+        assigned = set(share(tickets.stop, self.sampler))
+        return [ticket for ticket in tickets if ticket in assigned]
 
     def _steps_ahead(self, step: int) -> int:
         """Return for how many later steps groups may be drawn; each uses at least ``prompts_per_step``."""

@@ -125,7 +125,7 @@ def stored_or_sampled(
 ) -> Iterator[Sampled]:
     """Yield as ``sampler.sample``, but take completions of an earlier process from the store."""
     # (number of a request, its samples that are still to be drawn).
-    left: list[tuple[int, list[int]]] = []
+    incomplete: list[tuple[int, list[int]]] = []
     for number, (ticket, request) in enumerate(zip(tickets, requests, strict=True)):
         missing = []
         for sample in range(len(request.streams)):
@@ -135,10 +135,12 @@ def stored_or_sampled(
             else:
                 yield Sampled(number, sample, stored)
         if missing:
-            left.append((number, missing))
-    asked = [replace(requests[n], streams=[requests[n].streams[s] for s in missing]) for n, missing in left]
-    for sampled in sampler.sample(asked, params):
-        number, missing = left[sampled.request]
+            incomplete.append((number, missing))
+    remaining = [
+        replace(requests[n], streams=[requests[n].streams[s] for s in missing]) for n, missing in incomplete
+    ]
+    for sampled in sampler.sample(remaining, params):
+        number, missing = incomplete[sampled.request]
         # Back from the numbering of what was left to that of the requests.
         done = sampled._replace(request=number, sample=missing[sampled.sample])
         store.add(tickets[number], requests[number], params, done)

@@ -57,7 +57,8 @@ def finish_examples(run: Run) -> Result:
 
 def _conclude(run: Run, result: Result) -> None:
     """Write the result, last of all: its existence marks the stage as complete."""
-    written = {name: list(known) for name, known in run.journal.folder.sync().streams.items()}
+    streams = run.journal.folder.sync().streams
+    written = {name: list(length_and_hash) for name, length_and_hash in streams.items()}
     write_result(result, written)
 
 

@@ -48,5 +48,9 @@ def _of_groups(run: Run) -> dict[str, float]:
     sampling = config.rollout
     now = run.state.coefficients
     objective = PolicyObjective(algorithm, sampling.temperature, sampling.max_tokens, now)
-    seen = run.learner.measure(batch, objective)
-    return {**metrics, **token_metrics(seen, algorithm), "loss": sum(float(stats.loss) for stats in seen)}
+    token_stats = run.learner.measure(batch, objective)
+    return {
+        **metrics,
+        **token_metrics(token_stats, algorithm),
+        "loss": sum(float(stats.loss) for stats in token_stats),
+    }

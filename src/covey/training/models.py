@@ -45,8 +45,8 @@ def load_trained(
 def reference_of(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
     """Return the frozen reference, if the algorithm asks for one."""
     algorithm = loaded.algorithm
-    asked = algorithm.needs_reference and loaded.config.method == "rl"
-    return Reference(policy, algorithm.moves_reference, own_reference(loaded)) if asked else None
+    needs_reference = algorithm.needs_reference and loaded.config.method == "rl"
+    return Reference(policy, algorithm.moves_reference, own_reference(loaded)) if needs_reference else None
 
 
 def policy_learner(policy: Policy, loaded: ResolvedConfig, reference: Reference | None) -> Learner[Policy]:

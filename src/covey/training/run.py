@@ -219,11 +219,10 @@ class Run:
         A second call at the same step does only what a stop has left undone.
         """
         train = self.loaded.config.train
-        every = self.loaded.config.eval.every
         step = self.state.step
         self.progress.step_ends(step)
         is_last = step >= train.steps  # its evaluation and checkpoint are those of the run's end
-        if self.test_set and every and step % every == 0 and not is_last:
+        if self.test_set and self.loaded.config.eval.is_due(step) and not is_last:
             now = self.evaluation_at(step)
             second_measurement = bool(self.spare_problems)
             if train.stop_at is not None and now.reaches(train.stop_at, second_measurement):

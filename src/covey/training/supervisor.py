@@ -1,4 +1,4 @@
-"""The supervisor of a run judges each step by its findings and guards. It may stop the run or send it back."""
+"""The supervisor of a run: it judges each step by findings and guards, and may stop or send the run back."""
 
 from __future__ import annotations
 
