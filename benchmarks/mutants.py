@@ -568,7 +568,7 @@ MUTANTS = [
     *of(
         "rollouts/choose.py",
         ("retired problems drawn", "if not retired[choice.problem]:", "if True:"),
-        ("the frontier draws a problem twice in a step", "excluded = {*seen, *map(int, np.flatnonzero(retired))}", "excluded = {*map(int, np.flatnonzero(retired))}"),
+        ("the frontier draws a problem twice in a step", "excluded = {*earlier, *map(int, np.flatnonzero(retired))}", "excluded = {*map(int, np.flatnonzero(retired))}"),
         ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),
     *of(
@@ -576,7 +576,7 @@ MUTANTS = [
         ("the group's own reward for the greedy one's", "greedy_reward=float(greedy.rewards[0])", "greedy_reward=float(group.rewards[0])"),
         ("what groups drawn ahead took is not counted", "        scorer.include(group_scorer.stats)\n", "        pass\n"),
         ("running means forgotten between steps", "now = dict(means)", "now = dict[str, float]()"),
-        ("filter sees what could not be judged", "values[known]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
+        ("filter sees what could not be judged", "values[scored]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
     ),
     *of(
         "rollouts/loop.py",
@@ -690,7 +690,7 @@ MUTANTS = [
         "training/pipeline.py",
         ("a stage begins from the base model", 'changes["model"] = str((start / "final").resolve())', 'changes["model"] = config.model'),
         ("a stage begins from the first one's model", "(policies[-1] if policies else None)", "(policies[0] if policies else None)"),
-        ("a stage reads no earlier one's examples", "known.get(str(path), path)", "path"),
+        ("a stage reads no earlier one's examples", "resolved_folders.get(str(path), path)", "path"),
     ),
     *of(
         "sampling/tools/turns.py",
