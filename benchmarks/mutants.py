@@ -76,6 +76,7 @@ NEAR = {
     "models/value_head": ["tests/training/test_critic.py"],
     "models/pretrained": ["tests/training/test_critic.py", "tests/models/test_pretrained.py"],
     "rollouts/prefetch": ["tests/rollouts/test_ahead.py"],
+    "rollouts/store": ["tests/rollouts/test_ahead.py"],
     "rollouts/segments": ["tests/rollouts/test_rollout.py"],
     "training/reward_model": [*SEAMS, "tests/training/test_reward_models.py"],
     "objective": MATHEMATICS,
@@ -538,6 +539,9 @@ MUTANTS = [
     *of(
         "rollouts/prefetch.py",
         ("groups are taken as they end", "[self._ready.pop(t) for t in tickets]", "[self._ready.pop(t) for t in list(self._ready)[: len(tickets)]]"),
+    ),
+    *of(
+        "rollouts/store.py",
         ("an earlier process' completions take another's place", "sample=missing[sampled.sample]", "sample=sampled.sample"),
         ("what is missing is drawn by others' keys", "[requests[n].streams[s] for s in missing]", "requests[n].streams[: len(missing)]"),
         ("finished completions are not kept", "        store.add(tickets[number], requests[number], params, done)\n", ""),

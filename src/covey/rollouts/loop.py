@@ -25,8 +25,9 @@ from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, wi
 from covey.rollouts.groups import Progress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
-from covey.rollouts.prefetch import CompletionStore, Prefetcher
+from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments
+from covey.rollouts.store import CompletionStore
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.turns import seconds_waited

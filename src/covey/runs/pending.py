@@ -36,7 +36,7 @@ ARRAYS = {
 
 
 class PendingCompletions:
-    """A ``covey.rollouts.prefetch.CompletionStore`` in a run's folder."""
+    """A ``covey.rollouts.store.CompletionStore`` in a run's folder."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
