@@ -652,7 +652,7 @@ MUTANTS = [
     ),
     *of(
         "models/compiled.py",
-        ("backward pass over the whole vocabulary", "ctx.cap), ctx.mask, rows.start, ctx.drawable_ids)", "ctx.cap), None, rows.start, ctx.drawable_ids)"),
+        ("backward pass over the whole vocabulary", "exclude(raw, ctx.mask, rows.start, ctx.drawable_ids)", "exclude(raw, None, rows.start, ctx.drawable_ids)"),
     ),
     *of(
         "models/logprobs.py",

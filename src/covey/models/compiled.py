@@ -369,9 +369,8 @@ class _ScoreFunction(torch.autograd.Function):
         # One pass over the chunks fills dhidden and, where the head is trained, sums its gradient.
         def add(into: Tensor | None) -> None:
             for x, rows in _chunks(hidden, buffer):
-                logits = exclude(
-                    _logits(ctx.layer, x, buffer, ctx.cap), ctx.mask, rows.start, ctx.drawable_ids
-                )
+                raw = _logits(ctx.layer, x, buffer, ctx.cap)
+                logits = exclude(raw, ctx.mask, rows.start, ctx.drawable_ids)
                 grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
                 parts = (targets[rows], ctx.inverse, inverse_cap, *grads)
                 # In place: the logits of the chunk become their gradients.
