@@ -92,7 +92,7 @@ class Rewards:
 
     @property
     def verdict(self) -> Reward:
-        """The reward that says what is correct. Raises ConfigError where that cannot be known."""
+        """The reward that decides what is correct. Raises ConfigError if that cannot be determined."""
         return verdict_of(self.rewards)
 
     @property

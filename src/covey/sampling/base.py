@@ -82,7 +82,7 @@ class Sampler(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether each of several processes samples some of the requests; else rank 0 asks for all."""
+        """Whether several processes share the requests; otherwise rank 0 asks for all of them."""
 
     @property
     def bit_exact(self) -> bool:

@@ -265,7 +265,7 @@ class _Generated(BaseModel):
 
 
 def _generated(reply: object) -> list[_Meta]:
-    # With n = 1 SGLang answers with an object, else with a list of them.
+    # With n = 1 SGLang answers with an object, otherwise with a list of them.
     objects = reply if isinstance(reply, list) else [reply]
     return [_Generated.model_validate(generated).meta_info for generated in objects]
 

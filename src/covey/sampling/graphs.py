@@ -38,7 +38,7 @@ class GraphStep:
         self.recorded: dict[tuple[int, int], Work] = {}
 
     def __call__(self, tokens: Tensor, kv_length: int) -> Tensor:
-        """Run the step; arguments and result as of ``Step``."""
+        """Run the step; see ``Step`` for arguments and result."""
         # A graph reads the addresses that it was recorded with, so the tokens are copied there.
         self.tokens[: len(tokens)] = tokens
         rows = bucket(len(tokens), FEWEST_SLOTS, self.most[0])

@@ -260,7 +260,7 @@ class _Running:
         return len(self.owners)
 
     def step(self, engine: Engine, admitted: Sequence[Owner], version: int) -> None:
-        """Draw a token of every running completion, and the first one of those that are admitted."""
+        """Draw the next token of every running completion, and the first token of each admitted one."""
         # New slots come after the running ones, so concatenating keeps slot b in row b.
         logits = [engine.decode(self.latest[: self.count])] if self.owners else []
         if admitted:

@@ -75,7 +75,7 @@ def _plain(text: AnswerText) -> str:
 
 
 def tokens_of(policy: Policy, problem: Problem) -> Sequence[int]:
-    """Return the ids of a prompt: those that were recorded with it, or its text's. Raises DataError."""
+    """Return the ids of a prompt: the recorded ones if there are any, else its text's. Raises DataError."""
     if problem.sampled is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
         if problem.sampled.tokenizer != policy.vocabulary_hash:

@@ -39,7 +39,7 @@ def gym_answer(
     answer: str | None = None,
     rule: Rule = "answer_tag",
 ) -> Score:
-    """Return 1 if reasoning-gym gives full marks, else 0, since its partial marks reward length and luck."""
+    """Return 1 if reasoning-gym gives full marks, else 0. Its partial marks would reward length and luck."""
     if not isinstance(sandbox, ProcessSandbox):
         raise SandboxUnavailable(f"reasoning-gym's scorers cannot run in the {sandbox.name} sandbox")
     extracted = extract(completion, rule, turns)

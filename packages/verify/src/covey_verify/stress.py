@@ -264,8 +264,8 @@ def paid(
 def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Correct:
     """Return a completion that has to be paid, and the form of its answer.
 
-    It is the function's own example; else the form of the reference answer that it pays best, or the worked
-    answer if it pays none.
+    It is the function's own example. Without one it is the reference answer in the form that the function
+    pays best, or the worked answer if it pays none.
     """
     if judges_something_else(function):
         return Correct()

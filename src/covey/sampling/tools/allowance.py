@@ -1,4 +1,4 @@
-"""Time limits of tools: the seconds of a completion, and those that a batch of completions waits for.
+"""Time limits of tools: how long a completion may use them, and how long a batch may wait for them.
 
 The model decides how long its calls take. Without a bound one completion could hold up a run: its calls could
 hang one after another, each until its own time is up.

@@ -59,7 +59,7 @@ class Toolbox:
         runs_programs = any(tool.function is python for tool in self.functions.values())
         needs_sandbox = runs_programs or tools.isolate == "sandbox"
         self.chosen = choose(**sandbox.model_dump()) if needs_sandbox else None
-        """The sandbox of the model's programs, and of the calls under ``isolate: sandbox``; else None."""
+        """The sandbox of the model's programs, and of calls under ``isolate: sandbox``; None if unused."""
         self.executor = Executor()
         self.folder = folder.resolve()
         self.server = self._serve()

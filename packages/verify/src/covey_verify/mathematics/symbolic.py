@@ -263,7 +263,7 @@ def _real(draw: int, number: int, positive: bool, edges: Sequence[float]) -> Val
 
 
 def _integers(node: Node) -> tuple[set[str], set[str]]:
-    """Return the variables that have to be integers, and those that count the terms of a sum."""
+    """Return the variables that have to be integers, and the variables that count the terms of a sum."""
     whole: set[str] = set()
     counts: set[str] = set()
     for part in node.walk():

@@ -83,7 +83,7 @@ OPENING, CLOSING = {"(", "[", r"\{", "⟨"}, {")", "]", r"\}", "⟩"}
 def currency(text: str) -> str:
     r"""Return the unit of the one sign of money in a text, or "".
 
-    A dollar sign without a backslash is money only where it cannot be one of two that enclose a formula.
+    A dollar sign without a backslash is money only if no second one could close a formula.
 
     >>> currency(r"\$5"), currency("$5$"), currency("$5"), currency("€5")
     ('dollar', '', 'dollar', 'euro')

@@ -58,7 +58,7 @@ QUOTIENTS = {"mph": "mi/h", **dict.fromkeys(("kph", "kmph", "kmh", "kmhr"), "km/
 SYMBOLS = frozenset(w for w in (*KNOWN, *CASED) if 1 < len(w) < 4 and w.isalpha()) | set(QUOTIENTS)
 """Units that people write directly after the number; a single letter may be a variable."""
 LETTERS = frozenset("mshglLJNWVKACFΩ")
-"""Units of one letter, which count only where nothing follows them."""
+"""Units of one letter, which count as units only if nothing follows them."""
 SIZES = {
     "dozen": 12,
     "hundred": 100,

@@ -65,8 +65,8 @@ def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], 
     listed = list[str]()
     for folder in folders:
         real = Path(folder).resolve()
-        # The folder is hidden itself, or within a hidden one. Python has to list a package folder on sys.path
-        # all the same.
+        # The folder is hidden itself, or within a hidden one. Python still has to list a package folder
+        # that is on sys.path.
         if any(real.is_relative_to(one) for one in hidden):
             listed += [folder] if real in hidden and real != OWN else []
             continue

@@ -327,7 +327,7 @@ def _modules(paths: Sequence[str]) -> list[str]:
 
 
 def _code_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a package, else its Python files and packages."""
+    """Return the folder itself if it is a package, otherwise its Python files and packages."""
     if (folder / "__init__.py").exists():
         return [folder]
     return [*folder.glob("*.py"), *(file.parent for file in folder.glob("*/__init__.py"))]

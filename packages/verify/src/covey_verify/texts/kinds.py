@@ -252,12 +252,12 @@ def quotation(text: str) -> str:
 
 
 def compared(count: int, relation: str, limit: int, what: str) -> str:
-    """Return "" if a count meets its limit, else both in words."""
+    """Return "" if a count meets its limit, otherwise both in words."""
     return "" if RELATIONS[relation](count, limit) else f"{count} {what}, not {relation} {limit}"
 
 
 def exactly(count: int, expected: int, what: str) -> str:
-    """Return "" if a count is the expected one, else both in words."""
+    """Return "" if a count is the expected one, otherwise both in words."""
     return "" if count == expected else f"{count} {what}, not {expected}"
 
 

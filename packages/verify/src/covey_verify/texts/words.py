@@ -123,7 +123,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def sentences(text: str) -> tuple[int, int]:
-    """Return how many sentences end with their punctuation, and how many there are with those that do not.
+    """Return how many sentences end with their punctuation, and how many there are in all.
 
     One without its punctuation ends with its paragraph, item of a list, or heading.
 
