@@ -652,7 +652,7 @@ MUTANTS = [
     ),
     *of(
         "models/compiled.py",
-        ("backward pass over the whole vocabulary", "ctx.cap), ctx.mask, rows.start, ctx.known)", "ctx.cap), None, rows.start, ctx.known)"),
+        ("backward pass over the whole vocabulary", "exclude(raw, ctx.mask, rows.start, ctx.drawable_ids)", "exclude(raw, None, rows.start, ctx.drawable_ids)"),
     ),
     *of(
         "models/logprobs.py",
@@ -662,7 +662,7 @@ MUTANTS = [
         ("log-prob of the token before", "gather(1, targets[:, None])", "gather(1, targets.roll(1)[:, None])"),
         ("collision of log-probs", "probs.square().sum(-1)", "all_logprobs.square().sum(-1)"),
         ("chunks of the targets unshuffled", "for x in (hidden, ref_hidden, targets))", "for x in (hidden, ref_hidden, targets.flip(0)))"),
-        ("sampling mask of the first chunk for all", "ref_head, mask, start, known)", "ref_head, mask, 0, known)"),
+        ("sampling mask of the first chunk for all", "ref_head, mask, start, drawable_ids)", "ref_head, mask, 0, known)"),
         ("reference at temperature 1", "ref_head(ref_hidden).float() / temperature", "ref_head(ref_hidden).float()"),
     ),
     *of(

@@ -88,8 +88,8 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 
 def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
     # The folder may have been moved since; its config still names the old place.
-    place = ("--output", str(resumed)) if resumed is not None else ()
-    loaded = start.changed(place).load()
+    output = ("--output", str(resumed)) if resumed is not None else ()
+    loaded = start.changed(output).load()
     quiet = as_json or environment_rank() > 0
     tell(quiet, (f"note: {note}" for note in loaded.notes))
     if loaded.config.launch.processes > 1 and not started_together():
