@@ -447,7 +447,7 @@ MUTANTS = [
         "learner/schedule.py",
         ("warm-up from 0", "train.lr * (step + 1) / train.warmup_steps", "train.lr * step / train.warmup_steps"),
         ("schedule ignores the warm-up", "(done - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "done / train.steps"),
-        ("schedule stands still within a step", "step + number / (train.inner_epochs * train.updates_per_batch)", "step"),
+        ("schedule stands still within a step", "step + number / train.updates_per_rollout_batch", "step"),
     ),
     *of(
         "sampling/prompts.py",

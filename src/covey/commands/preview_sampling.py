@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from covey.config.contradictions import updates_of
 from covey.config.schema import Config
 from covey.errors import Stopped
 from covey.insight.answers import AnswerVariant, Readings, readable
@@ -377,7 +376,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     config = pilot.config
     algorithm = pilot.run.loaded.algorithm
     learner = pilot.run.learner
-    old = old_logprob_source(algorithm, pilot.run.sampler, updates_of(config))
+    old = old_logprob_source(algorithm, pilot.run.sampler, config.train.updates_per_rollout_batch)
     now = first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     begun = time.monotonic()

@@ -11,8 +11,7 @@ from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
 from covey.objective.algorithms import Algorithm
-from covey.objective.axes import AXES
-from covey.objective.bound import AnyBound
+from covey.objective.axes import AXES, is_built_in
 from covey.objective.credit import discounted_return, process_zscore
 from covey.objective.filters import pass_rate_band
 from covey.objective.penalties import KL, k1
@@ -54,7 +53,7 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """Yield messages about contradictions in a reinforcement run's whole config."""
     rollout = config.rollout
     train = config.train
-    yield from contradictions(algorithm, rollout.group_size, updates_of(config))
+    yield from contradictions(algorithm, rollout.group_size, train.updates_per_rollout_batch)
     if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
         yield (
             f"algorithm.critic.warmup {algorithm.critic.warmup}: the run has only {train.steps} steps "
@@ -136,11 +135,6 @@ def example_problems(config: Config) -> Iterator[str]:
         yield "data.replay: data.examples has only one file, so there is no earlier one to replay; remove it"
 
 
-def updates_of(config: Config) -> int:
-    """Return the number of optimizer steps per rollout batch."""
-    return config.train.inner_epochs * config.train.updates_per_batch
-
-
 def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     """Return the built-in rules that act only if the ratio is not 1, with their settings.
 
@@ -152,7 +146,7 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     surrogates = () if algorithm.surrogate.function in ACTS_AT_ONE else (algorithm.surrogate,)
     for bound in (algorithm.ratio, *surrogates, *weights):
         settings = [f"{k} {v}" for k, v in bound.all_settings.items() if v is not None]
-        if settings and built_in(bound):
+        if settings and is_built_in(bound):
             rules.append(f"{bound.name} ({', '.join(settings)})")
     return rules
 
@@ -167,11 +161,6 @@ def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
     if algorithm.old == "sampler":
         note = f"with one update per batch {names} can act only where sampler and trainer disagree"
     return [f"{note}; train.updates_per_batch or train.inner_epochs above 1 changes that"]
-
-
-def built_in(bound: AnyBound) -> bool:
-    """Return whether a function is one of covey's own, whose properties are known."""
-    return any(bound.function in functions for functions in AXES.values())
 
 
 def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
@@ -196,7 +185,7 @@ def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
 
 def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     rule = algorithm.filter
-    if rule is None or not built_in(rule):
+    if rule is None or not is_built_in(rule):
         return
     settings = rule.all_settings
     if rule.function is not pass_rate_band:
@@ -242,7 +231,7 @@ def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
     remedies |= dict.fromkeys(algorithm.token_weights, "token_weights: null")
     # With old log-probs of the sampler, the log-ratio is the mismatch and not 0 even with one update.
     for bound, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
-        if "log_ratio" in bound.needs and built_in(bound) and bound.function not in ACTS_AT_ONE:
+        if "log_ratio" in bound.needs and is_built_in(bound) and bound.function not in ACTS_AT_ONE:
             yield (
                 f"algorithm: {bound.name} changes nothing with one update per batch, where every ratio is "
                 f"1; use train.updates_per_batch or train.inner_epochs above 1, or {remedy}"

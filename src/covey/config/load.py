@@ -24,7 +24,7 @@ from covey.config.algorithm import (
     describe,
     own_code,
 )
-from covey.config.contradictions import config_problems, example_problems, updates_of
+from covey.config.contradictions import config_problems, example_problems
 from covey.config.layers import Layers
 from covey.config.methods import COMPARES, METHODS
 from covey.config.python_objects import plain, refuse_lost
@@ -277,7 +277,7 @@ def _of_counts(
     config: Config, origins: Mapping[str, str], per_update: Mapping[tuple[str, str], str]
 ) -> Iterable[str]:
     """Yield messages about TRL's counts of optimizer steps, if a rollout batch has several of them."""
-    updates = updates_of(config)
+    updates = config.train.updates_per_rollout_batch
     for (key, origin), name in per_update.items() if updates > 1 else ():
         # Another layer has overridden TRL's name since.
         if origins.get(key, "").partition(" (stage")[0] != origin:

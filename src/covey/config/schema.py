@@ -189,6 +189,11 @@ class Train(Section):
         read_by=POLICIES,
     )
 
+    @property
+    def updates_per_rollout_batch(self) -> int:
+        """Number of optimizer steps on each rollout batch, over all its passes."""
+        return self.inner_epochs * self.updates_per_batch
+
 
 class Eval(Section):
     """The evaluation on held-out problems."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
 from covey.learner.memory import Shape, count_float32_numbers, fitting_sizes, forecast, largest_step
@@ -137,12 +136,13 @@ def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Wo
     prompts = work.completions / rollout.group_size * subject.prompt
     sampling += forward_seconds(gpu, shape, work.completions, work.length, prompts)
     # Once more without a gradient: under a reference, or by the policy before its updates.
-    again = stage.algorithm.needs_reference + (updates_of(stage.config) > 1) + train.recompute_layers
+    updates = train.updates_per_rollout_batch
+    again = stage.algorithm.needs_reference + (updates > 1) + train.recompute_layers
     prompts = work.trained / rollout.group_size * subject.prompt
     update = (BACKWARD + again) * forward_seconds(gpu, shape, work.trained, work.length, prompts)
     # A GPU that computes faster than the host can start its kernels waits for it.
     pieces = (work.trained * work.length + prompts) / train.tokens_per_micro_batch
-    update = max(update, UPDATE_LAYER * shape.layers * max(pieces, updates_of(stage.config)))
+    update = max(update, UPDATE_LAYER * shape.layers * max(pieces, updates))
     return sampling * work.tokens / (work.completions * work.length) + update
 
 
