@@ -275,9 +275,9 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
-        for reading in readable(completion.text, problem.thoughts):
-            if (scorer.score(verdict, problem, reading.text).value or 0.0) > 0.5:
-                return reading
+        for variant in readable(completion.text, problem.thoughts):
+            if (scorer.score(verdict, problem, variant.text).value or 0.0) > 0.5:
+                return variant
         return None
 
     pairs = [(c.text, paid(problem, c)) for problem, c in rejected]
@@ -286,7 +286,7 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
     apart = [(o, c) for o, (p, c) in zip(others, rejected, strict=True) if o.columns != p.columns]
     return Readings(
         len(rejected),
-        [(text, reading) for text, reading in pairs if reading is not None],
+        [(text, variant) for text, variant in pairs if variant is not None],
         sum(paid(o, c) is not None for o, c in apart),
         verdict.name,
         "rule" in verdict.parameters and verdict.ours,
