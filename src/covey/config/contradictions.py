@@ -19,10 +19,10 @@ from covey.objective.surrogates import group_classification
 from covey.objective.token_weights import future_influence
 from covey.objective.value import Critic, gae
 
-# Advantages that compare the completions of a group, which is all but these.
 NEEDS_SIBLINGS = set(AXES["advantage"]) - {
     *(reward, greedy_baseline, running_baseline, discounted_return, process_zscore, gae),
 }
+"""Advantages that compare the completions of a group: all but these six."""
 ACTS_AT_ONE = {group_classification}
 """Surrogates whose settings act even at a ratio of 1."""
 COLDEST = 0.01
@@ -79,11 +79,12 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
         "adapt_group_size": rollout.adapt_group_size,
         "retire_after": rollout.retire_after > 0,
     }
-    for name in (n for n, on in by_rates.items() if on and rollout.staleness):
-        yield (
-            f"rollout.staleness {rollout.staleness}: rollout.{name} chooses problems by the pass rates of "
-            f"steps that have not ended yet; use staleness 0, or leave {name} out"
-        )
+    for name, is_on in by_rates.items():
+        if is_on and rollout.staleness:
+            yield (
+                f"rollout.staleness {rollout.staleness}: rollout.{name} chooses problems by the pass rates "
+                f"of steps that have not ended yet; use staleness 0, or leave {name} out"
+            )
     if rollout.staleness and "segments" in algorithm.needs:
         yield (
             f"rollout.staleness {rollout.staleness}: {algorithm.advantage.name} must sample continuations "
@@ -152,7 +153,7 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
 
 
 def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
-    """Return a note on the rules that cannot act, or hardly."""
+    """Return a note on the rules that cannot act, or only where sampler and trainer disagree."""
     rules = rules_of_ratio(algorithm)
     if updates > 1 or not rules:
         return []
@@ -175,7 +176,9 @@ def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
 
 
 def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
-    k = algorithm.advantage.all_settings.get("k", 1) if algorithm.advantage.function is pass_at_k else 1
+    if algorithm.advantage.function is not pass_at_k:
+        return
+    k = algorithm.advantage.all_settings["k"]
     if k >= group_size > 1:
         yield (
             f"algorithm.advantage.k {k}: {group_size} completions (rollout.group_size) have at most one "
@@ -230,7 +233,9 @@ def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
     remedies = {algorithm.surrogate: "surrogate: unclipped with select_tokens: null"}
     remedies |= dict.fromkeys(algorithm.token_weights, "token_weights: null")
     # With old log-probs of the sampler, the log-ratio is the mismatch and not 0 even with one update.
-    for bound, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
+    if updates > 1 or algorithm.old == "sampler":
+        return
+    for bound, remedy in remedies.items():
         if "log_ratio" in bound.needs and is_built_in(bound) and bound.function not in ACTS_AT_ONE:
             yield (
                 f"algorithm: {bound.name} changes nothing with one update per batch, where every ratio is "
@@ -326,8 +331,11 @@ def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
                 "algorithm.token_weights future_influence: low to high must include 1, which means no "
                 "influence"
             )
-    for bound in (c for c in algorithm.functions if c is not algorithm.filter):
-        low, high = (bound.all_settings.get(end) for end in ("low", "high"))
+    for bound in algorithm.functions:
+        if bound is algorithm.filter:
+            continue  # a pass rate may be asked for exactly, with low equal to high
+        low = bound.all_settings.get("low")
+        high = bound.all_settings.get("high")
         if low is not None and high is not None and low >= high:
             yield f"{bound.name}: low {low:g} must be less than high {high:g}"
 
