@@ -82,7 +82,7 @@ class AnswerVariant(NamedTuple):
     """A text made of a completion, with the same answer in another form."""
 
     location: str
-    """Where the completion has the answer: a key of ``LOCATIONS``."""
+    """The location of the answer in the completion: a key of ``LOCATIONS``."""
     form: str
     """The rule in whose form the text gives the answer; empty if the text is the answer alone."""
     text: str
