@@ -159,7 +159,10 @@ def running_baseline(
 
 
 def running_means(rewards: Tensor, mean: float, decay: float) -> tuple[Tensor, float]:
-    """Return the running mean before each reward, and after all; NaN leaves it as it is. (G,) -> (G,), b."""
+    """Return the running mean before each reward, and after the last one. (G,) -> (G,), b.
+
+    A reward that is NaN leaves the mean unchanged.
+    """
     # before[i] holds the mean of everything before completion i.
     before = rewards.new_zeros(len(rewards))
     for i, reward in enumerate(rewards.tolist()):
@@ -176,7 +179,7 @@ def length_penalized(
 ) -> Tensor:
     """A_i = s_i - mean(s), s_i = r_i - weight mean(r) |y_i| / max |y|. (G,), (G,) -> (G,).
 
-    Brevity counts by the group's pass rate: not at all where nothing is solved. As in prime-rl.
+    Brevity counts in proportion to the group's pass rate: not at all where nothing is solved. As in prime-rl.
     """
     return centered(rewards - weight * rewards.mean() * lengths / lengths.max().clamp(min=1))
 
@@ -239,9 +242,9 @@ def component_leave_one_out(components: Tensor, weights: Tensor, *, eps: Eps = 1
 def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tensor], Tensor]) -> Tensor:
     total = components.new_zeros(components.shape[-1])
     for values, weight in zip(components, weights, strict=True):
-        known = ~values.isnan()
-        if known.any():  # a reward may apply to no completion of a row
-            total[known] += weight * advantage(values[known])
+        applies = ~values.isnan()
+        if applies.any():  # a reward may apply to no completion of a row
+            total[applies] += weight * advantage(values[applies])
     return total
 
 

@@ -77,7 +77,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
             # Without any advantage the gradient is 0 and every claim would hold for any code.
             batch = with_signal(prepare(run, told_apart(groups), old))
         # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
-        if algorithm.advantage.own and off_centre(batch, groups) is not None:
+        if algorithm.advantage.written_by_user and off_centre(batch, groups) is not None:
             console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
         minibatch = next(updates(batch, run.loaded, old, step=0))
         console.doing("measuring")

@@ -148,7 +148,7 @@ def the_policy_got_worse(run: RunView) -> str | None:
     there were several. Without evaluations: accuracy in training fell by a tenth, beyond chance.
     """
     estimator = ""
-    if run.setting("algorithm.advantage.own") is True:
+    if run.setting("algorithm.advantage.written_by_user") is True:
         estimator = f", with your own estimator {run.setting('algorithm.advantage')}"
     if len(run.evals) > 1:
         if not run.got_worse:
