@@ -334,16 +334,6 @@ PRESETS: Mapping[str, Algorithm] = {
         advantage=advantages.component_zscore,
         whiten=advantages.sample_zscore,
     ),
-    "gdpo_tokens": _BY_TOKEN.variant(
-        "GDPO as the authors' verl fork computes it: eps 1e-6, then a z-score over tokens.",
-        advantage=bind(advantages.component_zscore, eps=1e-6),
-        whiten=advantages.token_zscore,
-    ),
-    "gdpo_leave_one_out": _BY_TOKEN.variant(
-        "GDPO as NeMo-RL computes it: leave-one-out mean and std per reward, no eps in the batch.",
-        advantage=advantages.component_leave_one_out,
-        whiten=bind(advantages.sample_zscore, eps=0.0),
-    ),
     "reinforce_pp": _RPP.variant(
         "REINFORCE++, arXiv 2501.03262: returns with k1 in the reward, whitened over tokens.",
         advantage=advantages.reward,
