@@ -36,15 +36,15 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     """
     rules = (
         _group_problems(algorithm, group_size),
-        _of_subsets(algorithm, group_size),
-        _of_filter(algorithm, group_size),
-        _of_ratio(algorithm, updates),
-        _of_no_effect(algorithm, updates),
-        _of_sampler(algorithm),
-        _of_kl(algorithm),
-        _of_bounds(algorithm),
-        _of_tokens(algorithm),
-        _of_critic(algorithm),
+        _subset_problems(algorithm, group_size),
+        _filter_problems(algorithm, group_size),
+        _ratio_problems(algorithm, updates),
+        _idle_problems(algorithm, updates),
+        _sampler_problems(algorithm),
+        _kl_problems(algorithm),
+        _bound_problems(algorithm),
+        _token_problems(algorithm),
+        _critic_problems(algorithm),
     )
     return [message for rule in rules for message in rule]
 
@@ -106,10 +106,10 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"{rollout.prompts_per_step}: an update trains on whole groups; use at most "
             f"{rollout.prompts_per_step}"
         )
-    yield from _of_guards(config, algorithm)
+    yield from _guard_problems(config, algorithm)
 
 
-def _of_guards(config: Config, algorithm: Algorithm) -> Iterator[str]:
+def _guard_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
     if config.guards.kl_action == "raise_coef" and algorithm.kl is None:
         yield "guards.kl_action raise_coef: algorithm.kl is not set, so there is no coefficient to raise"
     elif config.guards.kl_action == "raise_coef" and algorithm.kl and algorithm.kl.target is not None:
@@ -175,7 +175,7 @@ def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         )
 
 
-def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+def _subset_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     if algorithm.advantage.function is not pass_at_k:
         return
     k = algorithm.advantage.all_settings["k"]
@@ -186,7 +186,7 @@ def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         )
 
 
-def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+def _filter_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     rule = algorithm.filter
     if rule is None or not is_built_in(rule):
         return
@@ -207,7 +207,7 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         )
 
 
-def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
+def _ratio_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
     ratio = algorithm.ratio.name
     surrogate = algorithm.surrogate
     if updates > 1 and ratio == "on_policy":
@@ -228,7 +228,7 @@ def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
         )
 
 
-def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
+def _idle_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
     """Yield rules that depend only on the log-ratio, and so have no effect with one update per batch."""
     remedies = {algorithm.surrogate: "surrogate: unclipped with select_tokens: null"}
     remedies |= dict.fromkeys(algorithm.token_weights, "token_weights: null")
@@ -243,7 +243,7 @@ def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
             )
 
 
-def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
+def _sampler_problems(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.old == "sampler":
         for correction in algorithm.correction:
             if "log_ratio" not in correction.needs:
@@ -258,7 +258,7 @@ def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
             )
 
 
-def _of_kl(algorithm: Algorithm) -> Iterator[str]:
+def _kl_problems(algorithm: Algorithm) -> Iterator[str]:
     kl, entropy = algorithm.kl, algorithm.entropy
     needed = {n for c in algorithm.functions for n in c.needs} & {"ref_log_ratio", "ref_logprobs", "full_kl"}
     if needed and not algorithm.needs_reference:
@@ -281,16 +281,16 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
         if kl.refresh_every is not None and kl.refresh_mix == 0:
             yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
         if kl.place == "reward":
-            yield from _of_kl_in_reward(kl, algorithm)
+            yield from _kl_in_reward_problems(kl, algorithm)
         if kl.to == "sampler":
-            yield from _of_kl_to_sampler(kl)
+            yield from _kl_to_sampler_problems(kl)
         if exact and (kl.level != "token" or kl.gradient != "formula"):
             yield "algorithm.kl.estimator full is exact per token: use level token and gradient formula"
     if entropy is not None and entropy.coef == 0 and entropy.target is None:
         yield "algorithm.entropy.coef 0 has no effect; use entropy: null, or set a target"
 
 
-def _of_kl_to_sampler(kl: KL) -> Iterator[str]:
+def _kl_to_sampler_problems(kl: KL) -> Iterator[str]:
     if kl.place == "reward" or kl.refresh_every is not None or kl.target is not None:
         yield (
             "algorithm.kl.to sampler works only in the loss, without a reference model to move or a target "
@@ -300,7 +300,7 @@ def _of_kl_to_sampler(kl: KL) -> Iterator[str]:
         yield "algorithm.kl.estimator full needs the reference's distribution: use k2 with to sampler"
 
 
-def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
+def _kl_in_reward_problems(kl: KL, algorithm: Algorithm) -> Iterator[str]:
     if "full_kl" in kl.estimator.needs:
         yield "algorithm.kl.estimator full is available only in the loss; use place loss, or estimator k1"
     if kl.gradient != "formula":
@@ -312,7 +312,7 @@ def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
         )
 
 
-def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
+def _bound_problems(algorithm: Algorithm) -> Iterator[str]:
     surrogate = algorithm.surrogate.all_settings
     if surrogate.get("cap", 1) < 1:
         yield (
@@ -340,7 +340,7 @@ def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
             yield f"{bound.name}: low {low:g} must be less than high {high:g}"
 
 
-def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
+def _token_problems(algorithm: Algorithm) -> Iterator[str]:
     if "selected" in algorithm.needs and algorithm.select_tokens is None:
         yield (
             "algorithm.select_tokens is not set, but a function needs `selected`: name one, such as "
@@ -350,7 +350,7 @@ def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
         yield "algorithm.select_tokens marks tokens that nothing reads: add token_weights or remove it"
 
 
-def _of_critic(algorithm: Algorithm) -> Iterator[str]:
+def _critic_problems(algorithm: Algorithm) -> Iterator[str]:
     critic = algorithm.critic
     needed = "values" in algorithm.needs
     if needed and critic is None:

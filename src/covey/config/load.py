@@ -158,7 +158,7 @@ def _validate(
     if not (config.stages or unloaded):  # the needs of a function are unknown until it is loaded
         problems = list(example_problems(config))
         if config.method == "rl":
-            problems += [*config_problems(config, algorithm), *_of_counts(config, origins, per_update)]
+            problems += [*config_problems(config, algorithm), *_count_problems(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
     dialect = config.algorithm.get("dialect") if isinstance(config.algorithm, dict) else None
@@ -274,7 +274,7 @@ def _in_a_line(algorithm: Mapping[str, object]) -> str:
     return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
-def _of_counts(
+def _count_problems(
     config: Config, origins: Mapping[str, str], per_update: Mapping[tuple[str, str], str]
 ) -> Iterable[str]:
     """Yield messages about TRL's counts of optimizer steps, if a rollout batch has several of them."""

@@ -65,7 +65,7 @@ def reward(rewards: Tensor) -> Tensor:
 
 def group_centered(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     """A_i = r_i - mean(r). (G,) -> (G,). Dr. GRPO, arXiv 2503.20783. ``single`` as for ``group_zscore``."""
-    return rewards.clone() if _keeps(rewards, single) else centered(rewards)
+    return rewards.clone() if _keeps_reward(rewards, single) else centered(rewards)
 
 
 def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Single = "zero") -> Tensor:
@@ -74,7 +74,7 @@ def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Si
     ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ. A completion
     without siblings gets 0; with ``single`` "reward" its mean is 0 and its std 1, as in verl.
     """
-    if _keeps(rewards, single):
+    if _keeps_reward(rewards, single):
         return rewards / (1 + eps)
     return divided(centered(rewards), standard_deviation(rewards, ddof) + eps)
 
@@ -85,10 +85,12 @@ def leave_one_out(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     A completion without siblings gets 0, or its reward.
     """
     size = rewards.shape[-1]
-    return rewards.clone() if _keeps(rewards, single) else centered(rewards) * (size / max(size - 1, 1))
+    return (
+        rewards.clone() if _keeps_reward(rewards, single) else centered(rewards) * (size / max(size - 1, 1))
+    )
 
 
-def _keeps(rewards: Tensor, single: Single) -> bool:
+def _keeps_reward(rewards: Tensor, single: Single) -> bool:
     return single == "reward" and rewards.shape[-1] == 1
 
 
@@ -111,7 +113,7 @@ def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero"
 
     The variance-minimising baseline when a completion's squared gradient grows with its length.
     """
-    if _keeps(rewards, single):
+    if _keeps_reward(rewards, single):
         return rewards.clone()
     # The baseline of centred rewards differs by the mean alone, and equal rewards give exactly 0.
     shifted = centered(rewards)

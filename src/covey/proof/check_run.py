@@ -131,7 +131,7 @@ REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model families that the second trainer knows."""
 
 
-def hides(policy: Policy) -> bool:
+def has_sliding_window(policy: Policy) -> bool:
     """Whether some layer has a sliding window of attention."""
     return policy.decoder is not None and policy.decoder.windows != {None}
 
@@ -154,7 +154,11 @@ def _repeated(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConso
     # Only the weights are needed, so that a machine without the run's precision can load them too.
     loaded = replace(loaded, config=loaded.config.model_copy(update={"precision": "float32"}))
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
-    if policy.model.config.model_type not in REPLAYED or not supported(policy.model) or hides(policy):
+    if (
+        policy.model.config.model_type not in REPLAYED
+        or not supported(policy.model)
+        or has_sliding_window(policy)
+    ):
         raise ConfigError(
             f"{stage}: the replay supports models of the Llama family, not {policy.model.config.model_type}"
         )

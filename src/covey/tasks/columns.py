@@ -14,7 +14,7 @@ from covey.types import Problem
 
 EVERYTHING = "*"
 """A reader's name for all columns."""
-MEANS_MUCH: Mapping[str, str] = {
+UNREAD_REMEDIES: Mapping[str, str] = {
     "input": "often a part of the question: put it into data.template, as '{prompt}\\n\\n{input}'",
     "system": "set data.system, or write a message of the role system into each row's prompt",
     "weight": "covey trains every row alike; remove the rows that are not to be trained",
@@ -96,13 +96,13 @@ def print_readers(columns: Mapping[str, Sequence[str]], say: Callable[..., objec
     read = [f"{name} ({', '.join(who)})" for name, who in columns.items() if who]
     unread = [name for name, who in columns.items() if not who]
     parts = [f"columns: {', '.join(read)}"] if read else []
-    if plain := [name for name in unread if name not in MEANS_MUCH]:
+    if plain := [name for name in unread if name not in UNREAD_REMEDIES]:
         parts.append(f"columns that nothing reads: {', '.join(plain)}")
     if parts:
         say("; ".join(parts))
     for name in unread:
-        if name in MEANS_MUCH:
-            say(f"nothing reads column {name!r}; {MEANS_MUCH[name]}", "yellow")
+        if name in UNREAD_REMEDIES:
+            say(f"nothing reads column {name!r}; {UNREAD_REMEDIES[name]}", "yellow")
 
 
 def own_systems(problems: Iterable[Problem], data: Data) -> list[str]:
