@@ -259,7 +259,8 @@ def _sampler_problems(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _kl_problems(algorithm: Algorithm) -> Iterator[str]:
-    kl, entropy = algorithm.kl, algorithm.entropy
+    kl = algorithm.kl
+    entropy = algorithm.entropy
     needed = {n for c in algorithm.functions for n in c.needs} & {"ref_log_ratio", "ref_logprobs", "full_kl"}
     if needed and not algorithm.needs_reference:
         yield f"algorithm.kl is not set, so there is no reference model, but {min(needed)} needs one: set kl"

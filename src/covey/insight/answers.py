@@ -136,7 +136,8 @@ def _parts(text: str, answer: str) -> Iterator[tuple[str, str]]:
             extracted = re.sub("[$€£,]", "", extracted)
         if extracted and extracted != answer:
             yield rule, extracted
-    first, last = answer.find("{"), answer.rfind("}")
+    first = answer.find("{")
+    last = answer.rfind("}")
     if 0 <= first < last and (first, last) != (0, len(answer) - 1):
         yield "object", answer[first : last + 1]
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
@@ -236,7 +237,9 @@ def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     continuing = Counter[str]()
     examples = dict[str, str]()
     for prompt, completion in pairs:
-        for label in set(LABEL.findall(prompt)) if completion.finish == "length" else ():
+        if completion.finish != "length":
+            continue
+        for label in set(LABEL.findall(prompt)):
             if f"\n{label}" in completion.text:
                 continuing[label] += 1
                 examples.setdefault(label, completion.text)

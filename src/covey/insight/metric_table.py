@@ -67,7 +67,8 @@ def hints(names: Iterable[str]) -> dict[str, str]:
     {'clip/low': 'fraction of tokens with A < 0 and a ratio below the lower bound. Healthy: 0 in the first \
 update, then below .05'}
     """
-    return {name: text for name in sorted(names) if (text := _hint(name))}
+    texts = {name: _hint(name) for name in sorted(names)}
+    return {name: text for name, text in texts.items() if text}
 
 
 @lru_cache(maxsize=4096)

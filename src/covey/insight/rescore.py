@@ -47,7 +47,8 @@ class RescoredGroup:
     @property
     def change(self) -> str:
         """The change of the group, in a word or two."""
-        dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
+        dead = not _signs(self.old).any()
+        now_dead = not _signs(self.new).any()
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"
         if self.flips:

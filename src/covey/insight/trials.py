@@ -248,7 +248,8 @@ def _training(before: _Accuracy, after: _Accuracy, change: Change, errors: float
     means_another = change.key in SAMPLING or (change.key == "rewards" and not before.verdict)
     if not common or means_another or before.verdict != after.verdict:
         return NOT_KNOWN
-    old, new = (np.array([rates.of_problem[problem] for problem in common]) for rates in (before, after))
+    old = np.array([before.of_problem[problem] for problem in common])
+    new = np.array([after.of_problem[problem] for problem in common])
     doubt = 1 / math.sqrt(min(before.completions, after.completions))
     return gain(old, new, doubt, errors=errors)
 
@@ -297,7 +298,8 @@ def conclusion(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> str:
         sentences.append(f"{best.change.line} helps: {describe_trial(best)}")
         if others:
             sentences.append(f"{', '.join(t.change.line for t in others)} helps too")
-    if unchanged and (ends := _ends(unchanged[0], trials)):
+    ends = _ends(unchanged[0], trials) if unchanged else ""
+    if ends:
         sentences.append(ends)
     if not sentences:
         return "no change does more than chance explains; try more steps (--steps), or your own"

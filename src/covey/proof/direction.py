@@ -70,9 +70,11 @@ def small_step(
     saved = [w.detach().clone() for w in weights]
     paid = above_mean(batch)
     scale = float((paid.abs() * batch.mask.sum(-1)).sum())
+    if not scale:
+        return None
     before = _sums(learner, objective, batch)
     try:
-        for rate in RATES if scale else ():
+        for rate in RATES:
             learner.clear()
             learner.forward_backward(batch, objective)
             learner.step(lr=rate)

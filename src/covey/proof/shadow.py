@@ -188,7 +188,9 @@ def set_targets(setting: ShadowConfig, trained: Sequence[ShadowRow]) -> None:
     """Set the critic's targets: its values plus GAE with its own lambda and the advantages' discount."""
     gamma = setting.algorithm["advantage"].get("gamma", 1.0)
     critic = setting.algorithm["critic"]
-    for row in trained if critic else ():
+    if not critic:
+        return
+    for row in trained:
         row.targets = formulas.gae_of_row(row, gamma, critic["lam"]) + row.values
 
 

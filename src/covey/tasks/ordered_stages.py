@@ -33,7 +33,8 @@ def refuse_missing(stages: Sequence[ResolvedConfig]) -> None:
                 )
         # A stage that has begun has read its files, which may be gone by now.
         has_begun = (stage.config.output / folder).exists()
-        for file in () if has_begun else data_files(stage):
+        files = [] if has_begun else data_files(stage)
+        for file in files:
             if not STAGE.fullmatch(file.name) and not file.is_file():
                 where = f"stage {folder}: " if len(stages) > 1 else ""
                 raise DataError(f"{where}{absence(file)}")

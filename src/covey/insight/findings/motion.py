@@ -61,7 +61,8 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
     first = run.beginning[:1]
     reward = noise([run.beginning], "reward/mean")
     # The first step's rewards are from the untrained policy, so they are the baseline.
-    before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
+    before = mean_of(first, "reward/mean")
+    std = mean_of(first, "reward/std")
     now = mean_of(run.beginning[1:][-2:], "reward/mean")
     # Either by .6 std, or to less than half of a first reward that is not nearly 0 itself.
     fell = before - now > 0.6 * std or 0.2 * std < before > 2 * now

@@ -119,8 +119,10 @@ def exploration_ends(run: RunView) -> str | None:
     """Entropy fell below a third of its value in the first steps, more than a quarter of the groups have
     become one text each, less than 90 % are correct, and a graded verdict does not pay more.
     """
-    entropy, before = run.late("entropy/sampled"), run.early("entropy/sampled")
-    collapsed, grown = run.late("groups/collapsed"), run.rise("groups/collapsed")
+    entropy = run.late("entropy/sampled")
+    before = run.early("entropy/sampled")
+    collapsed = run.late("groups/collapsed")
+    grown = run.rise("groups/collapsed")
     ended = entropy < before / 3 and collapsed > 0.25 and grown > 0.15
     if not (ended and run.late("accuracy") < 0.9) or run.grades_rose:
         return None
@@ -134,7 +136,8 @@ def chosen_answers_are_unlearned(run: RunView) -> str | None:
     """The loss on preferences is below .02, and chosen answers have become less likely than they were under
     the reference, by more than 2 nats.
     """
-    chosen, loss = run.late("preference/chosen"), run.late("loss")
+    chosen = run.late("preference/chosen")
+    loss = run.late("loss")
     if not (chosen < -2 and loss < 0.02):
         return None
     return (
@@ -187,7 +190,8 @@ def texts_repeat_themselves(run: RunView) -> str | None:
     """More than half of the four-word windows occurred before in their text, a fifth more than at first, and
     accuracy has not risen by a tenth.
     """
-    part, before = run.late("text/repetition"), run.early("text/repetition")
+    part = run.late("text/repetition")
+    before = run.early("text/repetition")
     if not (part > 0.5 and part - before > 0.2) or run.accuracy_gain > 0.1:
         return None
     return f"{percent(part)} of the text repeats itself"
@@ -197,7 +201,8 @@ def completions_become_copies(run: RunView) -> str | None:
     """Copies rose by three tenths to more than half of the completions, less than 90 % are correct, accuracy
     has not risen by a tenth, and no reward pays clearly more.
     """
-    copies, before = run.late("text/duplicates"), run.early("text/duplicates")
+    copies = run.late("text/duplicates")
+    before = run.early("text/duplicates")
     if not (copies > 0.5 and copies - before > 0.3 and run.late("accuracy") < 0.9):
         return None
     if run.accuracy_gain > 0.1 or run.grades_rose or run.other_reward_rose:

@@ -55,7 +55,8 @@ def problems_are_uneven(run: RunView) -> str | None:
     chance and beyond what luck adds in small groups. Fewer than a quarter are one text, and accuracy has not
     risen by five points, beyond chance. If there is a curriculum, it has tried every problem.
     """
-    easy, hard = run.late("groups/dead_correct"), run.late("groups/dead_incorrect")
+    easy = run.late("groups/dead_correct")
+    hard = run.late("groups/dead_incorrect")
     uneven = easy + hard > 0.5 and min(easy, hard) > 0.125 and run.late("groups/collapsed") < 0.25
     early = run.late("difficulty/tried") < 1
     if early or not (uneven and wasted_beyond_luck(run)) or run.rose("accuracy", 0.05):
@@ -68,7 +69,8 @@ def every_answer_is_incorrect(run: RunView) -> str | None:
     """More than half of the groups are all incorrect although their texts differ, and accuracy will not rise
     by five points at its present pace. Both hold beyond chance.
     """
-    tied, cliff = run.late("groups/dead_incorrect"), run.late("groups/cliff")
+    tied = run.late("groups/dead_incorrect")
+    cliff = run.late("groups/cliff")
     same = cliff < 0.5  # the texts are the same: exploration has ended, whatever the task
     surely = run.least("groups/dead_incorrect") if run.patient else tied
     learns = run.patient and not run.outlook("accuracy")[1] < LITTLE

@@ -184,7 +184,8 @@ def weaker_pull(run: RunView) -> str | None:
 
 def faint_adapter(run: RunView) -> bool:
     """Whether the run trains adapters whose updates are scaled by alpha / rank of ``FAINT`` or less."""
-    alpha, rank = run.setting("lora.alpha"), run.setting("lora.rank")
+    alpha = run.setting("lora.alpha")
+    rank = run.setting("lora.rank")
     return isinstance(alpha, int | float) and isinstance(rank, int) and alpha / rank <= FAINT
 
 

@@ -190,7 +190,8 @@ def visible_tests_pass_more_often(run: RunView) -> str | None:
 
 def more_texts_mix_scripts(run: RunView) -> str | None:
     """More than a tenth of the completions mix scripts, and a twentieth more than at first, beyond chance."""
-    mixed, before = run.late("text/mixed_scripts"), run.early("text/mixed_scripts")
+    mixed = run.late("text/mixed_scripts")
+    before = run.early("text/mixed_scripts")
     if not (mixed > 0.1 and run.rose("text/mixed_scripts", 0.05)):
         return None
     return f"{percent(mixed)} of the completions mix languages (scripts), {percent(before)} did at first"
@@ -206,9 +207,12 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
     lost = "accuracy" if run.paid_more_for_fewer_solved else run.fallen_metric
     if not lost or run.grades_rose:
         return None
-    now, before = run.late(lost), run.early(lost)
+    now = run.late(lost)
+    before = run.early(lost)
     means = run.reward_means
-    for name, late in means.items() if len(means) > 1 else ():
+    if len(means) < 2:
+        return None
+    for name, late in means.items():
         mean = f"reward/{name}/mean"
         if mean == lost or run.same(mean, "accuracy"):
             continue  # the verdict itself

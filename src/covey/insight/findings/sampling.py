@@ -22,7 +22,8 @@ def sampling_is_narrow(run: RunView) -> str | None:
     top_k = run.setting("rollout.top_k")
     if isinstance(top_k, int) and 0 < top_k <= 4:
         causes.append(f"rollout.top_k {top_k}")
-    copies, tied = run.late("text/duplicates"), run.late("groups/dead")
+    copies = run.late("text/duplicates")
+    tied = run.late("groups/dead")
     if not (causes and copies > 0.5 and tied > 0.5 and run.late("accuracy") < 0.95):
         return None
     why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little choice"
@@ -91,7 +92,8 @@ def no_completion_ends(run: RunView) -> str | None:
     """99 % of the completions reach the limit, and more than half of them have already answered or more than
     half of the text repeats itself.
     """
-    answered, repeats = run.late("length/truncated_done"), run.late("text/repetition")
+    answered = run.late("length/truncated_done")
+    repeats = run.late("text/repetition")
     if not (run.late("length/truncated") >= 0.99 and (answered > 0.5 or repeats > 0.5)):
         return None
     return (
