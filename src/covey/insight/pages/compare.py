@@ -40,18 +40,18 @@ def compared(a: Path, b: Path) -> Record:
 
 def _common_problems(first: Problems, second: Problems) -> list[Record]:
     """Return the problems of both runs, those whose mean reward changed the most first."""
-    common = [place for place in first if place in second]
-    common.sort(key=lambda place: -abs(second[place]["mean"] - first[place]["mean"]))
-    return [{"problem": place[0], "a": first[place], "b": second[place]} for place in common[:MOST_PROBLEMS]]
+    common = [key for key in first if key in second]
+    common.sort(key=lambda key: -abs(second[key]["mean"] - first[key]["mean"]))
+    return [{"problem": key[0], "a": first[key], "b": second[key]} for key in common[:MOST_PROBLEMS]]
 
 
 def _problems(run: Path) -> Problems:
     """Return each problem's mean reward when it was last sampled, in the last steps of a run."""
-    found: Problems = {}
+    problems: Problems = {}
     for step in recorded_steps(run)[-LATEST:]:
         log = read_rollouts(run, step)
         for facts in (group_facts(log, group) for group in log.groups):
             if facts["mean"] is not None:
-                place = {"step": step, "group": facts["group"], "mean": facts["mean"]}
-                found[facts["problem"], str(facts["prompt"])] = place
-    return found
+                latest = {"step": step, "group": facts["group"], "mean": facts["mean"]}
+                problems[facts["problem"], str(facts["prompt"])] = latest
+    return problems

@@ -126,8 +126,8 @@ def refused_change(request: Request) -> Response | None:
     asking first, by OPTIONS, which is refused.
     """
     origin = f"http://{request.headers['host']}"
-    own = {"origin": origin, "sec-fetch-site": "same-origin"}
-    if any(request.headers.get(name, value) != value for name, value in own.items()):
+    expected = {"origin": origin, "sec-fetch-site": "same-origin"}
+    if any(request.headers.get(name, value) != value for name, value in expected.items()):
         return Response("a change comes from a page of this site", 403)
     if request.headers.get("content-type") != "application/json":
         return Response("a change is JSON", 415)
@@ -268,8 +268,8 @@ def _group(runs: Runs, request: Request) -> object:
 
 
 def _tokens(runs: Runs, request: Request) -> object:
-    place = [_number(request, name) for name in ("step", "group", "sample")]
-    return token_page(_folder(runs, request), *place)
+    numbers = [_number(request, name) for name in ("step", "group", "sample")]
+    return token_page(_folder(runs, request), *numbers)
 
 
 def _lab(_: Runs, __: Request) -> object:

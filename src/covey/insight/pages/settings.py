@@ -65,15 +65,15 @@ def schema_effects() -> dict[str, str]:
 def differing_settings(folder: Path) -> list[Record]:
     """Return the settings of a run that differ from their defaults, or have none. Raises ConfigError."""
     recorded = recorded_yaml(folder)
-    found = []
+    rows = []
     for row in schema_rows():
         default = list(row.default) if isinstance(row.default, tuple) else row.default
         value: Any = recorded
         for part in row.key.split("."):  # a section that is not there, or null, has its defaults
             value = value[part] if isinstance(value, Mapping) and part in value else default
         if value != default and str(value) != str(default) and row.key not in ("output", "algorithm"):
-            found.append(_row(row.key, value, row.setting.effect))
-    return [*found, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
+            rows.append(_row(row.key, value, row.setting.effect))
+    return [*rows, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
 
 
 def setup_of(recorded: Mapping[str, Any], folder: Path) -> str:
@@ -93,8 +93,8 @@ def nearest_preset(recorded: Mapping[str, Any]) -> str:
     axes = recorded.get("algorithm") or {}
 
     def distance(name: str) -> int:
-        known = describe(PRESETS[name], _max_tokens(recorded))
-        return sum(_flat({axis: axes.get(axis)}) != _flat({axis: own}) for axis, own in known.items())
+        usual = describe(PRESETS[name], _max_tokens(recorded))
+        return sum(_flat({axis: axes.get(axis)}) != _flat({axis: value}) for axis, value in usual.items())
 
     return min(PRESETS, key=distance)
 
@@ -120,8 +120,8 @@ def _effect(key: str, values: Mapping[str, object]) -> str:
     axis = key.rpartition(".")[0]
     # A setting belongs to the function on its axis, or to the record that the axis is; the axis to nobody.
     owners = ("", values.get(f"{axis}.name"), axis.partition(".")[0])
-    place = f"algorithm.{key}".removesuffix(".name")
-    rows = (row for row in algorithm_rows() if row.key == place and row.owner in owners)
+    setting = f"algorithm.{key}".removesuffix(".name")
+    rows = (row for row in algorithm_rows() if row.key == setting and row.owner in owners)
     return next((row.setting.effect for row in rows), "")
 
 

@@ -38,14 +38,14 @@ def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
 def _group_row(log: RolloutLog, group: int) -> Record:
     rows = [log.rows[i] for i in log.groups[group]]
     facts = group_facts(log, group)
-    known = [r for r in facts["rewards"] if r is not None]
+    rewards = [r for r in facts["rewards"] if r is not None]
     return {
         **facts,
         "prompt": prompt_text(facts["prompt"])[:PROMPT],
         "lengths": [r["tokens"] for r in rows],
         "truncated": sum(r["finish"] == "length" for r in rows),
         # The std of equal rewards may be a rounding error, which is no spread.
-        "spread": float(np.std(known)) if facts["spread"] else 0.0,
+        "spread": float(np.std(rewards)) if facts["spread"] else 0.0,
         "texts": len({r["completion"] for r in rows}),
     }
 
