@@ -54,6 +54,8 @@ def test_both_kinds_of_server_answer_and_follow_the_weights(
         moved(policy)
         made.sync(Version(1))
         second = list(made.sample(asked(), PARAMS))
+        modes = {path.stat().st_mode for path in (tmp_path / "sync").glob("*/*")}
+        assert len(modes) == 1, "a server may run as another user"
         assert {x.completion.provenance.version for x in second} == {1}
         assert any((together(first)[k] != v).any() for k, v in together(second).items() if len(v) == 10)
         for stub in (one, two):

@@ -20,6 +20,7 @@ from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
+from covey.system.opening import open_to_readers
 from covey.types import Completion
 from covey_verify.children import how_ended, run
 from covey_verify.web import ask
@@ -131,6 +132,7 @@ class WeightsFolder:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             save_policy(policy, part)
+            open_to_readers(part)
             for old in self.folder.glob("version_*"):
                 shutil.rmtree(old, ignore_errors=True)
             part.rename(target)
