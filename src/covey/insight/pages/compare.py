@@ -7,8 +7,10 @@ from pathlib import Path
 
 from covey.insight.difference import changed, changed_files, held_out_change
 from covey.insight.pages.records import news, reading
+from covey.insight.pages.settings import sentence_on
 from covey.insight.pages.thinning import Record
 from covey.insight.show import group_facts
+from covey.runs.reader import recorded_yaml
 from covey.runs.rollouts import read_rollouts, recorded_steps
 
 LATEST = 20
@@ -23,11 +25,17 @@ def compared(a: Path, b: Path) -> Record:
     """Return the differences of two runs, from a to b."""
     records = [news(reading(run).streams()) for run in (a, b)]
     held_out, why_not = held_out_change(a, b)
+    recorded = recorded_yaml(b)
     settings = [
-        {"setting": name, "a": json.dumps(old, default=str), "b": json.dumps(new, default=str)}
+        {
+            "setting": name,
+            "a": json.dumps(old, default=str),
+            "b": json.dumps(new, default=str),
+            "says": sentence_on(name, recorded),
+        }
         for name, (old, new) in changed(a, b).items()
     ]
-    files = [{"setting": name, "a": "", "b": what} for name, what in changed_files(a, b).items()]
+    files = [{"setting": name, "a": "", "b": what, "says": ""} for name, what in changed_files(a, b).items()]
     return {
         "a": records[0],
         "b": records[1],

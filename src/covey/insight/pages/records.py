@@ -47,6 +47,8 @@ COURSE = 80
 """Number of points of the small curve in the list of runs."""
 CURVES = ("metrics", "timings")
 """Streams with a record for each step."""
+LISTED = 4096
+"""Number of runs whose facts are kept between two looks at the list."""
 MEASURED = (*CURVES, "evals")
 """Streams whose names are metrics."""
 
@@ -211,7 +213,7 @@ def _row(name: str, folder: Path) -> Record:
 
 def _details(folder: Path) -> Record:
     """Return the facts of a run besides its state. Raises CoveyError if its files are damaged."""
-    settings = _settings(folder, (folder / "config.yaml").stat().st_mtime_ns)
+    settings = _settings(folder, _time_of(folder / "config.yaml"))
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
     paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
@@ -226,9 +228,9 @@ def _details(folder: Path) -> Record:
     }
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=LISTED)
 def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
-    """Return a run's recorded config, cached until it changes: a list may have a hundred runs."""
+    """Return a run's recorded config, cached until it changes: a list may have hundreds of runs."""
     return recorded_yaml(folder)
 
 
@@ -236,16 +238,16 @@ def _time_of(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@lru_cache(maxsize=512)
-def _setup(folder: Path, *_changed: int) -> str:
+@lru_cache(maxsize=LISTED)
+def _setup(folder: Path, changed: int, _environment_changed: int) -> str:
     """Return what a run has in common with runs of other seeds; empty if that cannot be read."""
     try:
-        return setup_of(recorded_yaml(folder), folder)
+        return setup_of(_settings(folder, changed), folder)
     except CoveyError:
         return ""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=LISTED)
 def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     """Return the facts of a row that come from the streams, read again only when these have grown."""
     metrics, evals, timings = (

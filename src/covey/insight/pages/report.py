@@ -50,7 +50,7 @@ def write_report(run: Path, output: Path) -> None:
         _refuse_damage(stage)
         answers |= _pages(stage, stage.resolve().name, room)
     answers["report?"] = {"name": name, "runs": [stage.resolve().name for stage in stages]}
-    modules = ("charts", "bands", "download", "curves", "step", "tokens", "run", "routes", "report")
+    modules = ("charts", "bands", "download", "curves", "diff", "step", "tokens", "run", "routes", "report")
     write_file(output, document(name, modules, answers, REFUSAL, plots=True))
 
 

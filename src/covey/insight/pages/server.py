@@ -42,7 +42,7 @@ from covey.insight.pages.records import (
     run_state,
     tails,
 )
-from covey.insight.pages.steps import group_page, step_page
+from covey.insight.pages.steps import found_completions, group_page, step_page
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
 from covey.system.http import Server, listen
@@ -263,6 +263,11 @@ def _step(runs: Runs, request: Request) -> object:
     return step_page(_folder(runs, request), _number(request, "step"))
 
 
+def _search(runs: Runs, request: Request) -> object:
+    words = request.query_params.get("words", "")
+    return found_completions(_folder(runs, request), _number(request, "step"), words)
+
+
 def _group(runs: Runs, request: Request) -> object:
     return group_page(_folder(runs, request), _number(request, "step"), _number(request, "group"))
 
@@ -286,6 +291,7 @@ ANSWERS: Mapping[str, Callable[[Runs, Request], object]] = {
     "metrics": _metrics,
     "compare": _compare,
     "step": _step,
+    "search": _search,
     "group": _group,
     "tokens": _tokens,
     "lab": _lab,

@@ -32,11 +32,10 @@ def recorded_values(folder: Path) -> list[Record]:
     differing = differing_settings(folder)
     named = tuple(f"{row['setting']}." for row in differing)
     recorded = recorded_yaml(folder)
-    axes = _flat(recorded.get("algorithm") or {}) if recorded.get("method") == "rl" else {}
     # A setting that is a mapping differs as a whole.
     others = [(k, v) for k, v in flatten(recorded) if not f"{k}.".startswith(named)]
     rows = [{**row, "differs": True} for row in differing]
-    rows += [{**_row(key, value, _says(key, axes)), "differs": False} for key, value in others]
+    rows += [{**_row(key, value, sentence_on(key, recorded)), "differs": False} for key, value in others]
     return sorted(rows, key=lambda row: (not row["differs"], _importance(row["setting"])))
 
 
@@ -46,9 +45,10 @@ def _importance(key: str) -> int:
     return IMPORTANT.index(section) if section in IMPORTANT else len(IMPORTANT)
 
 
-def _says(key: str, axes: Mapping[str, object]) -> str:
-    """Return the sentence on a setting, or on the nearest setting around it."""
+def sentence_on(key: str, recorded: Mapping[str, Any]) -> str:
+    """Return the sentence on a setting of a run, or on the nearest setting around it."""
     if key.startswith("algorithm."):
+        axes = _flat(recorded.get("algorithm") or {}) if recorded.get("method") == "rl" else {}
         return _effect(key.removeprefix("algorithm."), axes)
     while key and key not in schema_effects():
         key = key.rpartition(".")[0]

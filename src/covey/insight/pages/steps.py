@@ -35,6 +35,24 @@ def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
     return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
 
 
+def found_completions(folder: Path, number: int, words: str) -> Record:
+    """Return the groups of a step that have these words, with the number of completions that have them.
+
+    A group whose prompt has the words counts with all its completions. Case does not matter.
+    """
+    log = read_rollouts(folder, number)
+    wanted = words.lower()
+
+    def count(places: Sequence[int]) -> int:
+        rows = [log.rows[i] for i in places]
+        if wanted in prompt_text(rows[0]["prompt"]).lower():
+            return len(rows)
+        return sum(wanted in row["completion"].lower() for row in rows)
+
+    counts = {group: count(places) for group, places in log.groups.items()}
+    return {"groups": [{"group": group, "completions": n} for group, n in counts.items() if n]}
+
+
 def _group_row(log: RolloutLog, group: int) -> Record:
     rows = [log.rows[i] for i in log.groups[group]]
     facts = group_facts(log, group)
