@@ -185,6 +185,12 @@ def test_a_restart_command_is_the_way_out(policy: Policy, tmp_path: Path) -> Non
         assert "restarting it" in made.said[0]
 
 
+def test_what_a_restart_command_says_is_no_result(tmp_path: Path, capfd) -> None:
+    with pytest.raises(OSError, match="no answer"):
+        restart("echo packed", "http://127.0.0.1:9", tmp_path, 0.1)
+    assert capfd.readouterr() == ("", "packed\n")
+
+
 def test_a_restart_command_may_leave_a_server_behind(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no answer"):
         restart(f"sleep 100 & echo $! > {tmp_path}/pid", "http://127.0.0.1:9", tmp_path, 1.0)

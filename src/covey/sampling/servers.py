@@ -29,6 +29,8 @@ RETRY_SECONDS = 5.0
 """Seconds after which an excluded server is tried again."""
 Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
+STANDARD_ERROR = 2
+"""Its file descriptor, which a child inherits; `sys.stderr` need not have one."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
 
@@ -174,8 +176,10 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     ends = time.monotonic() + timeout
     environment = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
-        # Its output goes where ours goes, and the server that it leaves in the background is not ended.
-        done = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604 - the user's
+        # What it writes goes to our standard error: with --json, standard output has one object only.
+        # The server that it leaves in the background is not ended.
+        output = {"stdout": STANDARD_ERROR, "stderr": None}
+        done = run(command, timeout, shell=True, env=environment, **output)  # noqa: S604 - the user's
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
     if done.returncode:
