@@ -30,7 +30,7 @@ RETRY_SECONDS = 5.0
 Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
 STANDARD_ERROR = 2
-"""Its file descriptor, which a child inherits; `sys.stderr` need not have one."""
+"""File descriptor, which a child inherits; `sys.stderr` need not have one."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
 

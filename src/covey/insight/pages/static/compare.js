@@ -11,7 +11,8 @@ export function heldOut(runs) {
   if (!known.length) return ["–"];
   const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length, ends = known.map((all) => all.at(-1));
   const range = known.length > 1 ? [" ", h("span", { class: "range" }, `[${fmt(100 * Math.min(...ends), 0)}, ${fmt(100 * Math.max(...ends), 0)}]`)] : "";
-  return [percent(mean(known.map((all) => all[0]))), " → ", percent(mean(ends)), range];
+  const start = known.some((all) => all.length > 1) ? [percent(mean(known.map((all) => all[0]))), " → "] : "";
+  return [start, percent(mean(ends)), range];
 }
 
 // The settings in which bundles differ, by the first run of each.

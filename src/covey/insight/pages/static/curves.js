@@ -88,7 +88,7 @@ export function curves(source) {
   const count = h("summary"), rest = h("details", { open: isStatic() }, count, grid);
   const across = chooser("Axis of the curves", AXES), mean = chooser("Smoothing of the curves", SMOOTHING), seeds = chooser("Runs of several seeds", SEEDS);
   const zero = h("p", { class: "muted small" }), more = h("select", { "aria-label": "Any other metric" });
-  const said = h("p", { class: "muted small" }, "A line is the mean over the seeds of a setting, at each step over those that have reached it; its band goes from the lowest to the highest of them.");
+  const said = h("p", { class: "muted small" }, "Each line is the mean over the seeds of a setting that have reached the step. Its band spans their lowest and highest values.");
   let plots = [], extra = null, drawn = "";
   const sync = window.uPlot?.sync(source.run ?? "two runs");
   // Two runs are compared with each other, even if only their seeds differ.

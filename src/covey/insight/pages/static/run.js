@@ -8,9 +8,9 @@ import { completion, prompt } from "./step.js";
 const WORDS = { learned: "good", "did not learn": "bad", "got worse": "bad", "cannot tell": "unsure" };
 
 const MEANINGS = {
-  training: "A process of it is at work.",
-  finished: "It has trained all its steps, or reached what it was told to stop at.",
-  stopped: "A guard ended it, for the reason given here. It needs another setting before it can continue.",
+  training: "Its process is running.",
+  finished: "It has trained all its steps, or has reached train.stop_at.",
+  stopped: "A guard ended it, for the reason given below. It needs a changed setting before it can continue.",
   interrupted: "It ended before its last step. covey resume continues it from its last checkpoint.",
   learned: "Held-out problems show a gain beyond chance: the interval of the change is above 0.",
   "did not learn": "Held-out problems show no gain that matters: the intervals of the change are close to 0.",

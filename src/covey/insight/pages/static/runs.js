@@ -63,7 +63,7 @@ export async function runList() {
   return { title: "Runs", node };
 }
 
-const nothing = () => h("p", { class: "muted" }, "No run has all of these words.");
+const nothing = () => h("p", { class: "muted" }, "No run matches all of these words.");
 
 const empty = () => h("div", { class: "empty" }, h("h2", {}, "No run here yet"),
   h("p", {}, "A run appears here as soon as it begins. ", h("code", {}, "covey demo"), " makes one in a few minutes, without a download."),

@@ -4,8 +4,8 @@ import { differingParts } from "./diff.js";
 import { ask, failure, fmt, h, holds, isStatic, latest, num, pageLink, prose, term, trail, written } from "./dom.js";
 import { bar } from "./plot.js";
 
-const REWARD = "What the rewards below come to, with their weights and gates.";
-const ADVANTAGE = "What the algorithm makes of the reward within its group: a completion above 0 is reinforced, one below 0 is discouraged.";
+const REWARD = "The sum of the rewards below, with their weights and gates.";
+const ADVANTAGE = "What the algorithm makes of the reward within its group. A completion with an advantage above 0 becomes more likely, one below 0 less likely.";
 const SPREAD = "The standard deviation of the group's rewards.";
 const DEAD = "All rewards of a dead group are equal, so that it has no advantage: nothing is learned from it.";
 
