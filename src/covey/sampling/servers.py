@@ -20,6 +20,7 @@ from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
+from covey.system.opening import open_to_readers
 from covey.types import Completion
 from covey_verify.children import how_ended, run
 from covey_verify.web import ask
@@ -28,6 +29,8 @@ RETRY_SECONDS = 5.0
 """Seconds after which an excluded server is tried again."""
 Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
+STANDARD_ERROR = 2
+"""File descriptor, which a child inherits; `sys.stderr` need not have one."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
 
@@ -132,6 +135,7 @@ class WeightsFolder:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             save_policy(policy, part)
+            open_to_readers(part)
             for old in self.folder.glob("version_*"):
                 shutil.rmtree(old, ignore_errors=True)
             part.rename(target)
@@ -173,8 +177,10 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     environment = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
-        # Its output goes where ours goes, and the server that it leaves in the background is not ended.
-        ended = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604
+        # Its output goes to our standard error, because with --json our standard output has one object only.
+        # The server that it leaves in the background is not ended.
+        output = {"stdout": STANDARD_ERROR, "stderr": None}
+        ended = run(command, timeout, shell=True, env=environment, **output)  # noqa: S604 - the user's
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
     if ended.returncode:

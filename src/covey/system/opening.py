@@ -126,6 +126,17 @@ def is_deep(content: bytes) -> bool:
     return content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST
 
 
+def open_to_readers(folder: Path) -> None:
+    """Give weights that only their owner can read the permissions of their folder.
+
+    safetensors 0.8 writes every file so, whatever the umask. A server may run as another user.
+    """
+    usual = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*.safetensors"):
+        if path.stat().st_mode & 0o777 == 0o600:
+            path.chmod(usual)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Give the file's name to an OSError that has none: one of a read, a write or a sync."""

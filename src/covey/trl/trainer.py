@@ -28,6 +28,7 @@ from covey.insight.result import Result
 from covey.learner.process import default_torch_modes, restore_process_settings
 from covey.models.model_objects import restore_model_object
 from covey.runs.inputs import OtherInputs
+from covey.system.opening import open_to_readers
 from covey.training.measure import measure
 from covey.training.observer import Observer, ObserverRequest
 from covey.trl.configs import Arguments
@@ -234,6 +235,7 @@ class Trainer(Observer):
         folder = str(output_dir or self.args.output_dir)
         self.model.save_pretrained(folder)
         self.processing_class.save_pretrained(folder)
+        open_to_readers(Path(folder))
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to `output_dir`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,35 @@ def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
     return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
 
 
+def found_completions(folder: Path, number: int, words: str) -> Record:
+    """Return the groups of a step that have these words, with the number of completions that have them.
+
+    A group whose prompt has the words counts with all its completions. Case does not matter.
+    """
+    log = read_rollouts(folder, number)
+    wanted = words.lower()
+
+    def count(places: Sequence[int]) -> int:
+        rows = [log.rows[i] for i in places]
+        if wanted in prompt_text(rows[0]["prompt"]).lower():
+            return len(rows)
+        return sum(wanted in row["completion"].lower() for row in rows)
+
+    counts = {group: count(places) for group, places in log.groups.items()}
+    return {"groups": [{"group": group, "completions": n} for group, n in counts.items() if n]}
+
+
 def _group_row(log: RolloutLog, group: int) -> Record:
     rows = [log.rows[i] for i in log.groups[group]]
     facts = group_facts(log, group)
-    known = [r for r in facts["rewards"] if r is not None]
+    rewards = [r for r in facts["rewards"] if r is not None]
     return {
         **facts,
         "prompt": prompt_text(facts["prompt"])[:PROMPT],
         "lengths": [r["tokens"] for r in rows],
         "truncated": sum(r["finish"] == "length" for r in rows),
         # The std of equal rewards may be a rounding error, which is no spread.
-        "spread": float(np.std(known)) if facts["spread"] else 0.0,
+        "spread": float(np.std(rewards)) if facts["spread"] else 0.0,
         "texts": len({r["completion"] for r in rows}),
     }
 
