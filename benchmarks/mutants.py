@@ -76,6 +76,7 @@ NEAR = {
     "models/value_head": ["tests/training/test_critic.py"],
     "models/pretrained": ["tests/training/test_critic.py", "tests/models/test_pretrained.py"],
     "rollouts/prefetch": ["tests/rollouts/test_ahead.py"],
+    "rollouts/store": ["tests/rollouts/test_ahead.py"],
     "rollouts/segments": ["tests/rollouts/test_rollout.py"],
     "training/reward_model": [*SEAMS, "tests/training/test_reward_models.py"],
     "objective": MATHEMATICS,
@@ -110,6 +111,7 @@ NEAR = {
     ],
     "learner": ["tests/learner/test_optimizer.py", *PROOF],
     "training/guards": ["tests/training/test_guards.py"],
+    "training/supervisor": ["tests/training/test_guards.py", *PROOF],
     "training/run": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
     "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
@@ -417,10 +419,13 @@ MUTANTS = [
     ),
     *of(
         "training/run.py",
-        ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
         ("learning rate of the next step", "learning_rate(step, learner.train, number)", "learning_rate(step + 1, learner.train, number)"),
         ("a bad gradient kept for the next update", "            learner.clear()\n", ""),
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
+    ),
+    *of(
+        "training/supervisor.py",
+        ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
     ),
     *of(
         "training/guards.py",
@@ -534,6 +539,9 @@ MUTANTS = [
     *of(
         "rollouts/prefetch.py",
         ("groups are taken as they end", "[self._ready.pop(t) for t in tickets]", "[self._ready.pop(t) for t in list(self._ready)[: len(tickets)]]"),
+    ),
+    *of(
+        "rollouts/store.py",
         ("an earlier process' completions take another's place", "sample=missing[sampled.sample]", "sample=sampled.sample"),
         ("what is missing is drawn by others' keys", "[requests[n].streams[s] for s in missing]", "requests[n].streams[: len(missing)]"),
         ("finished completions are not kept", "        store.add(tickets[number], requests[number], params, done)\n", ""),
@@ -564,7 +572,7 @@ MUTANTS = [
     *of(
         "rollouts/choose.py",
         ("retired problems drawn", "if not retired[choice.problem]:", "if True:"),
-        ("the frontier draws a problem twice in a step", "excluded = {*seen, *map(int, np.flatnonzero(retired))}", "excluded = {*map(int, np.flatnonzero(retired))}"),
+        ("the frontier draws a problem twice in a step", "excluded = {*earlier, *map(int, np.flatnonzero(retired))}", "excluded = {*map(int, np.flatnonzero(retired))}"),
         ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),
     *of(
@@ -572,7 +580,7 @@ MUTANTS = [
         ("the group's own reward for the greedy one's", "greedy_reward=float(greedy.rewards[0])", "greedy_reward=float(group.rewards[0])"),
         ("what groups drawn ahead took is not counted", "        scorer.include(group_scorer.stats)\n", "        pass\n"),
         ("running means forgotten between steps", "now = dict(means)", "now = dict[str, float]()"),
-        ("filter sees what could not be judged", "values[known]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
+        ("filter sees what could not be judged", "values[scored]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
     ),
     *of(
         "rollouts/loop.py",
@@ -600,8 +608,8 @@ MUTANTS = [
     *of(
         "sampling/tools/turns.py",
         ("what a tool said is trained", "sampled=nothing > 0", "sampled=nothing == 0"),
-        ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + len(whole.tokens)", "prefix_tokens=request.prefix_tokens"),
-        ("a turn has all the room", "room=params.max_tokens - len(whole.tokens)", "room=params.max_tokens"),
+        ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + length", "prefix_tokens=request.prefix_tokens"),
+        ("a turn has all the room", "room=params.max_tokens - length", "room=params.max_tokens"),
         ("calls without a limit", "answered >= tools.max_calls", "answered < 0"),
         ("the prompt is forgotten", "np.concatenate([request.prompt, whole.tokens])", "whole.tokens"),
         ("a call in plain text does not end a turn", "stop=(*params.stop, CLOSE_CALL)", "stop=params.stop"),
@@ -644,7 +652,7 @@ MUTANTS = [
     ),
     *of(
         "models/compiled.py",
-        ("backward pass over the whole vocabulary", "ctx.cap), ctx.mask, rows.start, ctx.known)", "ctx.cap), None, rows.start, ctx.known)"),
+        ("backward pass over the whole vocabulary", "exclude(raw, ctx.mask, rows.start, ctx.drawable_ids)", "exclude(raw, None, rows.start, ctx.drawable_ids)"),
     ),
     *of(
         "models/logprobs.py",
@@ -654,7 +662,7 @@ MUTANTS = [
         ("log-prob of the token before", "gather(1, targets[:, None])", "gather(1, targets.roll(1)[:, None])"),
         ("collision of log-probs", "probs.square().sum(-1)", "all_logprobs.square().sum(-1)"),
         ("chunks of the targets unshuffled", "for x in (hidden, ref_hidden, targets))", "for x in (hidden, ref_hidden, targets.flip(0)))"),
-        ("sampling mask of the first chunk for all", "ref_head, mask, start, known)", "ref_head, mask, 0, known)"),
+        ("sampling mask of the first chunk for all", "ref_head, mask, start, drawable_ids)", "ref_head, mask, 0, known)"),
         ("reference at temperature 1", "ref_head(ref_hidden).float() / temperature", "ref_head(ref_hidden).float()"),
     ),
     *of(
@@ -671,7 +679,7 @@ MUTANTS = [
     ),
     *of(
         "training/examples_loop.py",
-        ("an epoch's order goes on in the next", "if not rows or place == 0:", "if not rows:"),
+        ("an epoch's order goes on in the next", "if not rows or index == 0:", "if not rows:"),
         ("what tools say in an answer is learned", "-logprobs[mask].sum()", "-logprobs.sum()"),
     ),
     *of(
@@ -686,12 +694,12 @@ MUTANTS = [
         "training/pipeline.py",
         ("a stage begins from the base model", 'changes["model"] = str((start / "final").resolve())', 'changes["model"] = config.model'),
         ("a stage begins from the first one's model", "(policies[-1] if policies else None)", "(policies[0] if policies else None)"),
-        ("a stage reads no earlier one's examples", "known.get(str(path), path)", "path"),
+        ("a stage reads no earlier one's examples", "resolved_folders.get(str(path), path)", "path"),
     ),
     *of(
         "sampling/tools/turns.py",
         ("answered siblings continue in another order", "[dialogue]) for dialogue, whole in continued", "[dialogue]) for dialogue, whole in reversed(continued)"),
-        ("answered siblings draw alike", "streams=[request.streams[self.owner[1]]]", "streams=[request.streams[0]]"),
+        ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
     ),
 ]
 # fmt: on

@@ -87,10 +87,10 @@ def as_error(error: BaseException) -> CoveyError:
             "train.tokens_per_micro_batch, or take a smaller model"
         )
     traceback.print_exception(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     return CoveyError(
         f"a bug in covey, or in code it was given: {type(error).__name__}: {first_line(error)} "
-        f"({place.filename}:{place.lineno}). Please report it with the lines above"
+        f"({frame.filename}:{frame.lineno}). Please report it with the lines above"
     )
 
 
@@ -109,7 +109,7 @@ def system_error(error: BaseException) -> OSError | None:
 
 def disk_error(error: OSError, what: str = "") -> OutOfRoom:
     """The error for a failed read or write, with a remedy for its cause."""
-    place = what or str(error.filename or "a file")
+    subject = what or str(error.filename or "a file")
     remedy = {
         errno.ENOSPC: "Free some space and run the same command again",
         errno.EDQUOT: "Your quota is used up; free some space and run the same command again",
@@ -117,7 +117,7 @@ def disk_error(error: OSError, what: str = "") -> OutOfRoom:
         errno.EACCES: "Choose an --output that you may write to",
         errno.EMFILE: "Raise the limit on open files: ulimit -n 1024",
     }.get(error.errno or 0, "Check the disk, then run the same command again")
-    return OutOfRoom(f"{place}: {error.strerror or error}. {remedy}")
+    return OutOfRoom(f"{subject}: {error.strerror or error}. {remedy}")
 
 
 def out_of_memory(error: BaseException) -> bool:

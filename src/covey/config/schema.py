@@ -199,6 +199,10 @@ class Eval(Section):
         4, "Sampled completions per problem, for pass@k.", usual="4 to 32", trl="num_generations_eval"
     )
 
+    def is_due(self, step: int) -> bool:
+        """Whether an evaluation during training follows after ``step`` steps."""
+        return self.every > 0 and step % self.every == 0
+
 
 class Keep(Section):
     """The choice of completions that become examples (pairs, rejection_sampling, filter)."""

@@ -25,8 +25,9 @@ from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, wi
 from covey.rollouts.groups import Progress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
-from covey.rollouts.prefetch import CompletionStore, Prefetcher
+from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments
+from covey.rollouts.store import CompletionStore
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.turns import seconds_waited
@@ -273,8 +274,8 @@ class Rollouts:
     def _own_tickets(self, tickets: range) -> list[int]:
         """Return the places of the data that this process samples."""
         # Shared by place of the data, not by round, so that both threads agree on who draws it.
-        asked = set(share(tickets.stop, self.sampler))
-        return [ticket for ticket in tickets if ticket in asked]
+        assigned = set(share(tickets.stop, self.sampler))
+        return [ticket for ticket in tickets if ticket in assigned]
 
     def _steps_ahead(self, step: int) -> int:
         """Return for how many later steps groups may be drawn; each uses at least ``prompts_per_step``."""

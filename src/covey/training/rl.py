@@ -54,7 +54,8 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: 
     metrics = step_metrics(step, rollout, batch, done, loaded, run.state.coefficients) | run.drift_metrics()
     report_misattributed(run.journal, step, misattributed_groups(rollout.groups, done.stats, done.before))
     report_step(run.journal, step, rollout, batch, done, metrics, loaded)
-    run.apply_guards(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
+    has_signal = bool(batch.advantages.any())
+    run.state = run.supervisor.judge_step(run.state, step, metrics, rollout.all_groups, has_signal)
     refresh_reference(run.learner, loaded.algorithm, done.before)
     return run.end_step(metrics)
 
