@@ -608,8 +608,8 @@ MUTANTS = [
     *of(
         "sampling/tools/turns.py",
         ("what a tool said is trained", "sampled=nothing > 0", "sampled=nothing == 0"),
-        ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + len(whole.tokens)", "prefix_tokens=request.prefix_tokens"),
-        ("a turn has all the room", "room=params.max_tokens - len(whole.tokens)", "room=params.max_tokens"),
+        ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + length", "prefix_tokens=request.prefix_tokens"),
+        ("a turn has all the room", "room=params.max_tokens - length", "room=params.max_tokens"),
         ("calls without a limit", "answered >= tools.max_calls", "answered < 0"),
         ("the prompt is forgotten", "np.concatenate([request.prompt, whole.tokens])", "whole.tokens"),
         ("a call in plain text does not end a turn", "stop=(*params.stop, CLOSE_CALL)", "stop=params.stop"),
@@ -699,7 +699,7 @@ MUTANTS = [
     *of(
         "sampling/tools/turns.py",
         ("answered siblings continue in another order", "[dialogue]) for dialogue, whole in continued", "[dialogue]) for dialogue, whole in reversed(continued)"),
-        ("answered siblings draw alike", "streams=[request.streams[self.owner[1]]]", "streams=[request.streams[0]]"),
+        ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
     ),
 ]
 # fmt: on

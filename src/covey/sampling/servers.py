@@ -43,7 +43,7 @@ class RemoteServer:
     version: int | None = None
     """Version of the weights that it has proven to have."""
     stamp: object = None
-    """Mark of its replies since then; another mark means another start, or other weights."""
+    """The mark of its replies since then; it changes if the server is restarted or its weights change."""
     exclusion_reason: str = ""
     """The reason why it is excluded; empty if it takes part."""
     tried: float = -RETRY_SECONDS
@@ -84,7 +84,7 @@ class WorkList:
     results: Queue[list[Sampled] | Exception | None] = field(default_factory=Queue)
     """None: a server was excluded or has weights to take; an exception: a mistake of ours, to be raised."""
     arrivals: dict[str, int] = field(default_factory=dict)
-    """Address -> number of the server's arrival since which it works on this."""
+    """Address -> the server's arrival (see ``RemoteServer.arrivals``) for which threads were started."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
     """Whether no more pieces are asked for."""
@@ -127,7 +127,8 @@ class WeightsFolder:
         """Write the weights of a version once and return their folder; all others there are deleted."""
         target = self.folder / f"version_{version:06d}"
         if self._version != version or not target.is_dir():
-            part = self.folder / f".{target.name}.part"  # renamed once whole, for servers to read
+            # Renamed once it is whole, so that no server reads a part of it.
+            part = self.folder / f".{target.name}.part"
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             save_policy(policy, part)
@@ -150,8 +151,8 @@ def timed_out(error: BaseException | None) -> bool:
 
 def same_complaint(now: str, before: str) -> bool:
     """Whether two reasons to exclude a server differ at most in their numbers, versions for instance."""
-    bare = partial(re.compile(r"\d[\d.e+-]*").sub, "")
-    return bare(now) == bare(before)
+    without_numbers = partial(re.compile(r"\d[\d.e+-]*").sub, "")
+    return without_numbers(now) == without_numbers(before)
 
 
 def none_left(servers: Sequence[RemoteServer]) -> SamplersLost:
@@ -169,17 +170,17 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     COVEY_MODEL and returns once the server is starting. Command and start together have ``timeout`` seconds.
     Raises OSError.
     """
-    ends = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     environment = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
         # Its output goes where ours goes, and the server that it leaves in the background is not ended.
-        done = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604 - the user's
+        ended = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
-    if done.returncode:
-        raise OSError(f"rollout.sampler.restart failed: {how_ended(done.returncode)}")
+    if ended.returncode:
+        raise OSError(f"rollout.sampler.restart failed: {how_ended(ended.returncode)}")
     while not _answers(url):
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             raise OSError(f"no answer within {timeout:g} s after rollout.sampler.restart")
         time.sleep(0.5)
 
@@ -187,8 +188,8 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
 def _answers(url: str) -> bool:
     try:
         ask(f"{url}/health", timeout=5.0)
-    except OSError:  # HTTPError, too
+    except OSError:  # HTTPError is one
         return False
     except ValueError:
-        pass  # something that is no JSON: it answers
+        pass  # a reply that is no JSON is a reply
     return True

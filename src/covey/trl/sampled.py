@@ -13,6 +13,7 @@ from covey.trl.models import frozen_copy, writer
 from covey.trl.rewards import mark_verdict, reward_entries
 from covey.trl.rows import Row, listed
 from covey.trl.trainer import BASES, LOGGER, Trainer
+from covey_verify.extract import message_texts
 from covey_verify.usercode import name_of
 
 NO_LIMIT = 1_000
@@ -157,13 +158,7 @@ class RLOOTrainer(GRPOTrainer):
 
 def _prompts(rows: Sequence[Row]) -> list[str]:
     """Return the prompts of rows as texts."""
-    return [
-        row["prompt"]
-        if isinstance(row["prompt"], str)
-        else " ".join(str(m.get("content")) for m in row["prompt"])
-        for row in rows
-        if "prompt" in row
-    ]
+    return [" ".join(message_texts(row["prompt"])) for row in rows if "prompt" in row]
 
 
 def _spec(function: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from covey.rewards.base import BUILT_IN
 from covey.runs.reader import recorded_yaml
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey_verify.errors import ConfigError, CoveyError
-from covey_verify.extract import content_text
+from covey_verify.extract import prompt_text
 
 PROMPT = 400
 """Number of characters of a prompt in the grid of groups."""
@@ -48,13 +48,6 @@ def _group_row(log: RolloutLog, group: int) -> Record:
         "spread": float(np.std(known)) if facts["spread"] else 0.0,
         "texts": len({r["completion"] for r in rows}),
     }
-
-
-def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
-    """Return a prompt as one text; of a chat, the messages, each after its role."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{m.get('role')}: {content_text(m.get('content'))}" for m in prompt)
 
 
 def group_page(folder: Path, number: int, which: int) -> Record:
