@@ -20,7 +20,7 @@ from covey.insight.metric_table import hints
 from covey.insight.pages.settings import nearest_preset, recorded_values, setup_of, written
 from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
-from covey.runs.folder import RESULT, ended_otherwise, stream_record
+from covey.runs.folder import RESULT, ended_otherwise, lock_owner, stream_record
 from covey.runs.healing import Attempt, read_attempts
 from covey.runs.reader import (
     read_ending,
@@ -33,7 +33,7 @@ from covey.runs.reader import (
 )
 from covey.runs.rollouts import recorded_steps, rollout_file
 from covey.runs.tags import read_tags
-from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
+from covey.system.opening import open_below, stream_bytes
 from covey.system.text import duration
 from covey_verify.errors import ConfigError, CoveyError
 
@@ -158,7 +158,7 @@ def run_state(folder: Path) -> RunState:
     ended: RunState = "interrupted" if resumable(folder) else "stopped"
     if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
         return ended
-    owner = _owner(folder)
+    owner = lock_owner(folder)
     if owner is None:
         return ended
     process, host = owner
@@ -173,18 +173,9 @@ def run_state(folder: Path) -> RunState:
     return "training"
 
 
-def _owner(folder: Path) -> tuple[int, str] | None:
-    """Return the process and the host that a lock file names; None if it names none."""
-    try:  # "process PID on HOST"
-        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
-        return int(words[1]), words[3]
-    except (OSError, ValueError, IndexError, CheckpointError):
-        return None
-
-
 def host_elsewhere(folder: Path) -> str:
     """Return the other host on which a run trains, by its lock file; empty if it does not."""
-    owner = _owner(folder)
+    owner = lock_owner(folder)
     if owner is None or owner[1] == os.uname().nodename or run_state(folder) != "training":
         return ""
     return owner[1]
