@@ -25,7 +25,7 @@ from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folde
 from covey.runs.best import Best, best_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_sealed, sealed_line, unsealed_line
-from covey.system.opening import RECORD_BYTES, naming, read_below, stream_bytes
+from covey.system.opening import naming, read_below, stream_bytes
 from covey.system.processes import is_rank_zero
 from covey.types import Group
 from covey_verify.errors import ConfigError
@@ -85,15 +85,6 @@ def take_lock(path: Path) -> TextIO:
         lock.close()
         raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
     return lock
-
-
-def lock_owner(path: Path) -> tuple[int, str] | None:
-    """Return the process and the host that the lock file of a run's folder names; None if it names none."""
-    try:  # "process PID on HOST"
-        words = read_below(path, LOCK, RECORD_BYTES).decode().split()
-        return int(words[1]), words[3]
-    except (OSError, ValueError, IndexError, CheckpointError):
-        return None
 
 
 class RunFolder:

@@ -443,10 +443,8 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _wants_resume(checkpoint: object, output: str) -> bool:
     """Whether the run in the folder is to continue. Raises Refused for another folder."""
-    if (
-        isinstance(checkpoint, str | Path)
-        and Path(output).resolve() not in Path(checkpoint).resolve().parents
-    ):
+    named = isinstance(checkpoint, str | Path)
+    if named and Path(output).resolve() not in Path(str(checkpoint)).resolve().parents:
         raise Refused(
             f"train: resume_from_checkpoint={str(checkpoint)!r} is not in {output}, whose run would continue"
         )
