@@ -441,11 +441,10 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return means | ({"optimizer/lr": steps[-1]["optimizer/lr"]} if steps and "optimizer/lr" in means else {})
 
 
-def _wants_resume(checkpoint: object, output: str) -> bool:
-    """Whether the run in the folder is to continue. Raises Refused for another folder."""
-    named = isinstance(checkpoint, str | Path)
-    if named and Path(output).resolve() not in Path(str(checkpoint)).resolve().parents:
+def _wants_resume(folder: object, output: str) -> bool:
+    """Whether the run in ``output`` is to continue. Raises Refused for another folder."""
+    if isinstance(folder, str | Path) and Path(output).resolve() not in Path(folder).resolve().parents:
         raise Refused(
-            f"train: resume_from_checkpoint={str(checkpoint)!r} is not in {output}, whose run would continue"
+            f"train: resume_from_checkpoint={str(folder)!r} is not in {output}, whose run would continue"
         )
-    return bool(checkpoint)
+    return bool(folder)
