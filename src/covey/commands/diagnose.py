@@ -235,7 +235,7 @@ def answers_of_others(plan: Plan) -> str:
     """
     try:
         rewards = named_rewards([str(plan.stage)], plan.trust)
-        found = rescore(plan.folder(None), rewards, WINDOW, permuted=True)
+        found = rescore(plan.folder(None), rewards, WINDOW, permuted=True, trust=plan.trust)
     except CoveyError:
         return ""
     own = np.array([np.nanmean(group.old) for group in found])
