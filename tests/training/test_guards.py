@@ -16,17 +16,18 @@ from covey.config.load import load_config
 from covey.config.schema import Guards
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.insight.findings.watch import explain_run
-from covey.insight.pages.records import run_page, run_state
+from covey.insight.pages.records import run_page
 from covey.objective.controllers import raised
 from covey.rewards.base import RewardError
 from covey.runs.checkpoint import GuardMemory
+from covey.runs.state import run_state
 from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.signals import StopSignal
 from covey.training.guards import Stop, Warn, judge_step, judge_update, kl_level
 from covey.training.metrics import console_facts
+from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
-from covey.training.run import RunOptions
 from covey.training.setup import set_up
 
 

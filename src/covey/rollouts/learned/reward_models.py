@@ -36,12 +36,12 @@ class RewardModel:
 
     def __init__(self, kind: Judges, name: str, folder: Path, device: str) -> None:
         source = source_of(name, folder)
-        place = pick_device(device)
+        torch_device = pick_device(device)
         loader, outputs = CLASSES[kind]
         here = {"local_files_only": unreachable(source)}
         try:
             self.tokenizer = pretrained_tokenizer(source, **here)
-            dtype = torch.float32 if place.type == "cpu" else "auto"
+            dtype = torch.float32 if torch_device.type == "cpu" else "auto"
             model = pretrained(loader, source, dtype=dtype, **here)
         except Exception as error:  # a damaged folder makes the libraries fail in any way
             if out_of_memory(error):
@@ -55,7 +55,7 @@ class RewardModel:
         if self.tokenizer.pad_token_id is None:
             raise ConfigError(f"{kind}: the tokenizer of {name!r} has no pad_token; set one in its folder")
         model.config.pad_token_id = self.tokenizer.pad_token_id  # where sequence heads look for the end
-        self.model = model.eval().to(place)
+        self.model = model.eval().to(torch_device)
         # Without a limit in the config, the tokenizer's holds.
         positions = getattr(model.config, "max_position_embeddings", 1 << 30)
         self.words = ControlWords([*turn_words(self.tokenizer)])
