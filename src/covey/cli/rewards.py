@@ -83,7 +83,7 @@ def command_rescore(
 
         rescored = rescore_record(run, named, steps, notes.append)
     else:
-        rescored = rescore.rescore(run, named, steps, notes.append)
+        rescored = rescore.rescore(run, named, steps, notes.append, trust=trust)
     note_lines = [f"note: {note}" for note in notes]
     print_result(
         as_json, {**rescore.record(rescored), "notes": notes}, [*note_lines, *rescore.lines(run, rescored)]

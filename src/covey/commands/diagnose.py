@@ -236,7 +236,7 @@ def answers_of_others(plan: Plan) -> str:
     """
     try:
         rewards = named_rewards([str(plan.stage)], plan.trust)
-        groups = rescore(plan.folder(None), rewards, WINDOW, permuted=True)
+        groups = rescore(plan.folder(None), rewards, WINDOW, permuted=True, trust=plan.trust)
     except CoveyError:
         return ""
     with_own = np.array([np.nanmean(group.old) for group in groups])

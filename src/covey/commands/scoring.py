@@ -12,6 +12,7 @@ import numpy as np
 
 from covey.config.load import ResolvedConfig, load_config
 from covey.config.schema import Data
+from covey.insight.rescore import tools_shown
 from covey.models.wording import MEANING, NO_WORDING, ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
@@ -43,7 +44,8 @@ def score_file(
 
     ``say`` is called with what is unknown about the model. Raises DataError, RewardError.
     """
-    functions, data, wording, _ = _named(words, trust)
+    functions, data, wording, stage = _named(words, trust)
+    shown = tools_shown(stage, functions) if stage is not None else None
     functions.reader = Reader(wording.decode)
     if wording.note:
         say(wording.note)
@@ -56,6 +58,7 @@ def score_file(
                 f"{file}:{line}: there is no column 'completion'; the row has {', '.join(map(repr, row))}"
             )
         problem = _problem(file, line, row, data, wording)
+        problem = problem if shown is None else shown(problem)
         check_columns([problem], functions)
         completion = row["completion"]
         if not (isinstance(completion, str) or _is_reply(completion)):

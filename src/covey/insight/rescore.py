@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from covey.config.load import ResolvedConfig
 from covey.models.wording import ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
 from covey.rewards.groups import with_credit
@@ -16,12 +17,14 @@ from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.runs.examples import same_prompt
+from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.text import Say, finite, percent
 from covey.tasks.source import load_problems
 from covey.types import Completion, Credit, Group, Problem
 from covey_verify.errors import DataError
+from covey_verify.extract import last_text
 
 GROUPS_SHOWN = 12
 
@@ -67,13 +70,18 @@ def _signs(rewards: np.ndarray) -> np.ndarray:
 
 
 def rescore(
-    run: Path, rewards: Rewards, steps: int, say: Say | None = None, permuted: bool = False
+    run: Path,
+    rewards: Rewards,
+    steps: int,
+    say: Say | None = None,
+    permuted: bool = False,
+    trust: bool = False,
 ) -> list[RescoredGroup]:
     """Score the groups of the last ``steps`` logged steps again, with the columns of the run's data.
 
     If ``permuted``, each problem gets the columns, and so the answer, of another row. ``say`` is called with
     the reason if the run's chat template is unknown. Raises DataError if a problem of the run is no longer in
-    the data.
+    the data, ConfigError without ``trust`` if a reward needs the schemas of somebody else's tools.
     """
     stage = last_stage(run)
     loaded = load_for_reading(stage)
@@ -93,11 +101,14 @@ def rescore(
         for row, other in zip(order, np.roll(order, 1), strict=True):
             problem = source.train[row]
             problems[problem.id] = replace(problem, columns=source.train[other].columns)
+    tools = loaded.config.rollout.tools
+    resets = tools is not None and tools.environment is not None
+    shown = tools_shown(loaded, rewards, trust or is_own(stage))
     groups = list[RescoredGroup]()
     for step in logged:
         log = read_rollouts(stage, step)
         where = f"{stage}, step {step}"
-        of_step = [_problem_of(log, number, problems, wording, where) for number in log.groups]
+        of_step = [shown(_problem_of(log, n, problems, wording, where, resets)) for n in log.groups]
         completions = [log.completion(n) for n in range(len(log.rows))]
         groups += rescored_step(log, step, of_step, completions, rewards, loaded.algorithm.credit)
     return groups
@@ -125,12 +136,36 @@ def rescored_step(
     return [_result(log, step, number, group) for number, group in zip(log.groups, scored, strict=True)]
 
 
+def tools_shown(loaded: ResolvedConfig, rewards: Rewards, trust: bool = True) -> Callable[[Problem], Problem]:
+    """Return the function that adds a config's tools to a problem's chat, if a reward reads them there.
+
+    Raises ConfigError if somebody else's run names code, without ``trust``.
+    """
+    if loaded.config.rollout.tools is None or not any("template_arguments" in r.parameters for r in rewards):
+        return lambda problem: problem
+    from covey.sampling.tools.use import showing_tools, toolbox_of  # these load torch, as such rewards do
+
+    refuse_others_code(loaded, loaded.run or Path(), trust, algorithm=False)
+    toolbox = toolbox_of(loaded)
+    return lambda problem: problem if toolbox is None else showing_tools(problem, toolbox)
+
+
 def _problem_of(
-    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: ModelTexts, where: str
+    log: RolloutLog,
+    number: int,
+    problems: Mapping[str, Problem],
+    wording: ModelTexts,
+    where: str,
+    resets: bool,
 ) -> Problem:
-    """Return the problem of a group, which notes whether its prompt opens thoughts. Raises DataError."""
+    """Return the problem of a group, which notes whether its prompt opens thoughts. Raises DataError.
+
+    ``resets``: the run had environments, whose `reset` may have added a text to the prompt.
+    """
     row = log.rows[log.groups[number][0]]
     problem = problems.get(row["problem"])
+    if problem is not None and resets and _begins(problem.prompt, row["prompt"]):
+        problem = replace(problem, prompt=row["prompt"])
     if problem is None or not same_prompt(problem.prompt, row["prompt"]):
         raise DataError(
             f"{where}: problem {row['problem']} is not in the run's data any more, or has another prompt. "
@@ -139,6 +174,16 @@ def _problem_of(
     # The logged prompt decides, since a chat template may have been changed.
     logged = wording.with_thoughts(replace(problem, prompt=row["prompt"]), log.prompts[number].tolist())
     return replace(problem, thoughts=logged.thoughts)
+
+
+def _begins(prompt: object, logged: object) -> bool:
+    """Whether a logged prompt is a problem's prompt with more text at its end."""
+    if isinstance(prompt, str) and isinstance(logged, str):
+        return logged.startswith(prompt)
+    if not (isinstance(prompt, Sequence) and isinstance(logged, list) and len(prompt) == len(logged)):
+        return False
+    last, longer = (last_text(turns[-1:]) for turns in (prompt, logged))
+    return longer.startswith(last) and same_prompt([*prompt[:-1], {**prompt[-1], "content": longer}], logged)
 
 
 def _submit(scorer: Scorer, problem: Problem, completions: Sequence[Completion]) -> GroupScoring:

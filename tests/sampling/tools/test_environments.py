@@ -509,6 +509,31 @@ def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Pat
     assert all(np.array_equal(group.old, group.new) for group in again)
 
 
+@pytest.mark.usefixtures("calling")
+@pytest.mark.parametrize("chat", [False, True])
+def test_completions_whose_reset_wrote_into_the_prompt_are_judged_again(folder: Path, chat: bool) -> None:
+    rows = "".join(json.dumps({"prompt": f"{n}+1=", "start": n}) + "\n" for n in range(4))
+    (folder / "rows.jsonl").write_text(rows)
+    save_policy(policy_of("qwen3"), folder / "model")
+    tools = {"environment": f"{folder}/game.py:Speaks"}
+    start(
+        folder / "run",
+        model=str(folder / "model"),
+        data={"task": None, "train": folder / "rows.jsonl", "chat": chat},
+        rewards=(by_the_prompt,),
+        rollout={"max_tokens": 20, "tools": tools},
+        train={"steps": 1},
+    )
+    again = rescore(folder / "run", load_rewards([by_the_prompt], folder), 1)
+    assert len(again) == 4
+    assert all(np.array_equal(group.old, group.new) and group.old.all() for group in again)
+
+
+def by_the_prompt(completion: str, prompt: str) -> float:
+    """By the number in what `reset` wrote."""
+    return float(prompt.partition(" with ")[2].rstrip(".")) + len(str(completion)) % 2
+
+
 # --- what rewards see ---------------------------------------------------------------------------------
 
 

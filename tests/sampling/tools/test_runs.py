@@ -143,6 +143,18 @@ def test_recorded_completions_are_judged_with_their_turns(tmp_path: Path) -> Non
     assert all(np.array_equal(group.old, group.new) for group in again)
 
 
+def reads_schemas(completion: str, template_arguments: dict[str, Any]) -> float:
+    """Whether a reward that shows the chat to a model of its own, as a reward model does, has the tools."""
+    return float("calculate" in json.dumps(template_arguments))
+
+
+def test_recorded_completions_are_judged_in_chats_that_show_the_tools(tmp_path: Path) -> None:
+    settings = collecting(tmp_path, "rl", chat=True)
+    start(tmp_path / "run", **settings, rewards=(by_letters,), train={"steps": 1, "lr": 1e-3})
+    again = rescore(tmp_path / "run", load_rewards([reads_schemas], tmp_path), 1)
+    assert all(group.new.tolist() == [1.0] * len(group.new) for group in again)
+
+
 def test_segments_and_tools_are_refused_together(tmp_path: Path, model: Model) -> None:
     with pytest.raises(ConfigError, match="segment_difference resamples completions"):
         start(

@@ -69,11 +69,9 @@ def with_schemas(source: Source, toolbox: Toolbox | None, say: Say = lambda _: N
     all_problems = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
     # By identity: ids of problems may repeat between training and test.
     openings = dict(zip(map(id, all_problems), toolbox.openings(all_problems, say), strict=True))
-    schemas: Mapping[str, object] = {"tools": toolbox.schemas}
 
     def informed(problem: Problem) -> Problem:
-        whole = _ending_with(problem, openings[id(problem)])
-        return replace(whole, template={**schemas, **problem.template}) if problem.chat else whole
+        return showing_tools(_ending_with(problem, openings[id(problem)]), toolbox)
 
     return replace(
         source,
@@ -81,6 +79,13 @@ def with_schemas(source: Source, toolbox: Toolbox | None, say: Say = lambda _: N
         test=[informed(p) for p in source.test],
         examples=[replace(e, problem=informed(e.problem)) for e in source.examples],
         held_out=[replace(e, problem=informed(e.problem)) for e in source.held_out],
+    )
+
+
+def showing_tools(problem: Problem, toolbox: Toolbox) -> Problem:
+    """Add the tools' schemas to a problem's chat, unless its row has `tools` of its own."""
+    return (
+        replace(problem, template={"tools": toolbox.schemas, **problem.template}) if problem.chat else problem
     )
 
 
