@@ -8,9 +8,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import traceback
 from pathlib import Path
 
+from covey_verify.children import CRASHES
 from covey_verify.errors import CoveyError
 
 RECORD = "exit.json"
@@ -63,8 +65,6 @@ class Stopped(CoveyError):
     code = 75
 
 
-KILLED = "the system does this when memory runs out; otherwise somebody sent the signal"
-"""The cause of a signal from outside, for the message about the process that it ended."""
 STALLED = 7
 """Exit code of the watchdog, which ends a run that no longer makes progress."""
 
@@ -92,6 +92,19 @@ def as_error(error: BaseException) -> CoveyError:
         f"a bug in covey, or in code it was given: {type(error).__name__}: {first_line(error)} "
         f"({frame.filename}:{frame.lineno}). Please report it with the lines above"
     )
+
+
+def cause_of_signal(number: int) -> str:
+    """Return why a process was ended by this signal, as far as the number tells.
+
+    >>> cause_of_signal(signal.SIGTERM)
+    'somebody sent the signal'
+    """
+    if number in CRASHES:
+        return "a reward or a library crashed; a trace, if any, is above"
+    if number == signal.SIGKILL:
+        return "the system does this when memory runs out; otherwise somebody sent the signal"
+    return "somebody sent the signal"
 
 
 def is_panic(error: BaseException) -> bool:

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from covey.config.contradictions import updates_of
 from covey.config.schema import Config
 from covey.errors import Stopped
 from covey.insight.answers import AnswerVariant, Readings, readable
@@ -279,9 +278,9 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
-        for reading in readable(completion.text, problem.thoughts):
-            if (scorer.score(verdict, problem, reading.text).value or 0.0) > 0.5:
-                return reading
+        for variant in readable(completion.text, problem.thoughts):
+            if (scorer.score(verdict, problem, variant.text).value or 0.0) > 0.5:
+                return variant
         return None
 
     pairs = [(c.text, paid(problem, c)) for problem, c in rejected]
@@ -290,7 +289,7 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     apart = [(o, c) for o, (p, c) in zip(others, rejected, strict=True) if o.columns != p.columns]
     return Readings(
         len(rejected),
-        [(text, reading) for text, reading in pairs if reading is not None],
+        [(text, variant) for text, variant in pairs if variant is not None],
         sum(paid(o, c) is not None for o, c in apart),
         verdict.name,
         "rule" in verdict.parameters and verdict.ours,
@@ -380,7 +379,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     config = pilot.config
     algorithm = pilot.run.loaded.algorithm
     learner = pilot.run.learner
-    old = old_logprob_source(algorithm, pilot.run.sampler, updates_of(config))
+    old = old_logprob_source(algorithm, pilot.run.sampler, config.train.updates_per_rollout_batch)
     now = first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     begun = time.monotonic()

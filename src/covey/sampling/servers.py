@@ -177,7 +177,7 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     environment = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
-        # What it writes goes to our standard error: with --json, standard output has one object only.
+        # Its output goes to our standard error, because with --json our standard output has one object only.
         # The server that it leaves in the background is not ended.
         output = {"stdout": STANDARD_ERROR, "stderr": None}
         ended = run(command, timeout, shell=True, env=environment, **output)  # noqa: S604 - the user's

@@ -114,7 +114,7 @@ def _note_off_centre(
     """Warn once in a run if the advantages of a user's own estimator do not sum to zero in a group."""
     # Then later terms move the sum, and the estimator is not to blame.
     later = algorithm.whiten is not None or (algorithm.kl is not None and algorithm.kl.place == "reward")
-    uncentred = off_centre(batch, groups) if algorithm.advantage.own and not later else None
+    uncentred = off_centre(batch, groups) if algorithm.advantage.written_by_user and not later else None
     if uncentred is None or journal.has_event(OFF_CENTRE):
         return
     group, total = uncentred

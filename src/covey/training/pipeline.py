@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from covey.cluster.connect import release
-from covey.config.contradictions import notes_on, updates_of
+from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
 from covey.config.python_objects import ModelObject
@@ -293,8 +293,9 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
         run.test_set = []  # the model stays as it is
     on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
-        for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
-            console.say(f"note: {note}")
+        if config.method == "rl":
+            for note in notes_on(loaded.algorithm, config.train.updates_per_rollout_batch):
+                console.say(f"note: {note}")
         if line := hours_line(run):
             console.say(line)
         stops_early = config.train.stop_at is not None and config.eval.every > 0

@@ -9,7 +9,6 @@ from math import isfinite
 
 import torch
 
-from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, OldDistribution, collate, minibatches, select_tokens
@@ -31,7 +30,8 @@ def train(run: Run) -> None:
     """Run the remaining steps. A stop request surfaces as Stopped between updates."""
     loaded = run.loaded
     journal = run.journal
-    old = old_logprob_source(loaded.algorithm, run.sampler, updates_of(loaded.config))
+    updates = loaded.config.train.updates_per_rollout_batch
+    old = old_logprob_source(loaded.algorithm, run.sampler, updates)
     with closing(run.rollouts()) as rollouts:
         for step in range(run.state.step, loaded.config.train.steps):
             run.begin_step()

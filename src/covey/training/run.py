@@ -70,7 +70,7 @@ class Run:
         self.drift = Drift(self.journal.folder.path)
         train = self.loaded.config.train
         rl = self.loaded.config.method == "rl"
-        updates = train.inner_epochs * train.updates_per_batch if rl else 1
+        updates = train.updates_per_rollout_batch if rl else 1
         self.progress = Progress(self.journal.clock, train.steps, updates)
 
     def begin_step(self) -> None:

@@ -129,7 +129,7 @@ def unexplained_tools(
     policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl"
 ) -> Iterator[str]:
     """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
-    if toolbox is None:
+    if toolbox is None or method == "reward_model":  # a reward model reads calls and never writes one
         return
     problems = [*source.train, *source.test]
     call = ToolCall(next(iter(toolbox.functions)), {})
