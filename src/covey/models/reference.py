@@ -17,15 +17,15 @@ from covey.models.sharded import copy_into, full_weights, local_part, split_weig
 class Reference:
     """The policy as it was at the start: a frozen copy, or the same model with its adapter off."""
 
-    def __init__(self, policy: Policy, moves: bool = False, own: Policy | None = None) -> None:
-        """``own``: another model as the reference, in place of the policy as it is now."""
+    def __init__(self, policy: Policy, moves: bool = False, other: Policy | None = None) -> None:
+        """``other``: another model as the reference, in place of the policy as it is now."""
         self.moves = moves
         """Whether its weights change, so that a checkpoint has to have them."""
         # A reference that will move needs weights of its own, also where adapters are trained.
-        self._adapter = None if moves or own is not None else policy.adapter
-        self._policy = own or policy
+        self._adapter = None if moves or other is not None else policy.adapter
+        self._policy = other or policy
         if self._adapter is None:
-            self._policy = own or policy.copied()
+            self._policy = other or policy.copied()
             self._policy.model.requires_grad_(False)
 
     @property

@@ -73,8 +73,8 @@ class Chooser:
 
     def at(self, ticket: int) -> ProblemTurn:
         """Return the problem at this place of the data, epoch after epoch."""
-        epoch, place = divmod(ticket, self.problems)
-        return ProblemTurn(int(self._order(epoch)[place]), epoch)
+        epoch, index = divmod(ticket, self.problems)
+        return ProblemTurn(int(self._order(epoch)[index]), epoch)
 
     def sizes(self, choices: Sequence[ProblemTurn], difficulty: Difficulty) -> list[int]:
         """Return how many completions to sample of each problem."""
