@@ -83,6 +83,7 @@ def _sample(number: int, place: int) -> dict[str, Any]:
         "alone": {"right": reward},
         "elsewhere": {"right": 0.0},
         "empty": {"right": 0.0},
+        "listed": {"right": 0.0},
     }
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from covey.audit.advantages import groups_of, totals, weights_of
 from covey.audit.course import translated
 from covey.audit.frameworks import words_of
+from covey.audit.groups import groups_of, totals, weights_of
 from covey.audit.record import AuditRecord, Numbers, Rollout, Row, Sample, Use
 from covey.insight.show import spoken_prompt
 from covey.runs.rollouts import RolloutLog
@@ -62,7 +62,7 @@ def log_of(path: Path, record: AuditRecord, rollouts: Sequence[Rollout]) -> Roll
     rows: list[dict[str, Any]] = []
     for rollout in rollouts:
         samples = rollout.completions
-        rewards = totals(record, samples)[0].tolist()
+        rewards = totals(record, samples).rewards.tolist()
         numbers = groups_of(samples)
         for group in dict.fromkeys(numbers):
             first = 1 + max((row["group"] for row in rows), default=-1)

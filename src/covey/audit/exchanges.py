@@ -12,7 +12,7 @@ from covey.audit.check import Trouble
 from covey.audit.logprobs import APART, CLOSER, own, sampler, trainer
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
-from covey.audit.tokens import FEWEST, place
+from covey.audit.tokens import FEWEST, location
 
 KEY = 8
 """Number of log-probs by which a completion is recognized."""
@@ -86,7 +86,7 @@ def _in_another_order(
             first, other = moved[0]
             said = f"the {whose} log-probs of {len(moved)} completions are those of others in the same batch"
             example = f"{other.use.row.completion} has those of {first.use.row.completion}"
-            return Trouble(f"{said}: completion {example}", first.use.update.step, place(other.use))
+            return Trouble(f"{said}: completion {example}", first.use.update.step, location(other.use))
     return None
 
 
@@ -128,7 +128,7 @@ def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
         return None
     call, use, given, due = moved[0]
     said = f"the loss gets completions with the advantages of others: {given:.4g} for {due:.4g}"
-    return Trouble(f"{said} (call {call.step} of {call.name})", use.update.step, place(use))
+    return Trouble(f"{said} (call {call.step} of {call.name})", use.update.step, location(use))
 
 
 def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iterator[Advantage]:

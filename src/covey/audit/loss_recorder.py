@@ -41,6 +41,8 @@ class LossRecorder:
         self._open = False
         self._weight: Tensor | None = None
         self._seen: Tensor | None = None
+        self._gradient: Tensor | None = None
+        """The weight's gradient, as the last backward pass left it."""
 
     def call(self, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the loss function."""
@@ -90,17 +92,35 @@ class LossRecorder:
     def _write_term(self, line: Mapping[str, object], factor: Tensor) -> None:
         weight = self._weight
         gradient = None if weight is None else weight.grad
+        now = None if gradient is None else _first_values(gradient)
+        scale = _multiple(self._gradient, now)
         kept = bool(gradient is not None and gradient.any())
-        self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept)
+        self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept, gradient_scaled=scale)
 
     def _has_moved(self, loss: Tensor) -> bool | None:
         """Return whether a weight that the loss was computed from has changed since the last call."""
         if self._weight is None:
             self._weight = _weight_behind(loss)
+            if self._weight is not None:
+                self._weight.register_post_accumulate_grad_hook(self._keep_gradient)
         now = None if self._weight is None else _first_values(self._weight)
         before = self._seen
         self._seen = now
         return None if now is None or before is None else bool((now != before).any())
+
+    def _keep_gradient(self, weight: Tensor) -> None:
+        """Keep the gradient after a backward pass, as long as calls are recorded."""
+        gradient = weight.grad if self.kept < CALLS else None
+        self._gradient = None if gradient is None else self.file.attempt(_first_values, gradient)
+
+
+def _multiple(before: Tensor | None, now: Tensor | None) -> float | None:
+    """Return the number by which a gradient was multiplied; None if it is no multiple of what it was."""
+    if before is None or now is None or not before.any() or not now.any():
+        return None
+    scale = float((now.double() @ before.double()) / before.double().square().sum())
+    close = (now - scale * before).norm() <= 1e-3 * now.norm()
+    return float(f"{scale:.7g}") if close else None
 
 
 def _weight_behind(value: Tensor) -> Tensor | None:

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
 from covey.audit.conventions import MEANS, convention_of, correction_of, loss_of_calls, same_loss
 from covey.audit.exchanges import exchanged_with_the_sampler
+from covey.audit.groups import groups_of
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.logprobs import pairs, sampler
 from covey.audit.record import AuditRecord, LossCall, Numbers, Update, Use
 from covey.audit.terms import kl_is_subtracted
-from covey.audit.tokens import place
+from covey.audit.tokens import location
 from covey.objective import surrogates
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound, bind
@@ -269,7 +269,7 @@ def correction_is_inverted(record: AuditRecord) -> Trouble | None:
     if len(wrong) >= 4 and len(wrong) > 0.5 * len(clear):
         use, token, weight, due = wrong[0][:4]
         said = f"importance weights are those of the sampler over the trainer: {weight:.4g}"
-        return Trouble(f"{said} where {due:.4g} is expected", use.update.step, place(use, token))
+        return Trouble(f"{said} where {due:.4g} is expected", use.update.step, location(use, token))
     exchanged = exchanged_with_the_sampler(record)
     if exchanged is not None:
         said = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"

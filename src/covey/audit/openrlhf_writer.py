@@ -60,7 +60,7 @@ def record_run(
 
     ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
     batches whose log-probs the actor computes once more, before and after the update. ``score``: the
-    `reward_func`; it is called three more times for each completion of the first batch.
+    `reward_func`; it is called up to four more times for each completion of the first batch.
     """
     writer = _OpenRlhfWriter(trainer, Path(path), batches, looks, score)
     maker = trainer.experience_maker

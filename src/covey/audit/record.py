@@ -105,6 +105,8 @@ class Sample(_Part):
     """Rewards of this completion with another problem's row."""
     empty: Scores = {}
     """Rewards of an empty text for this row."""
+    listed: Scores = {}
+    """Rewards for this row of a text that lists the answers of all rows."""
 
     @property
     def prompt_text(self) -> str:
@@ -220,7 +222,11 @@ class Term(_Part):
     exchanged: bool | None = None
     """Whether a KL got the reference's log-probs as those of the policy, and the reverse."""
     gradient_kept: bool | None = None
-    """Whether that weight had a gradient already."""
+    """Whether the weight that is looked at had a gradient already."""
+    gradient_scaled: float | None = None
+    """What the gradient of the calls before has been multiplied by since it was computed; None where it is
+    unknown, or no multiple of it is left.
+    """
 
 
 Line = Annotated[Rollout | Update | LossCall | Term, Field(discriminator="kind")]

@@ -244,7 +244,7 @@ def score_again(
     completions: Sequence[RecordedCompletion],
     texts: Sequence[str],
 ) -> None:
-    """Score each completion three more times, for `alone`, `elsewhere` and `empty` of its sample.
+    """Score each completion up to four more times, for `alone`, `elsewhere`, `empty` and `listed`.
 
     ``score`` gets a text, a data row and a prompt; it returns a number, or a dict with one as `score`.
     ``texts``: the completions as the trainer's rewards get them.

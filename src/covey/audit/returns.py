@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product, starmap
+from statistics import pvariance
 from typing import NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Numbers, Use
 from covey.audit.terms import kl_has_its_arguments_exchanged
-from covey.audit.tokens import place
+from covey.audit.tokens import location
 from covey.objective import penalties
 
 FEWEST = 4
@@ -22,6 +24,8 @@ ESTIMATORS |= {"k1": penalties.k1, "k2": penalties.k2, "k3": penalties.k3}
 """Names of verl and OpenRLHF -> covey's estimator of a KL."""
 LEAST = 1e-4
 """A smaller score is what is left of a KL that was added and subtracted."""
+DROWNED = 10.0
+"""Times the variance of scores."""
 BOUND = 10.0
 """Both frameworks clamp a token's KL at this."""
 SUMS = {
@@ -42,7 +46,7 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
         return None
     use, token = shown[0]
     said = f"the reward of {len(shown)} completions stands behind their last token, on padding"
-    return Trouble(said, use.update.step, place(use, token))
+    return Trouble(said, use.update.step, location(use, token))
 
 
 def rewards_are_cut(record: AuditRecord) -> Trouble | None:
@@ -58,7 +62,7 @@ def rewards_are_cut(record: AuditRecord) -> Trouble | None:
         return None
     name = record.own_name("reward_bounds")
     said = f"{len(cut)} of {len(given)} rewards, less their baseline, are cut to {name}"
-    return Trouble(f"{said}, {low:g} to {high:g}", cut[0].update.step, place(cut[0]))
+    return Trouble(f"{said}, {low:g} to {high:g}", cut[0].update.step, location(cut[0]))
 
 
 def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
@@ -70,7 +74,7 @@ def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
     said = (
         f"{use.row.prompt_trained} tokens of the prompt are in the loss, and so in {len(shown)} completions"
     )
-    return Trouble(said, use.update.step, place(use))
+    return Trouble(said, use.update.step, location(use))
 
 
 # --- the KL -----------------------------------------------------------------------------------------
@@ -121,7 +125,34 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     use, kl, d = max(off, key=lambda o: float((o[1] - estimator(o[2])).abs().max()))
     token = int((kl - estimator(d)).abs().argmax())
     numbers = f"{float(kl[token]):.4g} where {float(estimator(d)[token]):.4g} is expected"
-    return Trouble(f"{said}: {numbers}", use.update.step, place(use))
+    return Trouble(f"{said}: {numbers}", use.update.step, location(use))
+
+
+def kl_drowns_the_reward(record: AuditRecord) -> Trouble | None:
+    """In half of the updates or more, and at least two, the KL in the rewards of completions varies ten times
+    as much as the scores of the whole run.
+    """
+    updates = [update for update in record.updates if any(row.token_rewards for row in update.rows)]
+    scores = [_total(row.token_scores) for update in updates for row in update.rows]
+    spread = pvariance(scores) if scores else 0.0
+    charges = [
+        (
+            update.step,
+            pvariance([_total(row.token_scores) - _total(row.token_rewards) for row in update.rows]),
+        )
+        for update in updates
+    ]
+    drowned = [(step, variance) for step, variance in charges if variance > DROWNED * spread > 0]
+    if len(drowned) < 2 or len(drowned) < 0.5 * len(updates):
+        return None
+    step, variance = drowned[-1]
+    sentence = "the KL in the reward differs between completions"
+    times = math.sqrt(variance / spread)
+    return Trouble(f"{sentence} {times:.2g} times as much as their scores: it decides what is trained", step)
+
+
+def _total(values: Numbers | None) -> float:
+    return sum(value or 0.0 for value in values or ())
 
 
 # --- returns ----------------------------------------------------------------------------------------
@@ -207,7 +238,7 @@ def returns_are_others(record: AuditRecord) -> Trouble | None:
     due = first.due(asked)
     token = int((due - first.returns).abs().argmax())
     numbers = f"{float(first.returns[token]):.4g} where {float(due[token]):.4g} is expected"
-    return Trouble(f"{said}: {numbers}", first.use.update.step, place(first.use, token))
+    return Trouble(f"{said}: {numbers}", first.use.update.step, location(first.use, token))
 
 
 CHECKS = {
@@ -215,5 +246,6 @@ CHECKS = {
     "reward_cut": rewards_are_cut,
     "reward_on_padding": rewards_are_on_padding,
     "kl_differs": kl_is_another,
+    "kl_drowns": kl_drowns_the_reward,
     "returns_differ": returns_are_others,
 }

@@ -39,10 +39,12 @@ def _most(
     if len(able) < FEWEST or len(shown) <= share * len(able):
         return None
     use, token = shown[0]
-    return Trouble(f"{words} in {len(shown)} of {len(able)} completions", use.update.step, place(use, token))
+    return Trouble(
+        f"{words} in {len(shown)} of {len(able)} completions", use.update.step, location(use, token)
+    )
 
 
-def place(use: Use, token: int | None = None) -> dict[str, int | float]:
+def location(use: Use, token: int | None = None) -> dict[str, int | float]:
     """Return where a completion is, as evidence."""
     group = {} if use.sample.group is None else {"group": use.sample.group}
     return {**group, "completion": use.row.completion, **({} if token is None else {"token": token})}
@@ -63,7 +65,7 @@ def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
         if first is not None:
             pair = f"was sampled as {sampled[first]} and is trained as {own[first]}"
             said = f"token {first} of a completion {pair}"
-            return Trouble(said, use.update.step, place(use, first))
+            return Trouble(said, use.update.step, location(use, first))
     return None
 
 
@@ -162,7 +164,7 @@ def completions_begin_with_their_prompt(record: AuditRecord) -> Trouble | None:
     if able < FEWEST or len(shown) < 0.9 * able or doubt > IMPOSSIBLE:
         return None
     said = f"{len(shown)} of {able} completions begin with the last token of their prompt, at log-probs of"
-    return Trouble(f"{said} {doubt / able:.2g} on average", shown[0].update.step, place(shown[0], 0))
+    return Trouble(f"{said} {doubt / able:.2g} on average", shown[0].update.step, location(shown[0], 0))
 
 
 def end_is_lost(record: AuditRecord) -> Trouble | None:

@@ -47,7 +47,7 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
     """Record what a trainer does into a file, a line for each rollout and update.
 
     ``looks``: completions of each rollout whose log-probs are computed once more, before and after updates.
-    ``probes``: call the reward functions three more times for each completion of the first rollout.
+    ``probes``: call the reward functions up to four more times for each completion of the first rollout.
     """
     if not trainer.accelerator.is_main_process:
         return
@@ -90,6 +90,8 @@ class _TrlRecorder:
         self.scored: tuple[Any, ...] = ()
         self.count = -1
         self.logprobs: Tensor
+        self.passes: list[Tensor] = []
+        """Log-probs that were computed since the last loss."""
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
 
@@ -106,6 +108,8 @@ class _TrlRecorder:
         self.scored = (prompts, texts, ids, rows, rewards.tolist())
 
     def _generate_and_score_completions(self, output: Tensors, inputs: Rows) -> Tensors:
+        passes = [*self.passes]
+        self.passes.clear()
         if not self.trainer.model.training:
             return output
         # An update may use several rollouts, and a rollout several updates: the last ones are kept.
@@ -122,7 +126,8 @@ class _TrlRecorder:
         self.file.write(kind="rollout", number=number, step=step, completions=samples)
         # TRL shuffles and splits all tensors of its batch alike: these numbers say where each row came from.
         places = [[number, place] for place in range(len(inputs))]
-        return {**output, "covey_origin": output["prompt_ids"].new_tensor(places)}
+        origin = {"covey_origin": output["prompt_ids"].new_tensor(places)}
+        return {**output, **_rloo_logprobs(output, passes), **origin}
 
     def _sample(self, output: Tensors, place: int) -> dict[str, Any]:
         prompts, texts, ids, rows, rewards = (part[place] for part in self.scored)
@@ -165,6 +170,7 @@ class _TrlRecorder:
 
     def _get_per_token_logps_and_entropies(self, result: Sequence[Tensor], *_: object, **__: object) -> None:
         self.logprobs = result[0]
+        self.passes.append(result[0])
 
     def compute_loss(self, loss: Tensor, *_: object, **__: object) -> None:
         # The outer of the two methods: a subclass that scales the loss does it there.
@@ -174,11 +180,13 @@ class _TrlRecorder:
     def _compute_loss(self, _loss: Tensor, _model: object, inputs: Tensors) -> None:
         if not self.trainer.model.training:
             return
+        self.passes.clear()
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         values = {"logprobs": self.logprobs}
         for name in ("old", "ref"):
-            if f"{name}_per_token_logps" in inputs:
-                values[f"{name}_logprobs"] = inputs[f"{name}_per_token_logps"]
+            for kept in (f"{name}_per_token_logps", f"covey_{name}_logprobs"):
+                if kept in inputs:
+                    values[f"{name}_logprobs"] = inputs[kept]
         ids, advantages = inputs["completion_ids"], inputs["advantages"]
         for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
             length = len(self.samples[number, place]["ids"])
@@ -204,6 +212,16 @@ class _TrlRecorder:
         step = self.trainer.state.global_step - 1
         self.file.write(kind="update", step=step, weights_changed=changed, **self.update)
         self.update = {"rows": [], "loss": 0.0}
+
+
+def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
+    """Return the log-probs of tokens that RLOOTrainer computes for a rollout, of which it keeps sums alone:
+    those of the policy, then those of the reference if there is one.
+    """
+    if "old_logps" not in output or not passes or passes[0].shape != output["completion_mask"].shape:
+        return {}
+    names = ("covey_old_logprobs", "covey_ref_logprobs")
+    return {name: logprobs.detach() for name, logprobs in zip(names, passes, strict=False)}
 
 
 def _prompts(data: Any) -> list[Any]:

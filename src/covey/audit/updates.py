@@ -7,7 +7,7 @@ import math
 from covey.audit.check import Trouble
 from covey.audit.logprobs import after, before, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Update, Use
-from covey.audit.tokens import place
+from covey.audit.tokens import location
 from covey.system.text import percent
 
 FEWEST = 2
@@ -28,7 +28,9 @@ def step_goes_the_wrong_way(record: AuditRecord) -> Trouble | None:
         return None
     use = min(terms, key=lambda term: term[1])[0]
     said = "updates make completions with positive advantages less likely and others more likely"
-    return Trouble(f"{said}, by {abs(sum(gains) / error):.1f} standard errors", use.update.step, place(use))
+    return Trouble(
+        f"{said}, by {abs(sum(gains) / error):.1f} standard errors", use.update.step, location(use)
+    )
 
 
 def _gain(use: Use) -> float:

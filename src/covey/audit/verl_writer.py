@@ -64,8 +64,8 @@ def record_run(
 
     ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
     batches whose log-probs RayPPOTrainer's actor computes once more, before and after the update.
-    ``score``: the function of `custom_reward_function`; it is called three more times for each completion
-    of the first batch.
+    ``score``: the function of `custom_reward_function`; it is called up to four more times for each
+    completion of the first batch.
     """
     writer = _VerlWriter(trainer, Path(path), batches, looks, score)
     setattr(trainer, UPDATE, writer.update_actor)

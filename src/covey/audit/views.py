@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from covey.audit.as_log import by_step, lacking, log_of, metrics_of
+from covey.audit.probes import ANSWERS
 from covey.audit.record import AuditRecord
-from covey.audit.rewards import ANSWERS
 from covey.audit.sources import open_run
 from covey.insight.difference import paired_curves, shared_gain, signed
 from covey.insight.rescore import RescoredGroup, rescored_step
