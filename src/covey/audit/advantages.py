@@ -95,13 +95,13 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
     # What an update used counts, the first time: later uses are written first and replaced.
     for use in reversed(record.uses):
         if use.row.rollout == rollout.number and use.row.advantage is not None:
-            place = use.row.completion
-            advantages[place] = _one(use.row.advantage, use.row.mask)
-            even = even and advantages[place] is not None
-            lengths[place] = sum(use.row.mask or ()) or len(use.sample.ids or ())
-            kl[place] = sum(x - y for _, x, y in pairs(use, old, reference))
+            index = use.row.completion
+            advantages[index] = _one(use.row.advantage, use.row.mask)
+            even = even and advantages[index] is not None
+            lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
+            kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
             if use.row.mask and not any(use.row.mask):
-                untrained.add(place)
+                untrained.add(index)
     rewards, components, weights = totals(record, samples)
     counts = ~rewards.isnan()
     counts[_padding(samples, untrained)] = False
@@ -126,8 +126,8 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
 def _padding(samples: Sequence[Sample], untrained: AbstractSet[int]) -> list[int]:
     """Return the places of untrained copies of trained completions, which only make a batch longer."""
     keys = [(number, tuple(s.ids or ())) for s, number in zip(samples, groups_of(samples), strict=True)]
-    trained = {key for place, key in enumerate(keys) if place not in untrained}
-    return [place for place in sorted(untrained) if keys[place] in trained]
+    trained = {key for index, key in enumerate(keys) if index not in untrained}
+    return [index for index in sorted(untrained) if keys[index] in trained]
 
 
 def _one(advantage: float | Numbers | None, mask: list[bool] | None) -> float | None:
@@ -309,8 +309,11 @@ def explained_by(name: str) -> Predicate:
     """Return the check that speaks if this is the explanation of a record's advantages."""
 
     def check(record: AuditRecord) -> Trouble | None:
-        found = explanation(record)
-        return found[1] if found is not None and found[0] == name else None
+        explained = explanation(record)
+        if explained is None:
+            return None
+        cause, trouble = explained
+        return trouble if cause == name else None
 
     check.__doc__ = EXPLANATIONS[name].__doc__
     return check
@@ -321,19 +324,19 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     numbers of the update are among those of the rollout.
     """
     for rollout in record.rollouts:
-        own = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        of_rollout = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
         # Each use of a completion: the advantage of its update, and that of its rollout.
-        given = [
+        used = [
             (use, _one(use.row.advantage, use.row.mask), use.sample.advantage)
             for use in record.uses
             if use.row.rollout == rollout.number
         ]
-        pairs = [(use, a, due) for use, a, due in given if a is not None and due is not None]
+        pairs = [(use, a, due) for use, a, due in used if a is not None and due is not None]
         moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
-        if moved and all(round(a, 5) in own for _, a, _ in pairs):
+        if moved and all(round(a, 5) in of_rollout for _, a, _ in pairs):
             use, value, due = moved[0]
-            said = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
-            return Trouble(said, use.update.step, {"completion": use.row.completion})
+            sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
+            return Trouble(sentence, use.update.step, {"completion": use.row.completion})
     return None
 
 
@@ -341,16 +344,16 @@ def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
     """The ids of an update are those of other completions of the rollout, whose advantages stayed behind."""
     for rollout in record.rollouts:
         sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
-        own = [use for use in record.uses if use.row.rollout == rollout.number]
-        ids = [(use, _trained_ids(use)) for use in own if use.row.ids and any(use.row.mask or ())]
+        uses = [use for use in record.uses if use.row.rollout == rollout.number]
+        ids = [(use, _trained_ids(use)) for use in uses if use.row.ids and any(use.row.mask or ())]
         moved = [
             (use, sampled.get(trained)) for use, trained in ids if tuple(use.sample.ids or ()) != trained
         ]
         if len(moved) > 1 and all(n is not None for _, n in moved):
             use, n = moved[0]
-            said = "completions are trained with the advantages of others"
+            sentence = "completions are trained with the advantages of others"
             evidence = {"completion": n or 0}
-            return Trouble(f"{said}: {n} with that of {use.row.completion}", use.update.step, evidence)
+            return Trouble(f"{sentence}: {n} with that of {use.row.completion}", use.update.step, evidence)
     return None
 
 

@@ -53,12 +53,12 @@ def _rloo(record: AuditRecord) -> Algorithm:
 def _trl(record: AuditRecord) -> Algorithm | None:
     if is_rloo(record):
         return _rloo(record)
-    given = _loss_settings(record)
+    settings = _loss_settings(record)
     # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
-    if given.get("loss_type") == "bnpo":
-        given["loss_type"] = "dapo"
-    of_advantages = {name: given[name] for name in ADVANTAGES if name in given}
-    for kept in (given, of_advantages):
+    if settings.get("loss_type") == "bnpo":
+        settings["loss_type"] = "dapo"
+    of_advantages = {name: settings[name] for name in ADVANTAGES if name in settings}
+    for kept in (settings, of_advantages):
         try:
             return build_algorithm(algorithm_of(kept))
         except ConfigError:

@@ -99,12 +99,12 @@ def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
     """A group in which the trainer compares completions has more than one prompt."""
     for rollout in record.rollouts:
         prompts: dict[int, str] = {}
-        for place, sample in enumerate(rollout.completions):
+        for index, sample in enumerate(rollout.completions):
             if sample.group is None:
                 continue
             if prompts.setdefault(sample.group, sample.prompt_text) != sample.prompt_text:
                 sentence = "a group has completions of several prompts, which are compared with each other"
-                return Trouble(sentence, rollout.step, {"group": sample.group, "completion": place})
+                return Trouble(sentence, rollout.step, {"group": sample.group, "completion": index})
     return None
 
 
@@ -150,10 +150,10 @@ def _trained_copies(
     """Return group -> the places of its trained completions that have the ids of an earlier one."""
     copies: dict[int, list[int]] = {}
     earlier = set[tuple[int, tuple[int, ...]]]()
-    for place, (sample, number) in enumerate(zip(rollout.completions, numbers, strict=True)):
+    for index, (sample, number) in enumerate(zip(rollout.completions, numbers, strict=True)):
         key = (number, tuple(sample.ids or ()))
-        if key in earlier and sample.ids and (rollout.number, place) in trained:
-            copies.setdefault(number, []).append(place)
+        if key in earlier and sample.ids and (rollout.number, index) in trained:
+            copies.setdefault(number, []).append(index)
         earlier.add(key)
     return copies
 

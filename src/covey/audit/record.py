@@ -244,7 +244,7 @@ class Use:
     """Whether no update came between its sampling and this one."""
     moved: bool
     """Whether updates between them are known to have changed the weights."""
-    left: bool
+    changed_before: bool
     """Whether any update before this one is known to have changed the weights."""
 
 
@@ -277,7 +277,7 @@ class AuditRecord:
     @cached_property
     def samples(self) -> tuple[tuple[int, int, Sample], ...]:
         """(step, place, completion) of all rollouts."""
-        return tuple((r.step, place, s) for r in self.rollouts for place, s in enumerate(r.completions))
+        return tuple((r.step, index, s) for r in self.rollouts for index, s in enumerate(r.completions))
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:
@@ -285,17 +285,17 @@ class AuditRecord:
         return tuple(self._uses())
 
     def _uses(self) -> Iterator[Use]:
-        known: dict[int, Rollout] = {}
+        rollouts: dict[int, Rollout] = {}
         # Number of updates, and of those that changed the weights, by the time of each rollout.
         updates_at: dict[int, tuple[int, int]] = {}
         updates = changes = 0
         for line in self.lines:
             if isinstance(line, Rollout):
-                known[line.number] = line
+                rollouts[line.number] = line
                 updates_at[line.number] = (updates, changes)
                 continue
             for row in line.rows:
-                rollout = known.get(row.rollout)
+                rollout = rollouts.get(row.rollout)
                 if rollout is not None and 0 <= row.completion < len(rollout.completions):
                     then = updates_at[row.rollout]
                     times = (then[0] == updates, then[1] < changes, changes > 0)
@@ -314,8 +314,8 @@ class AuditRecord:
 
     def own_name(self, name: str) -> str:
         """Return what the framework calls a setting, given the name that checks use."""
-        own = words_of(self.header.framework).settings.get(name, name)
-        return own if self.header.settings.get(own) is not None else name
+        translation = words_of(self.header.framework).settings.get(name, name)
+        return translation if self.header.settings.get(translation) is not None else name
 
     def setting(self, name: str, default: object = None) -> object:
         """Return a setting of the framework, by the name that checks use or its own."""
@@ -330,20 +330,20 @@ class AuditRecord:
     @cached_property
     def fields(self) -> frozenset[str]:
         """Names of the fields that any line has."""
-        found = {f"settings.{name}" for name, value in self.header.settings.items() if value is not None}
+        fields = {f"settings.{name}" for name, value in self.header.settings.items() if value is not None}
         names = words_of(self.header.framework).settings
-        found |= {f"settings.{name}" for name in names if self.setting(name) is not None}
-        found |= {f"data.{name}" for name in self.header.data.model_fields_set}
-        found |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
+        fields |= {f"settings.{name}" for name in names if self.setting(name) is not None}
+        fields |= {f"data.{name}" for name in self.header.data.model_fields_set}
+        fields |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
         for update in self.updates:
-            found |= _given(update)
-            found |= {f"metrics.{name}" for name in update.metrics}
+            fields |= _given(update)
+            fields |= {f"metrics.{name}" for name in update.metrics}
             for row in update.rows:
-                found |= _given(row)
+                fields |= _given(row)
         for _, _, sample in self.samples:
-            found |= _given(sample)
+            fields |= _given(sample)
         seen = {"losses": self.calls, "terms": self.terms}
-        return frozenset(found | {name for name, lines in seen.items() if lines})
+        return frozenset(fields | {name for name, lines in seen.items() if lines})
 
 
 def _given(part: _Part) -> set[str]:
@@ -370,9 +370,9 @@ def read_record(path: Path) -> AuditRecord:
     every = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
     calls = tuple(line for _, line in every if isinstance(line, LossCall))
     terms = tuple(line for _, line in every if isinstance(line, Term))
-    found = [(n, line) for n, line in every if isinstance(line, Rollout | Update)]
-    _check_order(path, found)
-    return AuditRecord(header, tuple(line for _, line in found), calls, terms, notes=notes)
+    events = [(n, line) for n, line in every if isinstance(line, Rollout | Update)]
+    _check_order(path, events)
+    return AuditRecord(header, tuple(line for _, line in events), calls, terms, notes=notes)
 
 
 def _is_json(text: bytes) -> bool:
@@ -416,10 +416,10 @@ def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update |
         line = READ_LINE.validate_python(value)
     except ValidationError as error:
         raise DataError(f"{path}:{number}: {_reason(error)}") from None
-    for place, part in enumerate(line.completions if isinstance(line, Rollout) else ()):
+    for index, part in enumerate(line.completions if isinstance(line, Rollout) else ()):
         wrong = _misfit(part, len(part.ids) if part.ids is not None else None)
         if wrong:
-            raise DataError(f"{path}:{number}: completions.{place}.{wrong}")
+            raise DataError(f"{path}:{number}: completions.{index}.{wrong}")
     return number, line
 
 
@@ -439,18 +439,20 @@ def _check_order(path: Path, lines: list[tuple[int, Rollout | Update]]) -> None:
         if isinstance(line, Rollout):
             sizes[line.number] = len(line.completions)
             continue
-        for place, row in enumerate(line.rows):
+        for index, row in enumerate(line.rows):
             # A record may begin in the middle of a run, so a rollout before the first is unknown, not wrong.
             size = sizes.get(row.rollout)
             if size is not None and not 0 <= row.completion < size:
                 raise DataError(
-                    f"{path}:{number}: rows.{place}.completion: {row.completion}, but rollout {row.rollout} "
+                    f"{path}:{number}: rows.{index}.completion: {row.completion}, but rollout {row.rollout} "
                     f"has {size} completions"
                 )
 
 
 def _reason(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("rollout", "update", "loss", "term"))
+    field_name = ".".join(
+        str(part) for part in first["loc"] if part not in ("rollout", "update", "loss", "term")
+    )
     shown = "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
-    return f"{place + ': ' if place else ''}{first['msg']}{shown}"
+    return f"{field_name + ': ' if field_name else ''}{first['msg']}{shown}"

@@ -16,8 +16,8 @@ COEFFICIENTS = {"kl": "beta", "entropy": "algorithm.entropy.coef"}
 def factor_of(record: AuditRecord, name: str) -> float | None:
     """Return a term's factor, of which the policy's is 1; None if it is unknown."""
     whole = {term.call: term.factor for term in record.terms if term.name == "policy" and term.factor}
-    own = [term for term in record.terms if term.name == name and term.call in whole]
-    return median(term.factor / whole[term.call] for term in own) if len(own) >= FEWEST else None
+    terms = [term for term in record.terms if term.name == name and term.call in whole]
+    return median(term.factor / whole[term.call] for term in terms) if len(terms) >= FEWEST else None
 
 
 def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
@@ -25,17 +25,17 @@ def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
     factor = factor_of(record, "kl")
     if factor is None or factor >= 0:
         return None
-    said = f"the KL enters the loss times {factor:.4g}"
-    return Trouble(f"{said}: the policy is paid for leaving its reference")
+    sentence = f"the KL enters the loss times {factor:.4g}"
+    return Trouble(f"{sentence}: the policy is paid for leaving its reference")
 
 
 def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
     """The KL of the loss gets the reference's log-probs as the policy's, and the reverse."""
-    own = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
-    if len(own) < FEWEST or not all(own):
+    exchanged = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
+    if len(exchanged) < FEWEST or not all(exchanged):
         return None
-    said = "the KL in the loss has its arguments exchanged"
-    return Trouble(f"{said}: it is that of the reference to the policy")
+    sentence = "the KL in the loss has its arguments exchanged"
+    return Trouble(f"{sentence}: it is that of the reference to the policy")
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
@@ -56,8 +56,10 @@ def coefficient_is_another(record: AuditRecord) -> Trouble | None:
         adaptive = record.setting("kl_target") is not None and term == "kl"
         if factor is None or coef == 0 or adaptive or abs(abs(factor) - abs(coef)) <= 0.05 * abs(coef):
             continue
-        said = f"the {term} enters the loss times {factor:.4g} where {record.own_name(setting)} is {coef:g}"
-        return Trouble(said)
+        sentence = (
+            f"the {term} enters the loss times {factor:.4g} where {record.own_name(setting)} is {coef:g}"
+        )
+        return Trouble(sentence)
     return None
 
 

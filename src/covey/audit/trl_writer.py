@@ -56,8 +56,8 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
     recorder = _TrlRecorder(trainer, Path(path), looks, probes)
     for name in WRAPPED:
         if hasattr(trainer, name):
-            own = getattr(recorder, name)
-            setattr(trainer, name, functools.partial(recorder.around, own, getattr(trainer, name)))
+            hook = getattr(recorder, name)
+            setattr(trainer, name, functools.partial(recorder.around, hook, getattr(trainer, name)))
     ends = {
         "on_pre_optimizer_step": lambda *_, **__: recorder.file.attempt(recorder.before_step),
         "on_step_end": lambda *_, **__: recorder.file.attempt(recorder.after_step),
@@ -95,10 +95,10 @@ class _TrlRecorder:
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
 
-    def around(self, own: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def around(self, hook: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a method of the trainer, and give its result to ``own``, which may return another one."""
         result = inner(*args, **kwargs)
-        replaced = self.file.attempt(own, result, *args, **kwargs)
+        replaced = self.file.attempt(hook, result, *args, **kwargs)
         return result if replaced is None else replaced
 
     def _calculate_rewards(
@@ -114,38 +114,38 @@ class _TrlRecorder:
             return output
         # An update may use several rollouts, and a rollout several updates: the last ones are kept.
         number = self.count = self.count + 1
-        samples = [self._sample(output, place) for place in range(len(inputs))]
+        samples = [self._sample(output, index) for index in range(len(inputs))]
         # Those that are trained first: a completion without advantage says nothing about an update.
         for sample in sorted(samples, key=lambda sample: sample["advantage"] == 0)[: self.looks]:
             sample["model_logprobs"], sample["model_logprobs_at_1"] = self._looked(sample)
         for sample, answers in zip(samples, self._asked(), strict=False):
             sample.update(answers)
         self.samples = {at: sample for at, sample in self.samples.items() if at[0] > number - KEPT}
-        self.samples |= {(number, place): sample for place, sample in enumerate(samples)}
+        self.samples |= {(number, index): sample for index, sample in enumerate(samples)}
         step = self.trainer.state.global_step
         self.file.write(kind="rollout", number=number, step=step, completions=samples)
         # TRL shuffles and splits all tensors of its batch alike: these numbers say where each row came from.
-        places = [[number, place] for place in range(len(inputs))]
+        places = [[number, index] for index in range(len(inputs))]
         origin = {"covey_origin": output["prompt_ids"].new_tensor(places)}
         return {**output, **_rloo_logprobs(output, passes), **origin}
 
-    def _sample(self, output: Tensors, place: int) -> dict[str, Any]:
-        prompts, texts, ids, rows, rewards = (part[place] for part in self.scored)
+    def _sample(self, output: Tensors, index: int) -> dict[str, Any]:
+        prompts, texts, ids, rows, rewards = (part[index] for part in self.scored)
         names = self.trainer.reward_func_names
         sample = {
             "prompt": prompts,
-            "prompt_ids": output["prompt_ids"][place][output["prompt_mask"][place].bool()].tolist(),
+            "prompt_ids": output["prompt_ids"][index][output["prompt_mask"][index].bool()].tolist(),
             "text": texts if isinstance(texts, str) else str(texts[-1].get("content")),
             "ids": list(ids),
-            "group": place // self.trainer.num_generations,
+            "group": index // self.trainer.num_generations,
             "row": rows,
             "rewards": {n: None if isnan(v) else v for n, v in zip(names, rewards, strict=True)},
-            "advantage": float(output["advantages"][place].flatten()[0]),
+            "advantage": float(output["advantages"][index].flatten()[0]),
         }
         if "sampling_per_token_logps" in output:
-            sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][place][: len(ids)])
+            sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][index][: len(ids)])
         if "tool_mask" in output:
-            sample["inserted"] = (output["tool_mask"][place][: len(ids)] == 0).int().tolist()
+            sample["inserted"] = (output["tool_mask"][index][: len(ids)] == 0).int().tolist()
         return sample
 
     def _looked(self, sample: dict[str, Any]) -> list[list[float]]:
@@ -188,10 +188,10 @@ class _TrlRecorder:
                 if kept in inputs:
                     values[f"{name}_logprobs"] = inputs[kept]
         ids, advantages = inputs["completion_ids"], inputs["advantages"]
-        for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
-            length = len(self.samples[number, place]["ids"])
+        for n, (number, index) in enumerate(inputs["covey_origin"].tolist()):
+            length = len(self.samples[number, index]["ids"])
             logprobs = {name: v[n] for name, v in values.items()}
-            row = row_of((number, place), length, mask[n], advantages[n], logprobs)
+            row = row_of((number, index), length, mask[n], advantages[n], logprobs)
             self.update["rows"].append({**row, "ids": ids[n][: len(row["mask"])].tolist()})
 
     def _get_grad_norm(self, norm: Tensor | float | None, *_: object, **__: object) -> None:
