@@ -133,8 +133,8 @@ Three of the six sound scripts had a finding, two of them severe: RLOO with two 
 old log-probs were not recorded), a verl batch padded with masked copies (`advantages_differ`), and a judge
 with a little noise (`rewards_in_batch`). Two of the 18 scripts were repaired after the first look, before any
 check was changed: TRL's 30, whose reward was never paid, and verl's sound 07, whose loss was NaN. Nine checks
-followed, for these and for what earlier authors had left unseen. The label of another row (OpenRLHF's 17) stays
-unseen: this model is as often right by another row's label as by its own.
+followed, for these and for what earlier authors had left unseen. The label of another row (OpenRLHF's 17)
+stays unseen: this model is right by another row's label as often as by its own.
 
 Expect the first numbers for mistakes of new kinds."""
 

@@ -18,7 +18,9 @@ import pytest
 from covey.audit.check import apply
 from covey.audit.course import TRL_NAMES, course_of, named
 from covey.audit.frameworks import FRAMEWORKS
-from covey.audit.record import AuditRecord, read_record
+from covey.audit.probes import probe
+from covey.audit.reading import read_record
+from covey.audit.record import AuditRecord
 from covey.audit.recorder import Recorder
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS, PREDICATES
@@ -443,6 +445,36 @@ def test_every_check_has_its_words_a_condition_and_a_remedy() -> None:
         assert f"| `{check.name}` ({check.words.severity}) | {check.condition} |" in page
         assert set(check.words.silences) <= names, check.name
         assert check.words.any, check.name
+
+
+def test_copies_that_fill_up_a_batch_may_be_masked(tmp_path: Path) -> None:
+    lines = sound()
+    settings(num_generations=4)(lines)
+    padded(lines)
+    every(updates, loss=None)(lines)  # TRL's mean over rows would count the copies
+    for row in rows(lines):
+        if row["completion"] >= 8:
+            row |= {"mask": [0] * len(row["mask"]), "advantage": 0.0}
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
+def test_a_judge_may_have_a_little_noise(tmp_path: Path) -> None:
+    lines = sound()
+    for n, sample in enumerate(samples(lines)):
+        sample["alone"] = {"right": sample["rewards"]["right"] + 0.02 * (-1) ** n}
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
+def test_rewards_are_asked_for_a_list_of_short_answers() -> None:
+    def anywhere(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        return [float(a in c) for c, a in zip(completions, answer, strict=True)]
+
+    columns = {"completions": ["4", "5"], "answer": ["4", "9"]}
+    assert [asked["listed"] for asked in probe({"f": anywhere}, columns, ["2+2", "4+5"], {})] == [
+        {"f": 1.0}
+    ] * 2
+    columns["answer"] = ["4", "a proof " * 20]
+    assert all("listed" not in asked for asked in probe({"f": anywhere}, columns, ["2+2", "4+5"], {}))
 
 
 def test_a_completion_that_is_scored_and_not_trained_counts_in_its_groups_statistics(tmp_path: Path) -> None:

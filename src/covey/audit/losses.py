@@ -51,7 +51,7 @@ class LossCase:
     words: str
     """Which loss it is, in words."""
     recorded: float
-    """Its value."""
+    """The value that the run has computed."""
     algorithm: Algorithm
     inputs: LossInputs
     mismatch: Tensor | None = None

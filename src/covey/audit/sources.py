@@ -12,7 +12,8 @@ import numpy as np
 
 from covey.audit.logs import EVENTS, read_log
 from covey.audit.prime_rl import is_prime_rl, prime_rl_run
-from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
+from covey.audit.reading import read_record
+from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update
 from covey.config.load import ResolvedConfig
 from covey.runs.folder import read_numbers
 from covey.runs.reader import last_stage, load_for_reading, stages_in

@@ -1,4 +1,4 @@
-"""Write a record of TRL's GRPOTrainer or RLOOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
+"""Write a record of TRL's GRPOTrainer or RLOOTrainer: `record_run(trainer, "run.jsonl")` before it trains.
 
 Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
 return is copied. Only the first process writes. If recording fails, the record ends and training continues.
