@@ -76,6 +76,7 @@ NEAR = {
     "models/value_head": ["tests/training/test_critic.py"],
     "models/pretrained": ["tests/training/test_critic.py", "tests/models/test_pretrained.py"],
     "rollouts/prefetch": ["tests/rollouts/test_ahead.py"],
+    "rollouts/store": ["tests/rollouts/test_ahead.py"],
     "rollouts/segments": ["tests/rollouts/test_rollout.py"],
     "training/reward_model": [*SEAMS, "tests/training/test_reward_models.py"],
     "objective": MATHEMATICS,
@@ -110,6 +111,7 @@ NEAR = {
     ],
     "learner": ["tests/learner/test_optimizer.py", *PROOF],
     "training/guards": ["tests/training/test_guards.py"],
+    "training/supervisor": ["tests/training/test_guards.py", *PROOF],
     "training/run": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
     "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
@@ -160,8 +162,8 @@ MUTANTS = [
         ("always divided by the siblings' std", ".where(std > 0, 1.0)\n", "\n"),
         ("lengths ignored in the optimal baseline", "(lengths * shifted).sum() / lengths.sum()", "shifted.sum() / lengths.sum()"),
         ("negative means divide too", "(mean > 0)", "(mean != 0)"),
-        ("weights of the components forgotten", "total[known] += weight * advantage(values[known])", "total[known] += advantage(values[known])"),
-        ("a component that does not apply counts as 0", "known = ~values.isnan()", "values = values.nan_to_num(); known = values == values"),
+        ("weights of the components forgotten", "total[applies] += weight * advantage(values[applies])", "total[applies] += advantage(values[applies])"),
+        ("a component that does not apply counts as 0", "applies = ~values.isnan()", "values = values.nan_to_num(); applies = values == values"),
         ("std of the other quantity", 'rewards if of == "rewards" else', 'rewards if of != "rewards" else'),
         ("token statistics over the padding", "values = advantages[mask]", "values = advantages.flatten()"),
         ("eps outside the root", "(standard_deviation(values, ddof).square() + eps)", "(standard_deviation(values, ddof) + eps).square()"),
@@ -219,7 +221,7 @@ MUTANTS = [
         ("k3 ends at 20 nats on both sides", "ref_log_ratio.clamp(min=-LOG_RATIO_LIMIT)", "ref_log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)"),
         ("completion level ignored", 'if level == "completion" else ref_log_ratio', 'if level == "never" else ref_log_ratio'),
         ("straight-through keeps its own gradient", "bounded_value(value, bound).detach() + gradient", "bounded_value(value, bound) + gradient"),
-        ("ratio detached in the weighted KL", '{"ratio": ratio,', '{"ratio": ratio.detach(),'),
+        ("ratio detached in the weighted KL", "value = value * ratio\n", "value = value * ratio.detach()\n"),
         ("the score's gradient detached", "(ref_log_ratio - ref_log_ratio.detach()).exp()", "(ref_log_ratio - ref_log_ratio).exp()"),
         ("bounded from above only", "value.clamp(-bound, bound)", "value.clamp(max=bound)"),
         ("the straight-through value unbounded", "return bounded_value(value, bound).detach()", "return value.detach()"),
@@ -257,7 +259,7 @@ MUTANTS = [
         ("a return that is not discounted", "mask, gamma=gamma, lam=1.0)", "mask, gamma=1.0, lam=gamma * 0 + 1.0)"),
         ("step ends before its last token", "row[start : end + 1] += value\n", "row[start:end] += value\n"),
         ("weights of rewards by step forgotten", "scores = weight * group_zscore", "scores = group_zscore"),
-        ("values of one reward normalised with another's", "flat = values.new_tensor([v for s in own for v in s.values]) if own else values[known]", "flat = values.new_tensor([v for s in own for v in s.values]) if own else components[0][known]"),
+        ("values of one reward normalised with another's", "group_zscore(values[applies],", "group_zscore(components[0][applies],"),
         ("rewards so far for rewards to go", "    return scores.flip(0).cumsum(0).flip(0)\n", "    return scores.cumsum(0)\n"),
         ("best for worst step", "return scores.min() *", "return scores.max() *"),
         ("raw rewards in the tree", "values = prefix_values(shifted, tokens)", "values = prefix_values(rewards, tokens)"),
@@ -316,11 +318,11 @@ MUTANTS = [
         ("mask dropped from the reduction", "by_token[:1])[:, None] * inputs.mask", "by_token[:1])[:, None]"),
         ("token weights carry gradient", "values = values * factors.detach()", "values = values * factors"),
         ("adaptive KL coefficient ignored", "algorithm.kl.coef if kl_coef is None else kl_coef", "algorithm.kl.coef"),
-        ("penalty subtracted", "total + (algorithm.kl.coef", "total - (algorithm.kl.coef"),
+        ("penalty subtracted", "total + coef * kl\n", "total - coef * kl\n"),
         ("incorrect answers imitated", "inputs.mask & inputs.correct[:, None]", "inputs.mask & ~inputs.correct[:, None]"),
         ("imitation by the micro-batch", "/ max(inputs.totals.correct_tokens, 1)", "/ chosen.sum().clamp(min=1)"),
         ("a pull to the reference for one to the sampler", 'kl.to == "sampler"', 'kl.to == "nobody"'),
-        ("entropy punished", "total = total - (algorithm.entropy.coef", "total = total + (algorithm.entropy.coef"),
+        ("entropy punished", "total = total - coef * entropy", "total = total + coef * entropy"),
         ("penalty in the reward is in the loss too", 'algorithm.kl is not None and algorithm.kl.place == "loss"', "algorithm.kl is not None"),
     ),
     *of(
@@ -417,10 +419,13 @@ MUTANTS = [
     ),
     *of(
         "training/run.py",
-        ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
         ("learning rate of the next step", "learning_rate(step, learner.train, number)", "learning_rate(step + 1, learner.train, number)"),
         ("a bad gradient kept for the next update", "            learner.clear()\n", ""),
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
+    ),
+    *of(
+        "training/supervisor.py",
+        ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
     ),
     *of(
         "training/guards.py",
@@ -447,7 +452,7 @@ MUTANTS = [
         "learner/schedule.py",
         ("warm-up from 0", "train.lr * (step + 1) / train.warmup_steps", "train.lr * step / train.warmup_steps"),
         ("schedule ignores the warm-up", "(done - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "done / train.steps"),
-        ("schedule stands still within a step", "step + number / (train.inner_epochs * train.updates_per_batch)", "step"),
+        ("schedule stands still within a step", "step + number / train.updates_per_rollout_batch", "step"),
     ),
     *of(
         "sampling/prompts.py",
@@ -534,6 +539,9 @@ MUTANTS = [
     *of(
         "rollouts/prefetch.py",
         ("groups are taken as they end", "[self._ready.pop(t) for t in tickets]", "[self._ready.pop(t) for t in list(self._ready)[: len(tickets)]]"),
+    ),
+    *of(
+        "rollouts/store.py",
         ("an earlier process' completions take another's place", "sample=missing[sampled.sample]", "sample=sampled.sample"),
         ("what is missing is drawn by others' keys", "[requests[n].streams[s] for s in missing]", "requests[n].streams[: len(missing)]"),
         ("finished completions are not kept", "        store.add(tickets[number], requests[number], params, done)\n", ""),
@@ -564,7 +572,7 @@ MUTANTS = [
     *of(
         "rollouts/choose.py",
         ("retired problems drawn", "if not retired[choice.problem]:", "if True:"),
-        ("the frontier draws a problem twice in a step", "excluded = {*seen, *map(int, np.flatnonzero(retired))}", "excluded = {*map(int, np.flatnonzero(retired))}"),
+        ("the frontier draws a problem twice in a step", "excluded = {*earlier, *map(int, np.flatnonzero(retired))}", "excluded = {*map(int, np.flatnonzero(retired))}"),
         ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),
     *of(
@@ -572,7 +580,7 @@ MUTANTS = [
         ("the group's own reward for the greedy one's", "greedy_reward=float(greedy.rewards[0])", "greedy_reward=float(group.rewards[0])"),
         ("what groups drawn ahead took is not counted", "        scorer.include(group_scorer.stats)\n", "        pass\n"),
         ("running means forgotten between steps", "now = dict(means)", "now = dict[str, float]()"),
-        ("filter sees what could not be judged", "values[known]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
+        ("filter sees what could not be judged", "values[scored]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
     ),
     *of(
         "rollouts/loop.py",
@@ -582,7 +590,7 @@ MUTANTS = [
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),
         ("draws alike in every epoch", "prompted.problem.id, choice.turn)", "prompted.problem.id)"),
         ("rejected groups trained", "(sampled.kept if passes else sampled.filtered)", "(sampled.kept if passes or sampled.rounds else sampled.filtered)"),
-        ("rejected problems not remembered", "                sampled.by_problem[choice.problem] = group\n                passes = passes_filter(group, self.algorithm)\n", "                passes = passes_filter(group, self.algorithm)\n                if passes:\n                    sampled.by_problem[choice.problem] = group\n"),
+        ("rejected problems not remembered", "                sampled.by_problem.append((choice.problem, group))\n                passes = passes_filter(group, self.algorithm)\n", "                passes = passes_filter(group, self.algorithm)\n                if passes:\n                    sampled.by_problem.append((choice.problem, group))\n"),
         ("one refill too many", "sampled.rounds <= self.rollout.max_resampling_rounds", "sampled.rounds <= self.rollout.max_resampling_rounds + 1"),
     ),
     *of(
@@ -600,8 +608,8 @@ MUTANTS = [
     *of(
         "sampling/tools/turns.py",
         ("what a tool said is trained", "sampled=nothing > 0", "sampled=nothing == 0"),
-        ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + len(whole.tokens)", "prefix_tokens=request.prefix_tokens"),
-        ("a turn has all the room", "room=params.max_tokens - len(whole.tokens)", "room=params.max_tokens"),
+        ("draws of a turn begin anew", "prefix_tokens=request.prefix_tokens + length", "prefix_tokens=request.prefix_tokens"),
+        ("a turn has all the room", "room=params.max_tokens - length", "room=params.max_tokens"),
         ("calls without a limit", "answered >= tools.max_calls", "answered < 0"),
         ("the prompt is forgotten", "np.concatenate([request.prompt, whole.tokens])", "whole.tokens"),
         ("a call in plain text does not end a turn", "stop=(*params.stop, CLOSE_CALL)", "stop=params.stop"),
@@ -644,7 +652,7 @@ MUTANTS = [
     ),
     *of(
         "models/compiled.py",
-        ("backward pass over the whole vocabulary", "ctx.cap), ctx.mask, rows.start, ctx.known)", "ctx.cap), None, rows.start, ctx.known)"),
+        ("backward pass over the whole vocabulary", "exclude(raw, ctx.mask, rows.start, ctx.drawable_ids)", "exclude(raw, None, rows.start, ctx.drawable_ids)"),
     ),
     *of(
         "models/logprobs.py",
@@ -654,7 +662,7 @@ MUTANTS = [
         ("log-prob of the token before", "gather(1, targets[:, None])", "gather(1, targets.roll(1)[:, None])"),
         ("collision of log-probs", "probs.square().sum(-1)", "all_logprobs.square().sum(-1)"),
         ("chunks of the targets unshuffled", "for x in (hidden, ref_hidden, targets))", "for x in (hidden, ref_hidden, targets.flip(0)))"),
-        ("sampling mask of the first chunk for all", "ref_head, mask, start, known)", "ref_head, mask, 0, known)"),
+        ("sampling mask of the first chunk for all", "ref_head, mask, start, drawable_ids)", "ref_head, mask, 0, known)"),
         ("reference at temperature 1", "ref_head(ref_hidden).float() / temperature", "ref_head(ref_hidden).float()"),
     ),
     *of(
@@ -671,7 +679,7 @@ MUTANTS = [
     ),
     *of(
         "training/examples_loop.py",
-        ("an epoch's order goes on in the next", "if not rows or place == 0:", "if not rows:"),
+        ("an epoch's order goes on in the next", "if not rows or index == 0:", "if not rows:"),
         ("what tools say in an answer is learned", "-logprobs[mask].sum()", "-logprobs.sum()"),
     ),
     *of(
@@ -686,12 +694,12 @@ MUTANTS = [
         "training/pipeline.py",
         ("a stage begins from the base model", 'changes["model"] = str((start / "final").resolve())', 'changes["model"] = config.model'),
         ("a stage begins from the first one's model", "(policies[-1] if policies else None)", "(policies[0] if policies else None)"),
-        ("a stage reads no earlier one's examples", "known.get(str(path), path)", "path"),
+        ("a stage reads no earlier one's examples", "resolved_folders.get(str(path), path)", "path"),
     ),
     *of(
         "sampling/tools/turns.py",
         ("answered siblings continue in another order", "[dialogue]) for dialogue, whole in continued", "[dialogue]) for dialogue, whole in reversed(continued)"),
-        ("answered siblings draw alike", "streams=[request.streams[self.owner[1]]]", "streams=[request.streams[0]]"),
+        ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
     ),
 ]
 # fmt: on

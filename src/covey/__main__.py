@@ -100,16 +100,15 @@ def _without_result(status: int, where: str) -> int:
     import json
     from pathlib import Path
 
-    from covey.errors import KILLED, record_exit, resume_command
+    from covey.errors import cause_of_signal, record_exit, resume_command
     from covey_verify.children import CRASHES, how_ended
     from covey_verify.errors import CoveyError
 
     code = os.waitstatus_to_exitcode(status)
     number = max(0, -code)
     how = f"was {how_ended(code)}" if number else f"exited with code {code}"
-    # No signal means that something called os._exit; SIGKILL or SIGTERM came from outside.
     crashed = number in (0, *CRASHES)
-    why = "a reward or a library called os._exit or crashed; a trace, if any, is above" if crashed else KILLED
+    why = cause_of_signal(number) if number else "a reward or a library called os._exit"
     folder = Path(where)
     place = folder if folder.is_absolute() and folder.is_dir() else None
     next_step = f". Continue from the last checkpoint with: {resume_command(place)}" if place else ""

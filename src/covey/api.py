@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from covey.insight.findings.finding import Finding
     from covey.insight.result import Result
     from covey.runs.estimates import Evaluation
-    from covey.training.run import Observer
+    from covey.training.observer import Observer
 
 
 def train(
@@ -143,8 +143,8 @@ def run_start(
     refuse_while_importing()
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
+    from covey.training.options import RunOptions
     from covey.training.pipeline import run_together
-    from covey.training.run import RunOptions
 
     loaded = _with_absolute_output(
         start.changed(("--output", str(resumed)) if resumed is not None else ()).load()

@@ -8,9 +8,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import traceback
 from pathlib import Path
 
+from covey_verify.children import CRASHES
 from covey_verify.errors import CoveyError
 
 RECORD = "exit.json"
@@ -63,8 +65,6 @@ class Stopped(CoveyError):
     code = 75
 
 
-KILLED = "the system does this when memory runs out; otherwise somebody sent the signal"
-"""The cause of a signal from outside, for the message about the process that it ended."""
 STALLED = 7
 """Exit code of the watchdog, which ends a run that no longer makes progress."""
 
@@ -87,11 +87,24 @@ def as_error(error: BaseException) -> CoveyError:
             "train.tokens_per_micro_batch, or take a smaller model"
         )
     traceback.print_exception(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     return CoveyError(
         f"a bug in covey, or in code it was given: {type(error).__name__}: {first_line(error)} "
-        f"({place.filename}:{place.lineno}). Please report it with the lines above"
+        f"({frame.filename}:{frame.lineno}). Please report it with the lines above"
     )
+
+
+def cause_of_signal(number: int) -> str:
+    """Return why a process was ended by this signal, as far as the number tells.
+
+    >>> cause_of_signal(signal.SIGTERM)
+    'somebody sent the signal'
+    """
+    if number in CRASHES:
+        return "a reward or a library crashed; a trace, if any, is above"
+    if number == signal.SIGKILL:
+        return "the system does this when memory runs out; otherwise somebody sent the signal"
+    return "somebody sent the signal"
 
 
 def is_panic(error: BaseException) -> bool:
@@ -109,7 +122,7 @@ def system_error(error: BaseException) -> OSError | None:
 
 def disk_error(error: OSError, what: str = "") -> OutOfRoom:
     """The error for a failed read or write, with a remedy for its cause."""
-    place = what or str(error.filename or "a file")
+    subject = what or str(error.filename or "a file")
     remedy = {
         errno.ENOSPC: "Free some space and run the same command again",
         errno.EDQUOT: "Your quota is used up; free some space and run the same command again",
@@ -117,7 +130,7 @@ def disk_error(error: OSError, what: str = "") -> OutOfRoom:
         errno.EACCES: "Choose an --output that you may write to",
         errno.EMFILE: "Raise the limit on open files: ulimit -n 1024",
     }.get(error.errno or 0, "Check the disk, then run the same command again")
-    return OutOfRoom(f"{place}: {error.strerror or error}. {remedy}")
+    return OutOfRoom(f"{subject}: {error.strerror or error}. {remedy}")
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -192,8 +192,8 @@ class Completion:
 
     def __post_init__(self) -> None:
         each = (self.tokens, self.logprobs, self.sampled, self.provenance.versions)
-        own = [values for values in each if values is not None]
-        assert len({len(values) for values in own}) == 1, "one value a token"
+        arrays = [values for values in each if values is not None]
+        assert len({len(values) for values in arrays}) == 1, "one value a token"
 
     @property
     def drawn(self) -> np.ndarray:
@@ -203,8 +203,12 @@ class Completion:
     @property
     def token_versions(self) -> np.ndarray:
         """(T,) int64: the version of the weights that drew each token."""
-        known = self.provenance
-        return np.full(len(self.tokens), known.version) if known.versions is None else known.versions
+        provenance = self.provenance
+        return (
+            np.full(len(self.tokens), provenance.version)
+            if provenance.versions is None
+            else provenance.versions
+        )
 
     @property
     def length(self) -> int:
@@ -221,8 +225,8 @@ class Completion:
         """
         edges = np.flatnonzero(np.diff(self.drawn)) + 1
         # A completion without tokens is split into one empty run, which is dropped.
-        found = zip(np.split(self.drawn, edges), np.split(self.tokens, edges), strict=True)
-        return [(bool(drawn[0]), tokens) for drawn, tokens in found if len(tokens)]
+        runs = zip(np.split(self.drawn, edges), np.split(self.tokens, edges), strict=True)
+        return [(bool(drawn[0]), tokens) for drawn, tokens in runs if len(tokens)]
 
     def then(self, more: Completion) -> Completion:
         """Join this completion with the one that continues it.
@@ -339,16 +343,16 @@ class Group:
         # All values of a function in one set: a single element means that it tells no two apart.
         each = [self.compared(int(i)) for i in np.flatnonzero(self.scorable)]
         names = each[0] if each else ()
-        return all(len(set().union(*(own[name] for own in each))) < 2 for name in names)
+        return all(len(set().union(*(values[name] for values in each))) < 2 for name in names)
 
     def compared(self, i: int) -> dict[str, set[float]]:
         """name -> the values that the function gave completion i: one a step, if it rewards steps."""
-        found: dict[str, set[float]] = {}
-        for name, own in self.components.items():
-            if not own.weight:
+        values: dict[str, set[float]] = {}
+        for name, component in self.components.items():
+            if not component.weight:
                 continue  # a function that is only reported cannot make a group teach
-            if own.steps and self.credit != "component":
-                found[name] = set(own.steps[i].values)
+            if component.steps and self.credit != "component":
+                values[name] = set(component.steps[i].values)
             else:
-                found[name] = set() if np.isnan(own.values[i]) else {float(own.values[i])}
-        return found
+                values[name] = set() if np.isnan(component.values[i]) else {float(component.values[i])}
+        return values

@@ -452,7 +452,7 @@ def test_an_answer_in_another_form_is_told_from_an_incorrect_one(
     pilot = pilot_of(SlowModel(0.0, 1), list(rewards), monkeypatch)
     readings = read_otherwise(pilot, Measured(groups, 1.0, 3, ScoringStats()))
     assert readings is not None
-    assert (readings.tried, len(readings.found), readings.by_chance) == (12, 12, 0)
+    assert (readings.tried, len(readings.accepted), readings.by_chance) == (12, 12, 0)
     measured = Measured(groups, 1.0, 3, ScoringStats())
     one = advice(Preview(pilot.run.loaded, measured, {}, 0, 0, 2, readings=readings, wording=PLAIN))[0]
     assert "12 of 12 completions that" in one.finding

@@ -107,6 +107,17 @@ def test_adapters_that_would_not_be_trained_are_refused() -> None:
         policy_of_given(ModelObject(biased, tokenizer))
 
 
+@pytest.mark.parametrize(("module", "layer"), [("lm_head", "output layer"), ("embed_tokens", "embedding")])
+def test_adapters_that_merging_would_put_into_another_layer_too_are_refused(module: str, layer: str) -> None:
+    layers = LoraConfig(r=4, target_modules=["q_proj", module])
+    with warnings.catch_warnings(action="ignore"):  # peft says so too
+        tied, own = (get_peft_model(sharpened(CONFIGS[name]), layers) for name in ("qwen2", "qwen3"))
+    tokenizer = policy_of("qwen3").tokenizer
+    with pytest.raises(ConfigError, match=f"its adapter includes the {layer}, whose weights .* share"):
+        policy_of_given(ModelObject(tied, tokenizer))
+    policy_of_given(ModelObject(own, tokenizer))
+
+
 @pytest.mark.parametrize("rounds", [False, True])
 def test_a_token_is_sampled_and_trained_by_the_same_bits(rounds: bool) -> None:
     policy = adapted(4)

@@ -26,7 +26,9 @@ from covey.config.schema import Data
 from covey.models.pretrained import load_exclusively, pretrained
 from covey.models.reward_model import TrainedRewardModel
 from covey.models.tiny import build_tokenizer
-from covey.rollouts.learned import rewards_of
+from covey.rewards.base import load_rewards
+from covey.rewards.scorer import completion_of
+from covey.rollouts.learned import LEARNED, rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, loaded
 from covey.runs.estimates import Basis
 from covey.sampling.prompts import Prompted
@@ -34,7 +36,7 @@ from covey.tasks.examples import Example
 from covey.tasks.files import read_problems
 from covey.training.evaluation import basis_of
 from covey.training.reward_model import encode_judged
-from covey.types import Problem
+from covey.types import Problem, Transcript
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL
 from tests.models.judged import WORKED, judged
@@ -103,6 +105,24 @@ def test_a_reward_model_reads_the_tools_of_a_row(tmp_path: Path) -> None:
     assert value == pytest.approx(model(torch.tensor([tokenizer.encode(whole)])).logits.item(), rel=1e-4)
     (without,) = judged(tmp_path, "reward_model", [WORKED], replace(problem, template={})).rewards
     assert without != value
+
+
+def test_a_reward_model_reads_results_of_tools_as_in_training_on_pairs(tmp_path: Path) -> None:
+    model = saved(tmp_path / "judge", "reward_model")
+    call, result, answer = '<tool_call>{"name": "add"}</tool_call>', "7", "so 7"
+    said = [("assistant", call), ("tool", result), ("assistant", answer)]
+    messages = [{"role": role, "content": content} for role, content in said]
+    (read,) = encode_judged(
+        TrainedRewardModel(model, build_tokenizer([WORKED] * 3), "reward_model"),
+        [Example("judged", Problem("p", CHAT), (messages,), (1.0,))],
+    )
+    ids = [*read.tokens, *read.answers[0].tokens[:-1]]  # the last one is never read
+    # A run's turns also have what was read of the calls.
+    turns = [{**messages[0], "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}, *messages[1:]]
+    completion = replace(completion_of(call + answer), transcript=Transcript(tuple(turns)))
+    rewards = load_rewards([{"reward_model": {"model": "judge"}}], tmp_path, learned=LEARNED)
+    (value,) = rewards.score_group(Problem("p", CHAT), np.array([1]), [completion], strict=True).rewards
+    assert value == pytest.approx(model(torch.tensor([ids])).logits.item(), rel=1e-4)
 
 
 def test_a_process_reward_model_reads_the_tools_of_a_row(tmp_path: Path) -> None:
@@ -209,7 +229,12 @@ def test_what_a_folder_holds_when_a_run_begins_is_what_judges_wherever_it_lies(t
         config = load_config(values={"rewards": [{"reward_model": {"model": str(folder)}}]})
         rewards = rewards_of(config, config.config.rewards)
         basis, named = basis_of([problem], rewards), rewards.verdict
-        given = {"prompts": prompts, "completions": completions, "template_arguments": [{}, {}]}
+        given = {
+            "prompts": prompts,
+            "completions": completions,
+            "turns": [[], []],
+            "template_arguments": [{}, {}],
+        }
         found = named.function(**given, **named.settings)
         return basis, [score.value for score in found]
 

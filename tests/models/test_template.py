@@ -200,9 +200,9 @@ def test_places_of_tokens_follow_the_text_that_a_reward_reads() -> None:
     from covey.rewards.reading import in_tags
 
     read = in_tags("ab[/THINK]cd", Thoughts("[THINK]", "[/THINK]", begun=True))
-    assert (read.text, read.places([1, 10, 12])) == ("<think>ab</think>cd", [8, 17, 19])
+    assert (read.text, read.positions([1, 10, 12])) == ("<think>ab</think>cd", [8, 17, 19])
     read = in_tags("ab</reasoning>cd", Thoughts("<reasoning>", "</reasoning>", begun=True))
-    assert read.text[read.places([14])[0] :] == "cd"
+    assert read.text[read.positions([14])[0] :] == "cd"
 
 
 @pytest.mark.parametrize("close", ["</think>", "</reasoning>", "<channel|>", "</Think>"])

@@ -55,6 +55,12 @@ def with_weight(function, **settings) -> Algorithm:
 VARIANTS: Mapping[str, Algorithm] = {
     "population_std": replace(PLAIN, advantage=bind(advantages.group_zscore, ddof=0, eps=1e-8)),
     "leave_one_out_z": replace(PLAIN, advantage=bind(advantages.leave_one_out_zscore)),
+    "gdpo_by_token": replace(PRESETS["gdpo"], whiten=bind(advantages.token_zscore)),
+    "gdpo_by_siblings": replace(
+        PRESETS["gdpo"],
+        advantage=bind(advantages.component_leave_one_out),
+        whiten=bind(advantages.sample_zscore, eps=0.0),
+    ),
     "batch_baseline": replace(PRESETS["reinforce"], whiten=bind(advantages.batch_centered)),
     "tempo": replace(PLAIN, advantage=bind(credit.prefix_tree, outcome=1.0)),
     "token_baseline": replace(PLAIN, advantage=bind(credit.optimal_token_baseline)),

@@ -18,6 +18,7 @@ from covey.objective import advantages, corrections, penalties, reductions, surr
 from covey.objective.algorithms import PRESETS
 from covey.objective.bound import bind
 from covey.objective.data import LossInputs
+from covey.objective.dialects import DIALECTS
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.objective.preference import ipo
@@ -111,8 +112,8 @@ def test_gdpo_over_tokens_turns_a_sign_that_gdpo_over_samples_keeps() -> None:
     # (20/8 + 30/8 - 6/8) / 36 = .153, and the second completion, better than average, is pushed down.
     groups = [group([1.0, 0.5, 0.0, 0.0], [4, 30, 1, 1])]
     samples, tokens = (
-        with_advantages(collate(groups), groups, PRESETS[name]).advantages[:, 0].sign().tolist()
-        for name in ("gdpo", "gdpo_tokens")
+        with_advantages(collate(groups), groups, algorithm).advantages[:, 0].sign().tolist()
+        for algorithm in (PRESETS["gdpo"], DIALECTS["verl-0.9.1"].algorithm("gdpo"))
     )
     assert samples == [1, 1, -1, -1]
     assert tokens == [1, -1, -1, -1]

@@ -165,6 +165,25 @@ def test_problems_that_were_rejected_are_remembered_as_hard() -> None:
     assert memory.rates.tolist() == [0.0, 0.0, 0.0]
 
 
+def test_every_group_of_a_problem_is_remembered_also_if_a_step_samples_it_again() -> None:
+    """Two problems and three groups a step: one is sampled twice, and each of these groups counts."""
+    source = rollouts(ScriptedSampler(half_right), prompted(2), "grpo", adapt_group_size=True)
+    batch = first(source)
+    tried = [times for _, times, _ in batch.position.difficulty.values()]
+    assert sorted(tried) == [1, 2]
+    expected = Difficulty(2)
+    for group in batch.groups:
+        expected.update(int(group.problem.id[1:]), group.pass_rate)
+    assert batch.position.difficulty == expected.state()
+
+
+def test_a_group_that_could_not_be_judged_says_nothing_about_its_problem() -> None:
+    config = Rollout(group_size=4, prompts_per_step=3, max_tokens=8, retire_after=1, max_resampling_rounds=0)
+    rewards = load_rewards([lambda completion, answer: None if answer == "1" else 1.0], None)
+    source = Rollouts(prompted(3), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), 0)
+    assert first(source).position.difficulty == {"0": (1.0, 1, 1), "2": (1.0, 1, 1)}
+
+
 def test_problems_solved_often_enough_are_not_drawn_again() -> None:
     """Of six, p0 and p1 are always solved: retired after two times in a row; position and order resume."""
 

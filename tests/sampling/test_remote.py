@@ -54,6 +54,8 @@ def test_both_kinds_of_server_answer_and_follow_the_weights(
         moved(policy)
         made.sync(Version(1))
         second = list(made.sample(asked(), PARAMS))
+        modes = {path.stat().st_mode for path in (tmp_path / "sync").glob("*/*")}
+        assert len(modes) == 1, "a server may run as another user"
         assert {x.completion.provenance.version for x in second} == {1}
         assert any((together(first)[k] != v).any() for k, v in together(second).items() if len(v) == 10)
         for stub in (one, two):
@@ -181,6 +183,12 @@ def test_a_restart_command_is_the_way_out(policy: Policy, tmp_path: Path) -> Non
         made.sync(Version(1))
         assert len(list(made.sample(asked(), PARAMS))) == 15
         assert "restarting it" in made.said[0]
+
+
+def test_what_a_restart_command_says_is_no_result(tmp_path: Path, capfd) -> None:
+    with pytest.raises(OSError, match="no answer"):
+        restart("echo packed", "http://127.0.0.1:9", tmp_path, 0.1)
+    assert capfd.readouterr() == ("", "packed\n")
 
 
 def test_a_restart_command_may_leave_a_server_behind(tmp_path: Path) -> None:

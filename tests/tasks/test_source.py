@@ -9,7 +9,7 @@ from covey.config.load import load_config
 from covey.system.console import RunConsole
 from covey.tasks.preflight import trained_on
 from covey.tasks.source import Source, load_source
-from covey.training.run import RunOptions
+from covey.training.options import RunOptions
 from covey.training.task import checked_task
 from covey.types import Problem
 

@@ -16,8 +16,8 @@ from covey.errors import Stopped
 from covey.insight.result import Result
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
+from covey.training.options import DEFAULTS, RunOptions
 from covey.training.pipeline import run_pipeline
-from covey.training.run import DEFAULTS, RunOptions
 
 PAID = Path(__file__).parent / "paid/rewards.py"
 """The file of rewards that are loaded by name."""

@@ -150,6 +150,8 @@ def test_adapters_are_exported_as_they_are_finished(tmp_path: Path) -> None:
     assert main(["export", str(run), "--step", "4", "-o", str(tmp_path / "out")]) == 0
     final = load_file(run / "final/model.safetensors")
     assert all((final[n] == w).all() for n, w in load_file(tmp_path / "out/model.safetensors").items())
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len({path.stat().st_mode for path in files}) == 1, "safetensors leaves others no access"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from covey.insight.pages.records import run_page
 from covey.insight.pages.report import write_report
 from covey.insight.show import show_run
 from covey.runs.estimates import Evaluation
-from covey.training.run import RunOptions
+from covey.training.options import RunOptions
 from covey_verify.errors import ConfigError
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"

@@ -25,8 +25,8 @@ from covey.system.fault_injection import Faults
 from covey.system.signals import StopSignal
 from covey.training.guards import Stop, Warn, judge_step, judge_update, kl_level
 from covey.training.metrics import console_facts
+from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
-from covey.training.run import RunOptions
 from covey.training.setup import set_up
 
 

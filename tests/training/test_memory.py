@@ -32,7 +32,7 @@ from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.system.console import RunConsole
 from covey.training import memory as planning
-from covey.training.run import RunOptions
+from covey.training.options import RunOptions
 
 SHAPE = Shape(
     parameters=10_000,

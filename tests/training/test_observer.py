@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.training.runs import start
 
-from covey.training.run import Observer, ObserverRequest, RunOptions
+from covey.training.observer import Observer, ObserverRequest
+from covey.training.options import RunOptions
 
 
 class Listener(Observer):

@@ -22,8 +22,8 @@ from covey.runs import arithmetic
 from covey.runs.arithmetic import compute_as_run
 from covey.runs.reader import load_run
 from covey.system.console import RunConsole
+from covey.training.options import RunOptions
 from covey.training.pipeline import run_pipeline
-from covey.training.run import RunOptions
 
 REWARDS = """
 def brief(completion, answer):

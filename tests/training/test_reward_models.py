@@ -193,6 +193,12 @@ def test_a_reward_model_learns_pairs_and_says_the_same_as_a_reward(tmp_path: Pat
     assert group.rewards[0] > group.rewards[1]
 
 
+def test_a_reward_model_is_trained_where_the_policy_of_its_pipeline_has_tools(tmp_path: Path) -> None:
+    data = {"task": None, "train": tmp_path / "rows.jsonl", "test": None, "chat": True, "held_out": 0.25}
+    run = trained(tmp_path, pair_rows(), data=data, rollout={"tools": ["calculate"]})
+    assert metrics_of(run)[-1]["held_out/reward_model/accuracy"] > 0.9
+
+
 def test_a_chat_that_ends_with_the_padding_is_read_where_the_reward_reads_it(tmp_path: Path) -> None:
     """Many tokenizers pad with what ends a message: transformers' head reads the token before that."""
     policy = policy_of("qwen3")

@@ -21,7 +21,7 @@ from covey.runs.examples import LoggedSample, correct_examples, preference_pairs
 from covey.runs.reader import load_recorded
 from covey.system.signals import StopSignal
 from covey.tasks.classifier import TextClassifier
-from covey.training.run import RunOptions
+from covey.training.options import RunOptions
 from covey.types import Problem
 from covey_verify.errors import ConfigError, CoveyError, DataError
 

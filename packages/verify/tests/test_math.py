@@ -237,7 +237,7 @@ def test_equal_answers_to_a_problem_cost_one_child(monkeypatch: pytest.MonkeyPat
             return Outcome("lost" if "lost" in pair[1] else "timeout")
 
     monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
-    monkeypatch.setattr(answers, "ASKED", Once(10, kept=answers.ASKED.kept))
+    monkeypatch.setattr(answers, "OUTCOMES", Once(10, keeps=answers.OUTCOMES.keeps))
     with ThreadPoolExecutor(16) as pool:
         scores = list(pool.map(lambda _: boxed(r"\sin 17", r"\sin 18"), range(64)))
     assert {s.status for s in scores} == {"timeout"} and len(calls) == 1
@@ -246,7 +246,7 @@ def test_equal_answers_to_a_problem_cost_one_child(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_question_that_raises_is_asked_again() -> None:
-    once: Once[int] = Once(2, kept=lambda _: True)
+    once: Once[int] = Once(2, keeps=lambda _: True)
     with pytest.raises(ZeroDivisionError):
         once.get("a", lambda: 1 // 0)
     assert [once.get(q, lambda q=q: ord(q)) for q in "abca"] == [97, 98, 99, 97]

@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from covey_verify.web import MOST_SAID, ask
+from covey_verify.web import MOST_MESSAGE, ask
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -48,7 +48,7 @@ def test_an_error_says_what_the_server_said_and_holds_no_connection(
         ask(f"{address}/{kind}")
     assert caught.value.code == code
     assert isinstance(caught.value.fp, io.BytesIO)
-    assert caught.value.read() == b"x" * MOST_SAID
+    assert caught.value.read() == b"x" * MOST_MESSAGE
 
 
 def test_what_is_no_json_or_too_long_is_refused(address: str) -> None:

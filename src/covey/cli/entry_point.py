@@ -68,18 +68,20 @@ def _as_covey_error(caught: BaseException) -> CoveyError:
 def _usage_error(caught: CycloptsError) -> CoveyError:
     """Return the error for a command line that does not fit its command."""
     command = " ".join(("covey", *(caught.command_chain or ())))
-    said = str(caught)
+    message = str(caught)
     if isinstance(caught, MissingArgumentError) and caught.argument is not None and not caught.keyword:
-        place = caught.argument.field_info.is_positional
-        said = f"{caught.argument.name.lstrip('-').upper() if place else caught.argument.name} is missing."
-    return ConfigError(f"{said}{'' if said.endswith('.') else '.'} See {command} --help")
+        name = caught.argument.name
+        if caught.argument.field_info.is_positional:
+            name = name.lstrip("-").upper()
+        message = f"{name} is missing."
+    return ConfigError(f"{message}{'' if message.endswith('.') else '.'} See {command} --help")
 
 
 def _exit_error(caught: SystemExit) -> CoveyError:
     """Return the error for user code that called sys.exit."""
-    place = traceback.extract_tb(caught.__traceback__)[-1]
+    frame = traceback.extract_tb(caught.__traceback__)[-1]
     error = CoveyError(
-        f"{place.filename}:{place.lineno} ended the program (exit code {caught.code}); remove that"
+        f"{frame.filename}:{frame.lineno} ended the program (exit code {caught.code}); remove that"
     )
     error.code = CRASHED
     return error

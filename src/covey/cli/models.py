@@ -77,9 +77,9 @@ def command_sample(
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
     tell(as_json, [f"sampling from {model}: loading ..."])
     completions = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
-    said = list(zip(prompts, completions, strict=True))
+    pairs = list(zip(prompts, completions, strict=True))
     # The same prompt may be given twice; JSON has one key for it.
-    by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
+    by_prompt = {prompt: [text for p, own in pairs if p == prompt for text in own] for prompt in prompts}
     print_result(as_json, by_prompt, shown(by_prompt, chat, system))
     return 0
 

@@ -84,8 +84,8 @@ def command_rescore(
         rescored = rescore_record(run, named, steps, notes.append)
     else:
         rescored = rescore.rescore(run, named, steps, notes.append)
-    said = [f"note: {note}" for note in notes]
+    note_lines = [f"note: {note}" for note in notes]
     print_result(
-        as_json, {**rescore.record(rescored), "notes": notes}, [*said, *rescore.lines(run, rescored)]
+        as_json, {**rescore.record(rescored), "notes": notes}, [*note_lines, *rescore.lines(run, rescored)]
     )
     return 0

@@ -74,10 +74,10 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
 
         stage, verdict, findings = explain_run(path)
         output: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
-        said = what_stands_out(stage, findings)
+        remarks = what_stands_out(stage, findings)
         if findings and recorded_method(stage) == "rl":
-            said.append(f"to try what would help: covey diagnose {shell_word(what)}")
-        lines: Iterable[str] = [verdict, *said] if verdict else said
+            remarks.append(f"to try what would help: covey diagnose {shell_word(what)}")
+        lines: Iterable[str] = [verdict, *remarks] if verdict else remarks
     else:
         from covey.cli.algorithms import show_one
         from covey.cli.settings import settings, show

@@ -88,8 +88,8 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 
 def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
     # The folder may have been moved since; its config still names the old place.
-    place = ("--output", str(resumed)) if resumed is not None else ()
-    loaded = start.changed(place).load()
+    output = ("--output", str(resumed)) if resumed is not None else ()
+    loaded = start.changed(output).load()
     quiet = as_json or environment_rank() > 0
     tell(quiet, (f"note: {note}" for note in loaded.notes))
     if loaded.config.launch.processes > 1 and not started_together():
@@ -103,8 +103,8 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
     tell(quiet, [f"training, in {home}: loading ..."])
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
+    from covey.training.options import RunOptions
     from covey.training.pipeline import run_together
-    from covey.training.run import RunOptions
 
     options = RunOptions(
         strict=flags.strict, changes=resumed is not None, start=start.record(), home=home, faults=faults

@@ -65,8 +65,8 @@ def _take_token() -> None:
     Ray would make one too, but keep it in the home folder. It reads the token once, when it is imported.
     """
     os.environ["RAY_AUTH_MODE"] = "token"
-    known = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if not known and not (Path.home() / ".ray" / "auth_token").exists():
+    token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not token and not (Path.home() / ".ray" / "auth_token").exists():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 

@@ -91,7 +91,7 @@ def launch_files(config: Config, path: Path, settings: Sequence[str], nodes: int
     launch = config.launch
     placed = {"ray": "auto", "processes": nodes * launch.processes, "samplers": launch.samplers}
     # Texts are quoted for the shell, since folders and settings may have any characters.
-    known = {
+    parts = {
         "folder": shell_word(str(Path.cwd())),
         "output": shell_word(str(config.output)),
         "job": shell_word(f"covey-{config.output.name}"),
@@ -102,4 +102,4 @@ def launch_files(config: Config, path: Path, settings: Sequence[str], nodes: int
         "placed": " ".join(f"--launch.{name} {value}" for name, value in placed.items()),
     }
     templates = {"torchrun.sh": TORCHRUN, "job.sbatch": SLURM, "ray.sh": RAY}
-    return {name: text.format(name=name, **known) for name, text in templates.items()}
+    return {name: text.format(name=name, **parts) for name, text in templates.items()}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from covey.cluster.connect import release
 from covey.cluster.ranks import PlacedRank, environment_of, place_ranks
-from covey.errors import KILLED, PeersLost, record_exit, resume_command
+from covey.errors import PeersLost, cause_of_signal, record_exit, resume_command
 from covey.system.parent import CRASHED, LAUNCHER, REPEAT_SECONDS, stop_signals, tell_run_folder
 from covey.system.processes import STORE
 from covey_verify.children import Child, how_ended
@@ -55,14 +55,14 @@ def launch(config: Config, as_json: bool = False) -> int:
             if attempt < restarts and not as_json:
                 left = f"restart {attempt + 1} of {restarts}"
                 print(f"{end}; continuing from the last checkpoint ({left})", file=sys.stderr)
-    killed = code < 0
-    code = 128 - code if killed else code  # Popen reports signal n as -n, a shell as 128 + n
-    if not killed or job.stopping:
-        return code
+    number = max(0, -code)  # Popen reports signal n as -n, a shell as 128 + n
+    if not number or job.stopping:
+        return 128 + number if number else code
     error = CoveyError(
-        f"{end}: {KILLED}. Continue from the last checkpoint with: {resume_command(config.output)}"
+        f"{end}: {cause_of_signal(number)}. Continue from the last checkpoint with: "
+        f"{resume_command(config.output)}"
     )
-    error.code = code
+    error.code = 128 + number
     if config.output.is_dir():
         record_exit(config.output, error)
     raise error

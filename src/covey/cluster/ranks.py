@@ -47,8 +47,8 @@ class RankHost:
     def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
         """Start the process, and threads that read its output."""
         # Ray sets this per actor; the environment of the run would name the GPUs of another machine.
-        own = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
-        told = {**environment, **own, LAUNCHER: str(os.getpid())}
+        gpus = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+        told = {**environment, **gpus, LAUNCHER: str(os.getpid())}
         self.process = Child(command, cwd=folder, env=told, stdout=PIPE, stderr=PIPE)
         for stream, into in zip((self.process.stdout, self.process.stderr), self.printed, strict=True):
             assert stream is not None
@@ -150,7 +150,7 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     on_node = Counter(ip for ip, _ in places)
     seen = Counter[str]()
     for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
-        own = environment_of(rank, count, seen[ip], on_node[ip])
+        of_rank = environment_of(rank, count, seen[ip], on_node[ip])
         seen[ip] += 1
-        ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **own}))
+        ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **of_rank}))
     return [PlacedRank(actor) for actor in actors]

@@ -81,12 +81,12 @@ class PlacedLink:
             self.gone = self.gone or said(error)
             answer.set_exception(WorkerLost(self.gone))
             return
-        found, why = reply.result()
-        if found is None:
+        scores, why = reply.result()
+        if scores is None:
             self.close(why)
             answer.set_exception(CallFailed(why))
         else:
-            answer.set_result(found)
+            answer.set_result(scores)
 
     def close(self, why: str) -> None:
         """Kill the process; the calls under way fail."""

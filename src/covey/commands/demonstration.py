@@ -43,8 +43,8 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
         if problem.chat:
             # A chat's question may be long, so its first line stands above the answers.
             console.say(f"  {last_text(problem.prompt).splitlines()[0]}")
-        for name, own in zip(("before", "after "), answers, strict=True):
-            tokens, correct = own[number]
+        for name, answer in zip(("before", "after "), answers, strict=True):
+            tokens, correct = answer[number]
             write_tokens(console, f"  {question if name == 'before' else '':<10} {name} ", tokens, correct)
 
 
@@ -54,11 +54,11 @@ def judged_answers(
     """Return the tokens of an answer to each problem, and whether it is correct."""
     rewards = rewards_of(loaded, loaded.config.rewards or named)
     scorer = Scorer(rewards)
-    found = []
+    judged = []
     for problem, tokens in zip(problems, one_answer_each(loaded, problems, say, greedily), strict=True):
         score = scorer.score(rewards.verdict, problem, "".join(tokens))
-        found.append((tokens, (score.value or 0.0) > 0.5))
-    return found
+        judged.append((tokens, (score.value or 0.0) > 0.5))
+    return judged
 
 
 def write_tokens(console: RunConsole, label: str, tokens: Sequence[str], correct: bool) -> None:

@@ -44,8 +44,9 @@ from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.system.text import duration
+from covey.training.observer import Observer, ObserverRequest
+from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
-from covey.training.run import Observer, ObserverRequest, RunOptions
 from covey_verify.errors import ConfigError, CoveyError
 
 STEPS = 10
@@ -120,9 +121,9 @@ class ProgressOnly(RunConsole):
 
 
 def plan_trials(
-    run: Path, own: Sequence[str] = (), start: int | None = None, steps: int = 0, trust: bool = False
+    run: Path, settings: Sequence[str] = (), start: int | None = None, steps: int = 0, trust: bool = False
 ) -> Plan:
-    """Return the trials of a run. ``own``: changes as `key=value`, in place of those that covey proposes.
+    """Return the trials of a run. ``settings``: changes as `key=value`, instead of those that covey proposes.
 
     Without ``start`` they begin at the last checkpoint before the first severe finding (or, without one, the
     first warning), else with the run's first model. Without ``steps`` they reach the step of that finding.
@@ -140,18 +141,18 @@ def plan_trials(
     # A trial needs steps to do: none is left after the last one.
     kept = sorted(step_of(path) for path in checkpoints(stage) if step_of(path) < last)
     if start not in (None, 0, *kept):
-        known = f"checkpoints after {', '.join(map(str, kept))} steps" if kept else "no checkpoint"
-        raise ConfigError(f"--start {start}: {stage} has {known}; 0 is its beginning")
+        existing = f"checkpoints after {', '.join(map(str, kept))} steps" if kept else "no checkpoint"
+        raise ConfigError(f"--start {start}: {stage} has {existing}; 0 is its beginning")
     before = [step for step in kept if trouble is not None and step <= trouble]
     begun = start if start is not None else max(before, default=0)
     reach = 0 if trouble is None else trouble + 1 - begun
-    if own:
-        changes = [_own_change(text) for text in own]
+    if settings:
+        changes = [_own_change(text) for text in settings]
     else:
         changes = changes_worth_trying(stage, findings, settings_of(loaded), loaded.config.seed)
     home = run.with_name(f"{run.resolve().name}-diagnosis") / f"step_{begun}"
     length = min(steps or max(STEPS, reach), last - begun)
-    possible = _possible(stage, changes, begun, trust, strict=bool(own))
+    possible = _possible(stage, changes, begun, trust, strict=bool(settings))
     return Plan(stage, home, begun, length, possible, trust)
 
 
@@ -235,17 +236,18 @@ def answers_of_others(plan: Plan) -> str:
     """
     try:
         rewards = named_rewards([str(plan.stage)], plan.trust)
-        found = rescore(plan.folder(None), rewards, WINDOW, permuted=True)
+        groups = rescore(plan.folder(None), rewards, WINDOW, permuted=True)
     except CoveyError:
         return ""
-    own = np.array([np.nanmean(group.old) for group in found])
-    other = np.array([np.nanmean(group.new) for group in found])
-    if (own == other).all():
+    with_own = np.array([np.nanmean(group.old) for group in groups])
+    with_others = np.array([np.nanmean(group.new) for group in groups])
+    if (with_own == with_others).all():
         return ""
-    change = gain(own, other, float(np.ptp([own, other])), share=False)
+    change = gain(with_own, with_others, float(np.ptp([with_own, with_others])), share=False)
     belong = "answers belong" if change.high < 0 else "no answer is correct yet, or answers do not belong"
-    paid = f"{np.nanmean(other):.2g} with the answers of other rows, {np.nanmean(own):.2g} with their own"
-    return f"completions earn {paid} ({change}): {belong} to their prompts"
+    paid_others = f"{np.nanmean(with_others):.2g} with the answers of other rows"
+    paid_own = f"{np.nanmean(with_own):.2g} with their own"
+    return f"completions earn {paid_others}, {paid_own} ({change}): {belong} to their prompts"
 
 
 def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSignal) -> None:

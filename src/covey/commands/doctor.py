@@ -88,11 +88,11 @@ def kernels() -> Diagnosis:
     """Check the compiled kernels; on a machine with a GPU they are no reason to warn."""
     import torch
 
-    found = _kernels()
+    diagnosis = _kernels()
     if not torch.cuda.is_available():
-        return found
-    words = f"only runs with `device: cpu` use them, others take the GPU. {found.found}"
-    return found._replace(verdict="OK", found=words)
+        return diagnosis
+    words = f"only runs with `device: cpu` use them, others take the GPU. {diagnosis.found}"
+    return diagnosis._replace(verdict="OK", found=words)
 
 
 def _kernels() -> Diagnosis:
@@ -163,10 +163,10 @@ def memory() -> Diagnosis:
         free = min(free, next(1024 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable")))
     except (OSError, StopIteration):
         pass
-    said = f"{free / 1e9:.1f} GB free of {limit / 1e9:.1f}"
+    space = f"{free / 1e9:.1f} GB free of {limit / 1e9:.1f}"
     if free < LEAST_MEMORY:
-        return Diagnosis("memory", "WARN", said, "close other programs; the demo needs about 1 GB")
-    return Diagnosis("memory", "OK", said)
+        return Diagnosis("memory", "WARN", space, "close other programs; the demo needs about 1 GB")
+    return Diagnosis("memory", "OK", space)
 
 
 def disk() -> Diagnosis:
@@ -177,10 +177,12 @@ def disk() -> Diagnosis:
             "disk", "FAIL", f"{here} cannot be written to", "set --output to a folder that you may write to"
         )
     free = shutil.disk_usage(here).free
-    said = f"{free / 1e9:.1f} GB free in {here}"
+    space = f"{free / 1e9:.1f} GB free in {here}"
     if free < LEAST_DISK:
-        return Diagnosis("disk", "WARN", said, "free some space, or set --output to a folder on another disk")
-    return Diagnosis("disk", "OK", said)
+        return Diagnosis(
+            "disk", "WARN", space, "free some space, or set --output to a folder on another disk"
+        )
+    return Diagnosis("disk", "OK", space)
 
 
 def sandbox() -> Diagnosis:

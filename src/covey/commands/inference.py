@@ -107,8 +107,10 @@ def one_answer_each(
         params = sampling_params(loaded.config.rollout)
         if greedily:
             params = replace(params, temperature=0.0)
-        found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
-    texts = [[policy.decode([token]) for token in found[i].tokens.tolist()] for i in range(len(problems))]
+        completions = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
+    texts = [
+        [policy.decode([token]) for token in completions[i].tokens.tolist()] for i in range(len(problems))
+    ]
     return [[text for text in own if text] for own in texts]  # special tokens have none
 
 

@@ -36,11 +36,11 @@ def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, MigrationR
     Raises ConfigError if the file has no settings, or if covey does not accept what follows from them.
     """
     theirs = read_settings(file)
-    found: Trainer = "trl"
+    recognized: Trainer = "trl"
     for name, marks in MARKS.items():
         if any(key.startswith(marks) for key in theirs):
-            found = name
-    trainer = trainer or found
+            recognized = name
+    trainer = trainer or recognized
     migrated = READERS[trainer](theirs)
     open_names = sorted({name for value in migrated.config.values() for name in UNSET.findall(str(value))})
     if open_names:

@@ -24,9 +24,9 @@ def write_task(folder: Path, model: str = "") -> None:
     texts = {name: (_source() / name).read_text("utf-8") for name in FILES}
     if model:
         # A file or folder is found from anywhere; other names are hub ids, or words such as `tiny`.
-        place = str(Path(model).resolve()) if Path(model).exists() else model
+        source = str(Path(model).resolve()) if Path(model).exists() else model
         texts["run.yaml"] = re.sub(
-            r"(?m)^model: \S+", lambda _: f"model: {json.dumps(place)}", texts["run.yaml"]
+            r"(?m)^model: \S+", lambda _: f"model: {json.dumps(source)}", texts["run.yaml"]
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

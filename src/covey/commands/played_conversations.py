@@ -135,24 +135,24 @@ def _episode(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> C
     finally:
         if episode is not None:
             episode.close()
-    said = _said(*parts, "") if calls else _said("")
+    conversation = _said(*parts, "") if calls else _said("")
     if end is None:
-        return said
+        return conversation
     # An environment in its own process gives no state if it had to be killed.
     fault = end.fault or ("the environment hung or died" if end.state is None else "")
-    return _ended(said, end.state, fault)
+    return _ended(conversation, end.state, fault)
 
 
-def _ended(said: Completion, state: Mapping[str, object] | None, fault: str) -> Completion:
+def _ended(conversation: Completion, state: Mapping[str, object] | None, fault: str) -> Completion:
     """Return a conversation with the end of its environment."""
-    return replace(said, transcript=replace(said.transcript, environment=state, fault=fault))
+    return replace(conversation, transcript=replace(conversation.transcript, environment=state, fault=fault))
 
 
 def _types(tool: Tool) -> dict[str, str]:
     """Return the JSON type of each argument that has one."""
     schema: Mapping[str, Any] = tool.schema
-    known = schema["function"]["parameters"]["properties"]
-    return {name: own["type"] for name, own in known.items() if isinstance(own.get("type"), str)}
+    arguments = schema["function"]["parameters"]["properties"]
+    return {name: own["type"] for name, own in arguments.items() if isinstance(own.get("type"), str)}
 
 
 def _plain(tool: Tool) -> ToolCall:

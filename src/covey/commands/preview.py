@@ -70,21 +70,21 @@ def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
     Raises ConfigError if no stage samples.
     """
     stages = loaded.stages()
-    place = next((i for i, s in enumerate(stages) if s.config.method == "rl"), None)
-    if place is None:
+    index = next((i for i, s in enumerate(stages) if s.config.method == "rl"), None)
+    if index is None:
         raise ConfigError("method: supervised learning samples nothing, so there is nothing to preview")
-    if not place:
+    if not index:
         return stages[0]
-    left = loaded.config.output / f"{place}-{stages[place - 1].config.method}" / "final"
+    left = loaded.config.output / f"{index}-{stages[index - 1].config.method}" / "final"
     if not left.is_dir():
         loaded.notes.append(
-            f"stage {place + 1} starts from the model of stage {place}, but {left} does not exist yet, so "
-            f"{loaded.config.model} is previewed instead. Train stage {place} first, or name a model with "
+            f"stage {index + 1} starts from the model of stage {index}, but {left} does not exist yet, so "
+            f"{loaded.config.model} is previewed instead. Train stage {index} first, or name a model with "
             "--model"
         )
-        return stages[place]
-    config = stages[place].config.model_copy(update={"model": str(left.resolve())})
-    return replace(stages[place], config=config)
+        return stages[index]
+    config = stages[index].config.model_copy(update={"model": str(left.resolve())})
+    return replace(stages[index], config=config)
 
 
 def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent: Extent) -> Preview:
@@ -105,7 +105,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         seconds = None if extent.groups else SAMPLING * budget
         try:
             with stop.listening(lambda again: console.answer(STOPPING.format(again))):
-                found = Preview(
+                first_look = Preview(
                     stage,
                     sampled(pilot, _samples(extent, config.rollout.group_size), seconds),
                     memory,
@@ -115,7 +115,9 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                     subject=Subject(shape, [len(p.tokens) for p in problems]),
                     wording=prompt_form(run.learner.policy, stage, problems),
                 )
-                return found if found.measured.stopped else _closely(pilot, extent, found, budget)
+                if first_look.measured.stopped:
+                    return first_look
+                return _closely(pilot, extent, first_look, budget)
         finally:
             console.end()
 
@@ -128,31 +130,31 @@ def _samples(extent: Extent, size: int) -> range:
     return range(most if extent.groups else SLOW_SAMPLES, most + 1)
 
 
-def _closely(pilot: Pilot, extent: Extent, found: Preview, budget: float) -> Preview:
+def _closely(pilot: Pilot, extent: Extent, look: Preview, budget: float) -> Preview:
     """Time an update, and look at what the groups leave open; a stop keeps what there is by then."""
     with suppress(Stopped):
-        found = replace(found, measured=with_times(pilot, found.measured, UPDATE * budget))
-        found = replace(found, readings=read_otherwise(pilot, found.measured))
-        if found.unfinished:
-            return found
-        if float(found.truncated.mean()) > MANY_TRUNCATED and found.measured.limit is None:
-            found = replace(found, longer=continued(pilot, found.measured, LONGER * budget))
-        for temperature, seconds in _temperatures(extent, found, budget):
-            groups = at_temperature(pilot, found.measured, temperature, seconds)
-            found = replace(found, others={**found.others, temperature: groups} if groups else found.others)
-        return found
-    return replace(found, measured=replace(found.measured, stopped=True))
+        look = replace(look, measured=with_times(pilot, look.measured, UPDATE * budget))
+        look = replace(look, readings=read_otherwise(pilot, look.measured))
+        if look.unfinished:
+            return look
+        if float(look.truncated.mean()) > MANY_TRUNCATED and look.measured.limit is None:
+            look = replace(look, longer=continued(pilot, look.measured, LONGER * budget))
+        for temperature, seconds in _temperatures(extent, look, budget):
+            groups = at_temperature(pilot, look.measured, temperature, seconds)
+            look = replace(look, others={**look.others, temperature: groups} if groups else look.others)
+        return look
+    return replace(look, measured=replace(look.measured, stopped=True))
 
 
-def _temperatures(extent: Extent, found: Preview, budget: float) -> list[tuple[float, float | None]]:
+def _temperatures(extent: Extent, look: Preview, budget: float) -> list[tuple[float, float | None]]:
     """Return the other temperatures to sample at, each with its seconds; None: as many as it takes."""
     if extent.temperatures is not None:
         seconds = None if extent.groups else ELSEWHERE * budget
         return [(temperature, seconds) for temperature in extent.temperatures]
-    if found.promise == "yes" and found.pass_rate().value >= FEW_CORRECT:
+    if look.promise == "yes" and look.pass_rate().value >= FEW_CORRECT:
         return []
-    own = found.stage.config.rollout.temperature
-    others = [temperature for temperature in TEMPERATURES if abs(temperature - own) > 0.05]
+    configured = look.stage.config.rollout.temperature
+    others = [temperature for temperature in TEMPERATURES if abs(temperature - configured) > 0.05]
     return [(temperature, ELSEWHERE * budget / len(others)) for temperature in others]
 
 

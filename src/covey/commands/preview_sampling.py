@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from covey.config.contradictions import updates_of
 from covey.config.schema import Config
 from covey.errors import Stopped
 from covey.insight.answers import AnswerVariant, Readings, readable
@@ -161,15 +160,15 @@ def _problems(count: int) -> str:
 def _seconds_of_step(pilot: Pilot, samples: int) -> float:
     """Return the seconds of a token of ``samples`` completions, after what is compiled only once."""
     pilot.begin("measuring the speed", samples)
-    found = 0.0
+    per_token = 0.0
     for tokens in (2, STEPS):
         begun = time.monotonic()
         params = replace(sampling_params(pilot.config.rollout), max_tokens=tokens)
         list(pilot.run.sampler.sample([_request(pilot, pilot.problems[0], samples)], params))
-        found = (time.monotonic() - begun) / tokens
-        if 2 * found > SLOW:
+        per_token = (time.monotonic() - begun) / tokens
+        if 2 * per_token > SLOW:
             break
-    return found
+    return per_token
 
 
 def _request(pilot: Pilot, problem: Prompted, samples: int) -> Request:
@@ -188,21 +187,21 @@ def _draw(
 
 
 def at_temperature(
-    pilot: Pilot, found: Measured, temperature: float, seconds: float | None
+    pilot: Pilot, measured: Measured, temperature: float, seconds: float | None
 ) -> Sequence[Group]:
     """Sample the same problems again at another temperature: those that fit into ``seconds``, at least two.
 
     Empty if not even two fit, or after a stop.
     """
-    order = {g.problem.id: n for n, g in enumerate(found.groups)}
+    order = {g.problem.id: n for n, g in enumerate(measured.groups)}
     problems = sorted((p for p in pilot.problems if p.problem.id in order), key=lambda p: order[p.problem.id])
     if seconds is not None:
-        fits = int(seconds / (found.seconds / len(found.groups)))
+        fits = int(seconds / (measured.seconds / len(measured.groups)))
         problems = problems[: max(FIRST, fits)]
-    samples = len(found.groups[0].completions)
+    samples = len(measured.groups[0].completions)
     words = f"sampling {_problems(len(problems))} again at temperature {temperature:g}"
     pilot.begin(words, len(problems) * samples)
-    limit = found.limit or pilot.config.rollout.max_tokens
+    limit = measured.limit or pilot.config.rollout.max_tokens
     groups = list[Group]()
     try:
         for group in _draw(pilot, problems, samples, temperature, limit, Scorer(pilot.run.rewards)):
@@ -213,7 +212,7 @@ def at_temperature(
     return groups
 
 
-def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
+def continued(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
     """Continue some truncated completions to twice their tokens and score them again.
 
     None if tools answer in between, or if there is no time or context for a quarter more tokens.
@@ -221,8 +220,8 @@ def continued(pilot: Pilot, found: Measured, seconds: float) -> Longer | None:
     config = pilot.config
     limit = config.rollout.max_tokens
     # As many tokens as fit, at the pace of the groups.
-    room = seconds / (found.seconds / max(_sampled_tokens(found.groups), 1))
-    truncated = _some_truncated(found.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
+    room = seconds / (measured.seconds / max(_sampled_tokens(measured.groups), 1))
+    truncated = _some_truncated(measured.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
     longest = max(len(group.prompt) for group, _ in truncated) + limit
     more = min(limit, int(room / len(truncated)), pilot.run.learner.policy.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
@@ -260,25 +259,28 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
     return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
 
 
-def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
+def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     """Give the verdict the answers of completions that it rejects in other forms.
 
     None if it is slow, or reads more than a text.
     """
     verdict = pilot.run.rewards.verdict
-    slow = found.reward_seconds.get(verdict.name, 0.0) > FAST
+    slow = measured.reward_seconds.get(verdict.name, 0.0) > FAST
     if slow or pilot.config.rollout.tools is not None:
         return None
     rejected = [
-        (g.problem, c) for g in found.groups for c, ok in zip(g.completions, g.correct, strict=True) if not ok
+        (g.problem, c)
+        for g in measured.groups
+        for c, ok in zip(g.completions, g.correct, strict=True)
+        if not ok
     ]
     rejected = _spread(rejected, READ)
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
-        for reading in readable(completion.text, problem.thoughts):
-            if (scorer.score(verdict, problem, reading.text).value or 0.0) > 0.5:
-                return reading
+        for variant in readable(completion.text, problem.thoughts):
+            if (scorer.score(verdict, problem, variant.text).value or 0.0) > 0.5:
+                return variant
         return None
 
     pairs = [(c.text, paid(problem, c)) for problem, c in rejected]
@@ -287,20 +289,20 @@ def read_otherwise(pilot: Pilot, found: Measured) -> Readings | None:
     apart = [(o, c) for o, (p, c) in zip(others, rejected, strict=True) if o.columns != p.columns]
     return Readings(
         len(rejected),
-        [(text, reading) for text, reading in pairs if reading is not None],
+        [(text, variant) for text, variant in pairs if variant is not None],
         sum(paid(o, c) is not None for o, c in apart),
         verdict.name,
         "rule" in verdict.parameters and verdict.ours,
     )
 
 
-def with_times(pilot: Pilot, found: Measured, seconds: float) -> Measured:
+def with_times(pilot: Pilot, measured: Measured, seconds: float) -> Measured:
     """Time each reward, and an update on as many completions as fit into ``seconds``."""
     pilot.begin("timing rewards and an update")
-    found = replace(found, reward_seconds=_rewards_timed(pilot.run.rewards, found.groups))
+    measured = replace(measured, reward_seconds=_rewards_timed(pilot.run.rewards, measured.groups))
     # As many groups as a step has, live ones first: dead ones cost an update nothing.
-    few = sorted(found.groups, key=lambda g: g.dead)[: pilot.config.rollout.prompts_per_step]
-    valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], found)
+    few = sorted(measured.groups, key=lambda g: g.dead)[: pilot.config.rollout.prompts_per_step]
+    valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], measured)
     begun = time.monotonic()
     prepared, updating, tokens = _update_timed(pilot, valued)
     # The first one includes what is compiled or allocated only once, unless that is little.
@@ -312,9 +314,9 @@ def with_times(pilot: Pilot, found: Measured, seconds: float) -> Measured:
     chosen = few[: int((ends <= room).sum())]
     if not chosen:
         chosen = [_part(few[0], max(2, int(len(few[0].completions) * room / ends[0])))]
-    valued, found = _continued(pilot, chosen, found)
+    valued, measured = _continued(pilot, chosen, measured)
     prepared, updating, tokens = _update_timed(pilot, valued)
-    return replace(found, prepare=prepared, update=updating, update_tokens=tokens)
+    return replace(measured, prepare=prepared, update=updating, update_tokens=tokens)
 
 
 def _tokens(group: Group) -> int:
@@ -337,21 +339,21 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
     """Return each reward's seconds per completion, called one after another."""
     chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
     scorer = Scorer(rewards)
-    found = {}
+    seconds = {}
     for reward in rewards:
         begun = time.monotonic()
         for problem, text in chosen:
             scorer.score(reward, problem, text)
-        found[reward.name] = (time.monotonic() - begun) / len(chosen)
-    return found
+        seconds[reward.name] = (time.monotonic() - begun) / len(chosen)
+    return seconds
 
 
-def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
+def _continued(pilot: Pilot, groups: Sequence[Group], measured: Measured) -> tuple[Sequence[Group], Measured]:
     """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
     config = pilot.config
     settings = SegmentSettings.of(pilot.run.loaded.algorithm)
     if settings is None:
-        return groups, found
+        return groups, measured
 
     def stream(cut: Cut, number: int) -> int:
         name = groups[cut.group].problem.id
@@ -366,7 +368,7 @@ def _continued(pilot: Pilot, groups: Sequence[Group], found: Measured) -> tuple[
     )
     count = sum(len(g.completions) for g in cut)
     took = (time.monotonic() - begun) / count
-    return cut, replace(found, continued=tokens / count, continuing=took)
+    return cut, replace(measured, continued=tokens / count, continuing=took)
 
 
 def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, int]:
@@ -377,7 +379,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     config = pilot.config
     algorithm = pilot.run.loaded.algorithm
     learner = pilot.run.learner
-    old = old_logprob_source(algorithm, pilot.run.sampler, updates_of(config))
+    old = old_logprob_source(algorithm, pilot.run.sampler, config.train.updates_per_rollout_batch)
     now = first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     begun = time.monotonic()

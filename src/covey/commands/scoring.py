@@ -57,16 +57,17 @@ def score_file(
             )
         problem = _problem(file, line, row, data, wording)
         check_columns([problem], functions)
-        said = row["completion"]
-        if not (isinstance(said, str) or _is_reply(said)):
+        completion = row["completion"]
+        if not (isinstance(completion, str) or _is_reply(completion)):
             raise DataError(
                 f"{file}:{line}: 'completion' must be a text, or messages of an assistant and its tools"
             )
-        if not isinstance(said, str) and any(turn.get(name) for turn in said for name in THOUGHTS):
+        turns = () if isinstance(completion, str) else completion
+        if any(turn.get(name) for turn in turns for name in THOUGHTS):
             # They are apart, so these words begin behind them.
             problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
-        begun.append((row, scorer.begin_text(problem, said)))
+        begun.append((row, scorer.begin_text(problem, completion)))
     if not begun:
         raise DataError(f"{file}: the file has no rows")
     scored = [_scored(row, group.result()) for row, group in begun]
@@ -75,8 +76,8 @@ def score_file(
     return scored, means | {"reward": mean([r["reward"] for r in scored])}
 
 
-def _is_reply(said: object) -> bool:
-    turns = said if isinstance(said, list) else ()
+def _is_reply(completion: object) -> bool:
+    turns = completion if isinstance(completion, list) else ()
     roles = [turn.get("role") if isinstance(turn, Mapping) else None for turn in turns]
     return "assistant" in roles and set(roles) <= {"assistant", "tool"}
 
@@ -84,12 +85,12 @@ def _is_reply(said: object) -> bool:
 def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: ModelTexts) -> Problem:
     """Return a row as a problem for its rewards, as a run would: its prompt, and thoughts that this opens."""
     where = f"{file}:{line}"
-    own = data if data.prompt in row else Data()
-    prompt = row.get(own.prompt, "")
+    names = data if data.prompt in row else Data()
+    prompt = row.get(names.prompt, "")
     problem = Problem(f"{file.name}:{line}", "", _columns(where, row, data))
     if not prompt:
         return problem if wording.tokenizer is None else wording.with_thoughts(problem)
-    asked, template = prompt_of(where, row, own)
+    asked, template = prompt_of(where, row, names)
     return wording.with_thoughts(
         replace(problem, prompt=asked, template=template, asked_in_text=isinstance(prompt, str))
     )
@@ -145,14 +146,14 @@ def _named(words: Sequence[str], trust: bool) -> NamedRewards:
             note=f"{NO_MODEL}: {MEANING}. Name a config or a run's folder instead of rewards: it has both"
         )
         return NamedRewards(load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown)
-    place = configs[0]
-    if place.is_dir():
-        run = last_stage(place)
+    config = configs[0]
+    if config.is_dir():
+        run = last_stage(config)
         loaded = load_for_reading(run, settings)
         refuse_others_code(loaded, run, trust or is_own(run), algorithm=False)
         loaded = with_own_model(loaded, run)
     else:
-        loaded = load_config(place, settings)
+        loaded = load_config(config, settings)
     stage = _of_rewards(loaded)
     rewards = rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
     return NamedRewards(rewards, stage.config.data, model_texts_of(loaded), stage)
@@ -179,15 +180,15 @@ def _all_in(file: str) -> list[str]:
     except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from None
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    found = [
+    specs = [
         f"{file}:{f.name}"
         for f in functions
         if not f.name.startswith("_")
         and {"completion", "completions"} & {a.arg for a in (*f.args.args, *f.args.kwonlyargs)}
     ]
-    if not found:
+    if not specs:
         raise ConfigError(f"{file}: the file has no function of `completion` or `completions`")
-    return found
+    return specs
 
 
 def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:

@@ -58,10 +58,10 @@ def attack_rewards(
     ``toolbox``: the run's tools, if any; conversations are played with them and the environment. ``wording``:
     that of the run's model; truncated thoughts are written with its own marks.
     """
-    known = {p.id: p for p in problems}
+    by_id = {p.id: p for p in problems}
     # A few problems with different answers: an attack may pay on one of them only.
     rows = different([Row(p.id, p.prompt, p.columns) for p in problems])
-    chosen = [known[row.id] for row in rows]
+    chosen = [by_id[row.id] for row in rows]
     worded = {p.id: wording.with_thoughts(p) for p in chosen}
     plays = _Plays(toolbox)
     tried = 0
@@ -76,7 +76,7 @@ def attack_rewards(
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         tested.reader = rewards.reader
-        reports = [_attack(tested, reward, known[r.id], worded[r.id], rows, plays) for r in rows]
+        reports = [_attack(tested, reward, by_id[r.id], worded[r.id], rows, plays) for r in rows]
         tried += sum(found.tried for found in reports)
         findings += _truly_paid([f for found in reports for f in found.findings], len(rows))
         notes += [note for found in reports for note in found.notes]
@@ -99,25 +99,25 @@ def _attack(
     tested: Rewards,
     reward: Reward,
     problem: Problem,
-    own: Problem,
+    worded: Problem,
     rows: Sequence[Row],
     plays: _Plays,
 ) -> Report:
-    """Make all attacks on one function with one problem; ``own`` has the model's marks of thoughts."""
+    """Make all attacks on one function with one problem; ``worded`` has the model's marks of thoughts."""
     row = next(row for row in rows if row.id == problem.id)
     judge = partial(_judge, tested, reward, problem)
     # A text alone has no environment, which is what such a function judges.
     elsewhere = lacks_environment(reward, problem, completion_of(""))
     correct = Correct() if elsewhere else correct_completion(reward, row, judge)
     report = battery(reward, row, rows, judge, correct, gated=len(tested) > 1)
-    in_turns = _in_turns(reward, own, correct.form, plays)
-    marked = replace(problem, thoughts=own.thoughts._replace(begun=False))
+    in_turns = _in_turns(reward, worded, correct.form, plays)
+    marked = replace(problem, thoughts=worded.thoughts._replace(begun=False))
     # Models with <think> tags are covered by the battery of covey_verify.
-    cut = [] if correct.text is None or own.thoughts == TAGS else [_cut_off(own, correct.text)]
+    cut = [] if correct.text is None or worded.thoughts == TAGS else [_cut_off(worded, correct.text)]
     findings = [
         *_failures(tested, reward, marked, in_turns),
         *report.findings,
-        *paid(reward, row, cut, partial(_judge, tested, reward, own)),
+        *paid(reward, row, cut, partial(_judge, tested, reward, worded)),
     ]
     return Report(report.tried + len(in_turns) + len(cut), tuple(findings), report.notes)
 
@@ -151,13 +151,13 @@ class _Plays:
 def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays) -> list[Attack]:
     """Return conversations with tools, for a reward that reads them."""
     asked = set(reward.parameters)
-    found = list[Attack]()
+    attacks = list[Attack]()
     if "turns" in asked and not reward.options.format_only:
-        known = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
-        answer = None if known is None else (form or "{}").format(known)
-        found += made_up(answer, plays.names, problem.thoughts)
+        reference = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
+        answer = None if reference is None else (form or "{}").format(reference)
+        attacks += made_up(answer, plays.names, problem.thoughts)
     seen = {"environment", "environments"} if reward.options.format_only else OF_TURNS
-    return found + (plays.of(problem) if seen & asked else [])
+    return attacks + (plays.of(problem) if seen & asked else [])
 
 
 def _failures(

@@ -18,8 +18,8 @@ from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey.system.signals import StopSignal
+from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
-from covey.training.run import RunOptions
 from covey_verify.errors import ConfigError, CoveyError
 
 

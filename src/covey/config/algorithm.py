@@ -81,8 +81,8 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path
     algorithm = dialect.algorithm(name) if dialect else PRESETS[name]
     for axis, value in overrides.items():
         if axis not in AXIS_DEFAULTS:
-            known = {*AXIS_DEFAULTS, *BESIDE_AXES}
-            raise ConfigError(f"algorithm.{axis}: there is no such axis{hint(axis, known)}")
+            keys = {*AXIS_DEFAULTS, *BESIDE_AXES}
+            raise ConfigError(f"algorithm.{axis}: there is no such axis{hint(axis, keys)}")
         chosen = _axis(axis, getattr(algorithm, axis), value, folder, dialect)
         algorithm = replace(algorithm, **{axis: chosen})
     return algorithm
@@ -132,59 +132,59 @@ def _choice(
     folder: Path | None,
     dialect: Framework | None = None,
 ) -> AnyBound:
-    settings = _mapping(_place(axis), value)
+    key = _key(axis)
+    settings = _mapping(key, value)
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
-        raise ConfigError(f"{_place(axis)}: name is missing; give one of {', '.join(_names(axis))}")
+        raise ConfigError(f"{key}: name is missing; give one of {', '.join(_names(axis))}")
+    same = current is not None and name == current.name
     # Settings of the same function are overridden one by one; another function begins with its own defaults.
-    if current is not None and name == current.name:
+    if current is not None and same:
         settings = {**current.settings, **settings}
-    function = (
-        uncalled(name, settings)
-        if folder is None and isinstance(name, str) and ":" in name
-        else _function(axis, name, folder or Path())
-    )
-    if dialect and (current is None or name != current.name):
+    if folder is None and isinstance(name, str) and ":" in name:
+        function = uncalled(name, settings)
+    else:
+        function = _function(axis, name, folder or Path())
+    if dialect and not same:
         # A framework's defaults for a function that the preset did not have.
         convention = dialect.conventions.get(function)
-        settings = {
-            **(convention.settings if convention and convention.function is function else {}),
-            **settings,
-        }
-    return Bound(function, checked_settings(_place(axis), function, settings))
+        if convention and convention.function is function:
+            settings = {**convention.settings, **settings}
+    return Bound(function, checked_settings(key, function, settings))
 
 
 def _function(axis: str, spec: str | Callable[..., object], folder: Path) -> Callable[..., object]:
-    known = _names(axis)
-    if callable(spec) and spec in known.values():
+    key = _key(axis)
+    functions = _names(axis)
+    if callable(spec) and spec in functions.values():
         return spec
     if isinstance(spec, str) and ":" not in spec:
-        if spec not in known:
-            raise ConfigError(f"{_place(axis)}: {spec!r} is unknown{hint(spec, known)}")
-        return known[spec]
+        if spec not in functions:
+            raise ConfigError(f"{key}: {spec!r} is unknown{hint(spec, functions)}")
+        return functions[spec]
     function = load_function(spec, folder) if isinstance(spec, str) else _with_name(spec, folder)
     name = spec if isinstance(spec, str) else name_of(spec)
     try:
         names = data_names(function)
     except (TypeError, ValueError):
-        raise ConfigError(f"{_place(axis)}: {name} has no signature that names its data") from None
+        raise ConfigError(f"{key}: {name} has no signature that names its data") from None
     for needed in names:
         if needed not in data.OFFERED[axis]:
             raise ConfigError(
-                f"{_place(axis)}: {name} asks for {needed!r}, which this axis does not "
+                f"{key}: {name} asks for {needed!r}, which this axis does not "
                 f"offer{hint(needed, data.OFFERED[axis])}; settings come after a * in its signature"
             )
     return function
 
 
 def _with_name(function: Callable[..., object], folder: Path) -> Callable[..., object]:
-    """Return a function given from Python with its name for a record; a callable object gets a wrapper."""
+    """Return a function given from Python with its name for a record; another callable gets a wrapper."""
     result = function if isfunction(function) else partial(function)
     vars(result).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
     return result
 
 
-def _place(axis: str) -> str:
+def _key(axis: str) -> str:
     """Return the key of an axis in a config."""
     return "algorithm.kl.estimator" if axis == "estimator" else f"algorithm.{axis}"
 
@@ -213,15 +213,17 @@ def checked_settings(
 ) -> dict[str, object]:
     """Return settings validated against a function's keyword-only parameters and their types."""
     try:
-        known = parameters_of(function)
+        parameters = parameters_of(function)
     except NameError as error:
         raise ConfigError(
             f"{where}: an annotation of {name_of(function)} uses {error.name!r}, which is not defined"
         ) from None
     for key in settings:
-        if key not in known:
-            raise ConfigError(f"{where}.{key}: {name_of(function)} has no such setting{hint(key, known)}")
-    return {key: _validated(f"{where}.{key}", known[key].annotation, v) for key, v in settings.items()}
+        if key not in parameters:
+            raise ConfigError(
+                f"{where}.{key}: {name_of(function)} has no such setting{hint(key, parameters)}"
+            )
+    return {key: _validated(f"{where}.{key}", parameters[key].annotation, v) for key, v in settings.items()}
 
 
 @cache
@@ -302,16 +304,16 @@ def algorithm_rows() -> tuple[SettingRow, ...]:
     return tuple(
         chain(
             _axis_rows(),
-            *(rows_of(f, _place(axis)) for axis, functions in AXES.items() for f in functions),
+            *(rows_of(f, _key(axis)) for axis, functions in AXES.items() for f in functions),
             *(_record_rows(axis, record) for axis, record in RECORDS.items()),
         )
     )
 
 
-def rows_of(function: Callable[..., object], place: str) -> Iterator[SettingRow]:
-    """Yield a row for each setting of a function, with its key at a place in the config."""
+def rows_of(function: Callable[..., object], prefix: str) -> Iterator[SettingRow]:
+    """Yield a row for each setting of a function; ``prefix`` is the key around them in a config."""
     for p in parameters_of(function).values():
-        yield SettingRow(f"{place}.{p.name}", function.__name__, p.default, p.annotation)
+        yield SettingRow(f"{prefix}.{p.name}", function.__name__, p.default, p.annotation)
 
 
 def _axis_rows() -> Iterator[SettingRow]:
@@ -335,9 +337,9 @@ def algorithm_keys() -> list[str]:
     return list(dict.fromkeys(row.key for row in algorithm_rows()))
 
 
-def hint(word: str, known: Iterable[str]) -> str:
+def hint(word: str, valid: Iterable[str]) -> str:
     """Return '; did you mean X?', or the valid words if they are few."""
-    words = sorted(map(str, known))
+    words = sorted(map(str, valid))
     if likely := near(word, words, 0.6):
         return suggestion(likely)
     return f"; known: {', '.join(words)}" if len(words) <= FEW_WORDS else ""

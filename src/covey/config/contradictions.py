@@ -11,8 +11,7 @@ from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
 from covey.objective.algorithms import Algorithm
-from covey.objective.axes import AXES
-from covey.objective.bound import AnyBound
+from covey.objective.axes import AXES, is_built_in
 from covey.objective.credit import discounted_return, process_zscore
 from covey.objective.filters import pass_rate_band
 from covey.objective.penalties import KL, k1
@@ -20,10 +19,10 @@ from covey.objective.surrogates import group_classification
 from covey.objective.token_weights import future_influence
 from covey.objective.value import Critic, gae
 
-# Advantages that compare the completions of a group, which is all but these.
 NEEDS_SIBLINGS = set(AXES["advantage"]) - {
     *(reward, greedy_baseline, running_baseline, discounted_return, process_zscore, gae),
 }
+"""Advantages that compare the completions of a group: all but these six."""
 ACTS_AT_ONE = {group_classification}
 """Surrogates whose settings act even at a ratio of 1."""
 COLDEST = 0.01
@@ -37,15 +36,15 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     """
     rules = (
         _group_problems(algorithm, group_size),
-        _of_subsets(algorithm, group_size),
-        _of_filter(algorithm, group_size),
-        _of_ratio(algorithm, updates),
-        _of_no_effect(algorithm, updates),
-        _of_sampler(algorithm),
-        _of_kl(algorithm),
-        _of_bounds(algorithm),
-        _of_tokens(algorithm),
-        _of_critic(algorithm),
+        _subset_problems(algorithm, group_size),
+        _filter_problems(algorithm, group_size),
+        _ratio_problems(algorithm, updates),
+        _idle_problems(algorithm, updates),
+        _sampler_problems(algorithm),
+        _kl_problems(algorithm),
+        _bound_problems(algorithm),
+        _token_problems(algorithm),
+        _critic_problems(algorithm),
     )
     return [message for rule in rules for message in rule]
 
@@ -54,7 +53,7 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """Yield messages about contradictions in a reinforcement run's whole config."""
     rollout = config.rollout
     train = config.train
-    yield from contradictions(algorithm, rollout.group_size, updates_of(config))
+    yield from contradictions(algorithm, rollout.group_size, train.updates_per_rollout_batch)
     if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
         yield (
             f"algorithm.critic.warmup {algorithm.critic.warmup}: the run has only {train.steps} steps "
@@ -80,11 +79,12 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
         "adapt_group_size": rollout.adapt_group_size,
         "retire_after": rollout.retire_after > 0,
     }
-    for name in (n for n, on in by_rates.items() if on and rollout.staleness):
-        yield (
-            f"rollout.staleness {rollout.staleness}: rollout.{name} chooses problems by the pass rates of "
-            f"steps that have not ended yet; use staleness 0, or leave {name} out"
-        )
+    for name, is_on in by_rates.items():
+        if is_on and rollout.staleness:
+            yield (
+                f"rollout.staleness {rollout.staleness}: rollout.{name} chooses problems by the pass rates "
+                f"of steps that have not ended yet; use staleness 0, or leave {name} out"
+            )
     if rollout.staleness and "segments" in algorithm.needs:
         yield (
             f"rollout.staleness {rollout.staleness}: {algorithm.advantage.name} must sample continuations "
@@ -106,10 +106,10 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"{rollout.prompts_per_step}: an update trains on whole groups; use at most "
             f"{rollout.prompts_per_step}"
         )
-    yield from _of_guards(config, algorithm)
+    yield from _guard_problems(config, algorithm)
 
 
-def _of_guards(config: Config, algorithm: Algorithm) -> Iterator[str]:
+def _guard_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
     if config.guards.kl_action == "raise_coef" and algorithm.kl is None:
         yield "guards.kl_action raise_coef: algorithm.kl is not set, so there is no coefficient to raise"
     elif config.guards.kl_action == "raise_coef" and algorithm.kl and algorithm.kl.target is not None:
@@ -136,11 +136,6 @@ def example_problems(config: Config) -> Iterator[str]:
         yield "data.replay: data.examples has only one file, so there is no earlier one to replay; remove it"
 
 
-def updates_of(config: Config) -> int:
-    """Return the number of optimizer steps per rollout batch."""
-    return config.train.inner_epochs * config.train.updates_per_batch
-
-
 def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     """Return the built-in rules that act only if the ratio is not 1, with their settings.
 
@@ -152,13 +147,13 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     surrogates = () if algorithm.surrogate.function in ACTS_AT_ONE else (algorithm.surrogate,)
     for bound in (algorithm.ratio, *surrogates, *weights):
         settings = [f"{k} {v}" for k, v in bound.all_settings.items() if v is not None]
-        if settings and built_in(bound):
+        if settings and is_built_in(bound):
             rules.append(f"{bound.name} ({', '.join(settings)})")
     return rules
 
 
 def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
-    """Return a note on the rules that cannot act, or hardly."""
+    """Return a note on the rules that cannot act, or only where sampler and trainer disagree."""
     rules = rules_of_ratio(algorithm)
     if updates > 1 or not rules:
         return []
@@ -167,11 +162,6 @@ def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
     if algorithm.old == "sampler":
         note = f"with one update per batch {names} can act only where sampler and trainer disagree"
     return [f"{note}; train.updates_per_batch or train.inner_epochs above 1 changes that"]
-
-
-def built_in(bound: AnyBound) -> bool:
-    """Return whether a function is one of covey's own, whose properties are known."""
-    return any(bound.function in functions for functions in AXES.values())
 
 
 def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
@@ -185,8 +175,10 @@ def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         )
 
 
-def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
-    k = algorithm.advantage.all_settings.get("k", 1) if algorithm.advantage.function is pass_at_k else 1
+def _subset_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+    if algorithm.advantage.function is not pass_at_k:
+        return
+    k = algorithm.advantage.all_settings["k"]
     if k >= group_size > 1:
         yield (
             f"algorithm.advantage.k {k}: {group_size} completions (rollout.group_size) have at most one "
@@ -194,9 +186,9 @@ def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         )
 
 
-def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+def _filter_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     rule = algorithm.filter
-    if rule is None or not built_in(rule):
+    if rule is None or not is_built_in(rule):
         return
     settings = rule.all_settings
     if rule.function is not pass_rate_band:
@@ -215,7 +207,7 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         )
 
 
-def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
+def _ratio_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
     ratio = algorithm.ratio.name
     surrogate = algorithm.surrogate
     if updates > 1 and ratio == "on_policy":
@@ -236,20 +228,22 @@ def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
         )
 
 
-def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
+def _idle_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
     """Yield rules that depend only on the log-ratio, and so have no effect with one update per batch."""
     remedies = {algorithm.surrogate: "surrogate: unclipped with select_tokens: null"}
     remedies |= dict.fromkeys(algorithm.token_weights, "token_weights: null")
     # With old log-probs of the sampler, the log-ratio is the mismatch and not 0 even with one update.
-    for bound, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
-        if "log_ratio" in bound.needs and built_in(bound) and bound.function not in ACTS_AT_ONE:
+    if updates > 1 or algorithm.old == "sampler":
+        return
+    for bound, remedy in remedies.items():
+        if "log_ratio" in bound.needs and is_built_in(bound) and bound.function not in ACTS_AT_ONE:
             yield (
                 f"algorithm: {bound.name} changes nothing with one update per batch, where every ratio is "
                 f"1; use train.updates_per_batch or train.inner_epochs above 1, or {remedy}"
             )
 
 
-def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
+def _sampler_problems(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.old == "sampler":
         for correction in algorithm.correction:
             if "log_ratio" not in correction.needs:
@@ -264,8 +258,9 @@ def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
             )
 
 
-def _of_kl(algorithm: Algorithm) -> Iterator[str]:
-    kl, entropy = algorithm.kl, algorithm.entropy
+def _kl_problems(algorithm: Algorithm) -> Iterator[str]:
+    kl = algorithm.kl
+    entropy = algorithm.entropy
     needed = {n for c in algorithm.functions for n in c.needs} & {"ref_log_ratio", "ref_logprobs", "full_kl"}
     if needed and not algorithm.needs_reference:
         yield f"algorithm.kl is not set, so there is no reference model, but {min(needed)} needs one: set kl"
@@ -287,16 +282,16 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
         if kl.refresh_every is not None and kl.refresh_mix == 0:
             yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
         if kl.place == "reward":
-            yield from _of_kl_in_reward(kl, algorithm)
+            yield from _kl_in_reward_problems(kl, algorithm)
         if kl.to == "sampler":
-            yield from _of_kl_to_sampler(kl)
+            yield from _kl_to_sampler_problems(kl)
         if exact and (kl.level != "token" or kl.gradient != "formula"):
             yield "algorithm.kl.estimator full is exact per token: use level token and gradient formula"
     if entropy is not None and entropy.coef == 0 and entropy.target is None:
         yield "algorithm.entropy.coef 0 has no effect; use entropy: null, or set a target"
 
 
-def _of_kl_to_sampler(kl: KL) -> Iterator[str]:
+def _kl_to_sampler_problems(kl: KL) -> Iterator[str]:
     if kl.place == "reward" or kl.refresh_every is not None or kl.target is not None:
         yield (
             "algorithm.kl.to sampler works only in the loss, without a reference model to move or a target "
@@ -306,7 +301,7 @@ def _of_kl_to_sampler(kl: KL) -> Iterator[str]:
         yield "algorithm.kl.estimator full needs the reference's distribution: use k2 with to sampler"
 
 
-def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
+def _kl_in_reward_problems(kl: KL, algorithm: Algorithm) -> Iterator[str]:
     if "full_kl" in kl.estimator.needs:
         yield "algorithm.kl.estimator full is available only in the loss; use place loss, or estimator k1"
     if kl.gradient != "formula":
@@ -318,7 +313,7 @@ def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
         )
 
 
-def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
+def _bound_problems(algorithm: Algorithm) -> Iterator[str]:
     surrogate = algorithm.surrogate.all_settings
     if surrogate.get("cap", 1) < 1:
         yield (
@@ -337,13 +332,16 @@ def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
                 "algorithm.token_weights future_influence: low to high must include 1, which means no "
                 "influence"
             )
-    for bound in (c for c in algorithm.functions if c is not algorithm.filter):
-        low, high = (bound.all_settings.get(end) for end in ("low", "high"))
+    for bound in algorithm.functions:
+        if bound is algorithm.filter:
+            continue  # a pass rate may be asked for exactly, with low equal to high
+        low = bound.all_settings.get("low")
+        high = bound.all_settings.get("high")
         if low is not None and high is not None and low >= high:
             yield f"{bound.name}: low {low:g} must be less than high {high:g}"
 
 
-def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
+def _token_problems(algorithm: Algorithm) -> Iterator[str]:
     if "selected" in algorithm.needs and algorithm.select_tokens is None:
         yield (
             "algorithm.select_tokens is not set, but a function needs `selected`: name one, such as "
@@ -353,7 +351,7 @@ def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
         yield "algorithm.select_tokens marks tokens that nothing reads: add token_weights or remove it"
 
 
-def _of_critic(algorithm: Algorithm) -> Iterator[str]:
+def _critic_problems(algorithm: Algorithm) -> Iterator[str]:
     critic = algorithm.critic
     needed = "values" in algorithm.needs
     if needed and critic is None:

@@ -15,14 +15,15 @@ from covey.config.start import Start
 from covey.system.processes import started_together
 from covey_verify.errors import ConfigError
 
-# Largest number of runs in a sweep; characters of a folder's name before it is shortened.
 MOST_RUNS = 1000
+"""Largest number of runs in a sweep."""
 LONGEST_NAME = 150
-# Settings that a sweep chooses itself -> what to do instead.
+"""Characters from which on the name of a folder is shortened."""
 OWN_KEYS = {
     "seed": "use --seeds N; every combination gets the same N seeds",
     "output": "the sweep names the folders below --output by their settings",
 }
+"""Settings that a sweep chooses itself -> what to do instead."""
 
 
 class SweepAxis(NamedTuple):

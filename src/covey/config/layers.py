@@ -75,11 +75,9 @@ class Layers:
             origin = self.origins.pop(f"{prefix}{old}", old)
             new, value = self._name(old, raw[old], origin)
             if (new != old or "." in old) and get(result, new) is not None:
-                place = self.origins.get(f"{prefix}{new}", new)
-                conflict = (
-                    f"{old} means {new}, which is already set" if new != old else f"{old} is already set"
-                )
-                raise ConfigError(f"{origin}: {conflict} ({place}); keep one")
+                earlier = self.origins.get(f"{prefix}{new}", new)
+                meaning = f"{old} means {new}, which" if new != old else old
+                raise ConfigError(f"{origin}: {meaning} is already set ({earlier}); keep one")
             result = put(result, new, value)
             self.origins[f"{prefix}{new}"] = origin
         return result
@@ -115,21 +113,24 @@ class Layers:
 
     def stages(self) -> list[tuple[str, dict[str, object], dict[str, str]]]:
         """Return (name, values, origins) of each stage; [] if there are no stages."""
-        given = self.raw.get("stages")
-        listed = given if isinstance(given, list | tuple) else ()
+        listed = self.raw.get("stages")
+        if not isinstance(listed, list | tuple):
+            listed = ()
         base = {k: v for k, v in self.raw.items() if k != "stages"}
         self.names = [f"{n}-{self._method(base, s)}" for n, s in enumerate(listed, start=1)]
         overrides = [self._choose(s) for s in self.of_stages]
         stages = []
         for index, (name, values) in enumerate(zip(self.names, listed, strict=True)):
-            mine = [setting for number, setting in overrides if number == index]
-            stages.append((name, *self._stage(name, f"stages.{index}.", base, values, mine)))
+            of_stage = [setting for number, setting in overrides if number == index]
+            stages.append((name, *self._stage(name, f"stages.{index}.", base, values, of_stage)))
         return stages
 
     def _method(self, base: Mapping[str, object], values: Mapping[str, object]) -> object:
-        return next(
-            (s.value for s in self.everywhere if s.key == "method"), {**base, **values}.get("method", "rl")
-        )
+        """Return the method of a stage with these values; one set everywhere wins."""
+        for setting in self.everywhere:
+            if setting.key == "method":
+                return setting.value
+        return {**base, **values}.get("method", "rl")
 
     def _stage(
         self,
@@ -137,19 +138,20 @@ class Layers:
         prefix: str,
         base: dict[str, object],
         values: Mapping[str, object],
-        mine: Sequence[Assignment],
+        overrides: Sequence[Assignment],
     ) -> tuple[dict[str, object], dict[str, str]]:
-        method = self._method(base, values)
+        """Return the values and origins of a stage; ``overrides`` are the options that name it."""
         # The run's settings of the reinforcement loss do not apply to stages with another loss.
-        given = base if method == "rl" else {k: v for k, v in base.items() if k not in trl.LOSS}
-        merged = merge(given, values)
+        if self._method(base, values) != "rl":
+            base = {k: v for k, v in base.items() if k not in trl.LOSS}
+        merged = merge(base, values)
         # The stage's own origins win over those of the run.
         of_stage = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
         origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in of_stage.items()}}
-        for key, value, origin in (*self.everywhere, *mine):
+        for key, value, origin in (*self.everywhere, *overrides):
             old = get(merged, key)
             # A note is due only if the stage itself had set another value.
-            from_stage = get(values, key) is not None or (key, value, origin) in mine
+            from_stage = get(values, key) is not None or (key, value, origin) in overrides
             if from_stage and old is not None and old != value:
                 self.notes.append(f"{origin} {value} overrides {old} in stage {name}")
             merged = put(merged, key, value)
@@ -160,9 +162,9 @@ class Layers:
         """Return the stage's index and the setting of a key like `stages.2.train.steps`."""
         _, stage, *rest = setting.key.split(".")
         # A stage may be named by its folder (2-rl, or 2_rl as options write it) or its number.
-        indices = {
-            n: i for i, name in enumerate(self.names) for n in (name, name.replace("-", "_"), str(i + 1))
-        }
+        indices = dict[str, int]()
+        for index, name in enumerate(self.names):
+            indices |= dict.fromkeys((name, name.replace("-", "_"), str(index + 1)), index)
         if stage not in indices or not rest:
             names = f"name a stage by its number or folder, {', '.join(self.names)}: --stages.1.train.steps 5"
             raise ConfigError(f"{setting.origin}: {names if self.names else 'this config has no stages'}")

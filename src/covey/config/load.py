@@ -24,7 +24,7 @@ from covey.config.algorithm import (
     describe,
     own_code,
 )
-from covey.config.contradictions import config_problems, example_problems, updates_of
+from covey.config.contradictions import config_problems, example_problems
 from covey.config.layers import Layers
 from covey.config.methods import COMPARES, METHODS
 from covey.config.python_objects import plain, refuse_lost
@@ -73,7 +73,7 @@ class ResolvedConfig:
 
     @property
     def credit(self) -> Credit:
-        """The finest unit whose rewards are trained on; completions where none are."""
+        """The finest unit whose rewards are trained on; completions if no reward is."""
         return self.algorithm.credit if self.config.method == "rl" else "completion"
 
     def placed(self, problem: str) -> str:
@@ -91,7 +91,7 @@ def load_config(
     """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
 
     Relative paths are searched in ``folder``, by default the file's folder, or the working directory without
-    a file. With ``names_only`` a user's functions in the algorithm are not imported, to look at a record.
+    a file. With ``names_only``, for readers of a record, a user's functions are not imported.
 
     >>> load_config(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
@@ -132,7 +132,7 @@ def with_settings(loaded: ResolvedConfig, settings: Sequence[str]) -> ResolvedCo
 
 
 def _set_in(section: Section) -> dict[str, object]:
-    """Return the values that were set in a section and those below it, as a file would give them."""
+    """Return the values that were set in a section and in those below it, as a file would give them."""
     values = {name: getattr(section, name) for name in section.model_fields_set}
     return {name: _set_in(v) if isinstance(v, Section) else v for name, v in values.items()}
 
@@ -158,7 +158,7 @@ def _validate(
     if not (config.stages or unloaded):  # the needs of a function are unknown until it is loaded
         problems = list(example_problems(config))
         if config.method == "rl":
-            problems += [*config_problems(config, algorithm), *_of_counts(config, origins, per_update)]
+            problems += [*config_problems(config, algorithm), *_count_problems(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
     dialect = config.algorithm.get("dialect") if isinstance(config.algorithm, dict) else None
@@ -192,12 +192,8 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
     function = METHODS[config.method].loss
     if function is None:
         if config.loss and not config.stages:
-            known = ", ".join(COMPARES)
-            raise ConfigError(
-                _placed(
-                    f"loss: method {config.method} has no loss settings; these methods have: {known}", origins
-                )
-            )
+            message = f"loss: method {config.method} has no loss settings; these methods have: "
+            raise ConfigError(_placed(message + ", ".join(COMPARES), origins))
         return None
     try:
         return Bound(function, checked_settings("loss", function, config.loss))
@@ -212,37 +208,38 @@ def _with_loss_of_trl(
     loss = {name: raw[name] for name in trl.LOSS if name in raw}
     if not loss:
         return dict(raw), origins, []
-    places = {name: origins.get(name, name) for name in loss}
+    loss_origins = {name: origins.get(name, name) for name in loss}
     method = raw.get("method", "rl")
     if method != "rl" and not raw.get("stages"):
         raise ConfigError(
-            f"{_in_words(min(places.values()))}: {', '.join(loss)} set the reinforcement loss; set the loss "
-            f"of method {method} by `loss`, as loss: {{beta: 0.1}}"
+            f"{_in_words(min(loss_origins.values()))}: {', '.join(loss)} set the reinforcement loss; set the "
+            f"loss of method {method} by `loss`, as loss: {{beta: 0.1}}"
         )
     try:
         algorithm = algorithm_of(loss)
     except ConfigError as error:
         # The error begins with the name that it is about.
-        place = places.get(str(error).partition(" ")[0].rstrip(":"), min(places.values()))
-        raise ConfigError(f"{_in_words(place)}: {error}") from None
+        name = str(error).partition(" ")[0].rstrip(":")
+        origin = loss_origins.get(name, min(loss_origins.values()))
+        raise ConfigError(f"{_in_words(origin)}: {error}") from None
     names = ", ".join(loss)
     if "algorithm" in raw:
         there = origins.get("algorithm", "algorithm")
         raise ConfigError(
-            f"{', '.join(map(_in_words, places.values()))}: {names} and algorithm ({there}) both define the "
-            "loss: TRL's names stand for its whole loss, with its defaults for the rest. Keep one; these "
-            f"names alone mean algorithm: {_in_a_line(algorithm)}"
+            f"{', '.join(map(_in_words, loss_origins.values()))}: {names} and algorithm ({there}) both "
+            "define the loss: TRL's names mean its whole loss, with its defaults for the rest. Keep one; "
+            f"these names alone mean algorithm: {_in_a_line(algorithm)}"
         )
-    origins = {**origins, "algorithm": f"{', '.join(places.values())} (TRL's)"}
+    origins = {**origins, "algorithm": f"{', '.join(loss_origins.values())} (TRL's)"}
     others = {k: v for k, v in raw.items() if k not in loss}
     note = f"{names}: read as TRL's loss, with its defaults for the rest: algorithm: {_in_a_line(algorithm)}"
     return {**others, "algorithm": algorithm}, origins, [note]
 
 
 def _default_loss_notes(stages: Sequence[ResolvedConfig], of_trl: bool) -> list[str]:
-    """Return a note if TRL's names are used without a loss, as covey's default loss is another one."""
-    unsaid = any(s.config.method == "rl" and "algorithm" not in s.config.model_fields_set for s in stages)
-    if not of_trl or not unsaid:
+    """Return a note if TRL's names are used without a loss, since covey's default loss is another one."""
+    unnamed = any(s.config.method == "rl" and "algorithm" not in s.config.model_fields_set for s in stages)
+    if not of_trl or not unnamed:
         return []
     note = (
         "no algorithm is named, so covey's default, dapo, is used: it has clip_high 0.28 and replaces dead "
@@ -257,28 +254,34 @@ def _warmup_notes(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> It
         train = config.train
         if train.warmup_steps > train.steps and reads(config.method, "train.warmup_steps"):
             rate = train.lr * train.steps / train.warmup_steps
-            note = f"train.warmup_steps {train.warmup_steps}: the learning rate only reaches {rate:.2g}"
-            yield f"{f'stage {name}: ' if name else ''}{note}, since train.steps is {train.steps}"
+            stage = f"stage {name}: " if name else ""
+            yield (
+                f"{stage}train.warmup_steps {train.warmup_steps}: the learning rate only reaches {rate:.2g}, "
+                f"since train.steps is {train.steps}"
+            )
 
 
 def _in_a_line(algorithm: Mapping[str, object]) -> str:
     """Return a block without empty values as one line of YAML."""
-    values = {
-        k: {a: b for a, b in v.items() if b is not None} if isinstance(v, Mapping) else v
-        for k, v in algorithm.items()
-        if v is not None
-    }
-    # `kl: null` is kept, since leaving it out would mean the preset's.
-    values |= {"kl": None} if algorithm["kl"] is None else {}
+    values = dict[str, object]()
+    for axis, value in algorithm.items():
+        if isinstance(value, Mapping):
+            values[axis] = {setting: of for setting, of in value.items() if of is not None}
+        elif value is not None:
+            values[axis] = value
+    if algorithm["kl"] is None:
+        values["kl"] = None  # left out, it would be the preset's
     return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
-def _of_counts(
+def _count_problems(
     config: Config, origins: Mapping[str, str], per_update: Mapping[tuple[str, str], str]
 ) -> Iterable[str]:
     """Yield messages about TRL's counts of optimizer steps, if a rollout batch has several of them."""
-    updates = updates_of(config)
-    for (key, origin), name in per_update.items() if updates > 1 else ():
+    updates = config.train.updates_per_rollout_batch
+    if updates == 1:
+        return
+    for (key, origin), name in per_update.items():
         # Another layer has overridden TRL's name since.
         if origins.get(key, "").partition(" (stage")[0] != origin:
             continue
@@ -303,28 +306,32 @@ def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> 
     """Return one line per mistake, unknown names last, followed by where settings are listed."""
     mistakes = []
     unknown = []
-    known = [*key_paths(), *algorithm_keys()]
+    keys = [*key_paths(), *algorithm_keys()]
     for e in error.errors():
         path = ".".join(map(str, e["loc"]))
-        place = _in_words(_origin(path, origins) or where)
+        origin = _in_words(_origin(path, origins) or where)
         if e["type"] == "extra_forbidden":
-            unknown.append(f"{place}: {explained(path, e['input'], known)}")
+            unknown.append(f"{origin}: {explained(path, e['input'], keys)}")
         else:
             message = e["msg"].removeprefix("Value error, ")
             text = MISTAKES_IN_WORDS.get(e["type"], message[:1].lower() + message[1:])
-            mistakes.append(f"{place}: {path} = {_abbreviated(e['input'])}: {text}")
-    return "\n".join([*mistakes, *unknown, *(["`covey explain` lists the settings"] if unknown else [])])
+            mistakes.append(f"{origin}: {path} = {_abbreviated(e['input'])}: {text}")
+    if unknown:
+        unknown.append("`covey explain` lists the settings")
+    return "\n".join([*mistakes, *unknown])
 
 
 def _placed(problem: str, origins: Mapping[str, str]) -> str:
     """Return a message that begins with a key, prefixed by the place where the key was set."""
-    place = _origin(problem.partition(" ")[0].rstrip(":"), origins)
-    return problem if not place or problem.startswith(place) else f"{_in_words(place)}: {problem}"
+    origin = _origin(problem.partition(" ")[0].rstrip(":"), origins)
+    if not origin or problem.startswith(origin):
+        return problem
+    return f"{_in_words(origin)}: {problem}"
 
 
-def _in_words(place: str) -> str:
+def _in_words(origin: str) -> str:
     """Return the place where a setting was given, in words."""
-    return f"on the command line, {place}" if place.startswith("--") else place
+    return f"on the command line, {origin}" if origin.startswith("--") else origin
 
 
 def _abbreviated(value: object) -> str:

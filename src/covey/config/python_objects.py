@@ -42,7 +42,9 @@ class ModelObject(PythonObject):
 
     def __init__(self, model: object, tokenizer: object, reference: Any = None) -> None:
         super().__init__(name_of(model))
-        self.model, self.tokenizer, self.reference = model, tokenizer, reference
+        self.model = model
+        self.tokenizer = tokenizer
+        self.reference = reference
         self.source = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
         """The folder or hub id that it was loaded from, or ""."""
 
@@ -80,7 +82,7 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
 
 
 def _cell(value: object) -> object:
-    """Return a value of a pandas table as JSON would have it: lists for arrays, None for what is missing."""
+    """Return a value of a pandas table as JSON has it: lists for arrays, None for a missing value."""
     if isinstance(value, np.ndarray):  # pandas reads the lists of parquet as arrays
         return [_cell(item) for item in value]
     if isinstance(value, dict):
@@ -187,22 +189,23 @@ AGAIN: Mapping[str, str] = {
 
 def refuse_lost(raw: Mapping[str, object]) -> None:
     """Raise ConfigError if a recorded config names something that only Python had."""
-    lost = {
-        k: [t.removeprefix(OBJECT) for t in strings_in(v) if t.startswith(OBJECT)] for k, v in raw.items()
-    }
-    lost = {key: names for key, names in lost.items() if names}
-    if lost:
-        run = str(raw.get("output", ""))
-        again = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
-        raise ConfigError(
-            "\n".join(
-                f"{key}: `{names[0]}` was a Python object, which the run's record cannot hold"
-                for key, names in lost.items()
-            )
-            + f"\nGive it again from Python: covey.resume({run!r}, {again}) or "
-            + f"covey.evaluate({run!r}, {again})"
-            + ". A function in a .py file need not be given again" * bool(lost.keys() - {"model", "data"})
-        )
+    lost = dict[str, str]()
+    for key, value in raw.items():
+        names = [text.removeprefix(OBJECT) for text in strings_in(value) if text.startswith(OBJECT)]
+        if names:
+            lost[key] = names[0]
+    if not lost:
+        return
+    run = str(raw.get("output", ""))
+    again = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
+    lines = [
+        f"{key}: `{name}` was a Python object, which the run's record cannot hold"
+        for key, name in lost.items()
+    ]
+    remedy = f"Give it again from Python: covey.resume({run!r}, {again}) or covey.evaluate({run!r}, {again})"
+    if lost.keys() - {"model", "data"}:
+        remedy += ". A function in a .py file need not be given again"
+    raise ConfigError("\n".join([*lines, remedy]))
 
 
 def strings_in(value: object) -> Iterator[str]:

@@ -63,7 +63,7 @@ class Servers(Section):
     )
     restart: str | None = setting(
         None,
-        "Shell command that restarts the server at $COVEY_URL on the model folder $COVEY_MODEL, where it has "
+        "Shell command that restarts the server at $COVEY_URL on the model folder $COVEY_MODEL, if it has "
         "not taken new weights.",
         usual="none",
         resume="safe",
@@ -75,10 +75,10 @@ class Servers(Section):
         for url in map(plain_address, urls):
             try:
                 parts = urlsplit(url)
-                known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+                valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
             except ValueError:  # the port is no number
-                known = False
-            if not known:
+                valid = False
+            if not valid:
                 raise ValueError(
                     f"{url!r} is not an address like http://127.0.0.1:80; write several as a list, [A, B]"
                 )
@@ -121,8 +121,8 @@ class ToolUse(Section):
     )
     seconds: Duration = setting(
         60.0,
-        "Time limit in seconds for all tool calls of a completion, and for the waits of a batch for tools "
-        "(each resampling round is one); calls beyond it are not run.",
+        "Time limit in seconds for all tool calls of a completion, and for all waits of a batch for tools "
+        "(each resampling round is a batch); calls beyond it are not run.",
         usual="30 to 600: the longest that a step may stand still",
     )
     result_tokens: Many = setting(
@@ -183,7 +183,7 @@ class Rollout(Section):
     stop: tuple[Annotated[str, MinLen(1)], ...] = setting((), "Strings that end a completion.")
     curriculum: Literal["off", "frontier"] = setting(
         "off",
-        "`frontier` draws problems by how close their pass rate is to one half.",
+        "`frontier` prefers problems whose pass rate is close to one half.",
         resume="refused",
         read_by=SAMPLES,
     )
@@ -202,8 +202,8 @@ class Rollout(Section):
     )
     retire_after: FewOrZero = setting(
         0,
-        "Stop drawing a problem once it was solved (pass rate .9 or more) this many times in a row, unless "
-        "all are; 0: never.",
+        "Stop drawing a problem once it has been solved (pass rate .9 or more) this many times in a row, "
+        "unless all have been; 0: never.",
         usual="0; 1 in ScaleRL",
         read_by=SAMPLES,
     )

@@ -69,9 +69,9 @@ class Data(Section):
     examples: Paths = setting(
         (),
         "Files of answers, pairs or judged answers, if problems come from elsewhere; in a pipeline also "
-        "earlier stages that wrote some, as 2-pairs. All of the last one is used.",
+        "earlier stages that wrote some, as 2-pairs. The last one is used whole.",
     )
-    replay: Share = setting(1.0, "Fraction of every file in data.examples but the last that is used again.")
+    replay: Share = setting(1.0, "Fraction of each file in data.examples, except the last, that is used.")
     held_out: BelowOne = setting(
         0.1,
         "Fraction of the pairs kept for measuring where data.test has none (preferences, reward models).",
@@ -83,7 +83,7 @@ class Data(Section):
         "column, as reward_model.ground_truth.",
     )
     columns: dict[str, str] = setting(
-        {}, "Further columns to copy, by the name that a reward asks for: the file's name of each."
+        {}, "Further columns to copy: the name that a reward asks for, then the file's name of the column."
     )
     template: str | None = setting(
         None, "Text around each text prompt, which replaces {prompt}; a column replaces its {name}."
@@ -189,6 +189,11 @@ class Train(Section):
         read_by=POLICIES,
     )
 
+    @property
+    def updates_per_rollout_batch(self) -> int:
+        """Number of optimizer steps on each rollout batch, over all its passes."""
+        return self.inner_epochs * self.updates_per_batch
+
 
 class Eval(Section):
     """The evaluation on held-out problems."""
@@ -198,6 +203,10 @@ class Eval(Section):
     samples: Size = setting(
         4, "Sampled completions per problem, for pass@k.", usual="4 to 32", trl="num_generations_eval"
     )
+
+    def is_due(self, step: int) -> bool:
+        """Whether an evaluation during training follows after ``step`` steps."""
+        return self.every > 0 and step % self.every == 0
 
 
 class Keep(Section):
@@ -235,8 +244,8 @@ class Guards(Section):
     )
     kl_action: Literal["warn", "raise_coef", "stop"] = setting(
         "warn",
-        "Above kl_act. raise_coef multiplies the KL coefficient by 1.5 per step above it and divides it "
-        "again per step below.",
+        "Reaction to a KL above kl_act. raise_coef multiplies the KL coefficient by 1.5 in each step above "
+        "it, and divides it again in each step below.",
         resume="breaks exactness",
     )
     on_finding: Literal["report", "rollback"] = setting(
@@ -358,8 +367,8 @@ class Config(Section):
     )
     method: MethodName = setting(
         "rl",
-        "Reinforcement; supervised; from preferences (dpo to discopop); a reward model; or what makes data "
-        "for later stages: pairs, rejection_sampling, filter.",
+        "Way of training: reinforcement (rl), imitation (sft), preferences (dpo to discopop), a reward "
+        "model; or of making data for later stages: pairs, rejection_sampling, filter.",
         resume="refused",
         read_by=ALL,
     )

@@ -47,9 +47,8 @@ class Section(BaseModel):
     def _plain(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[info.field_name or ""].annotation
         kinds = {annotation, *get_args(annotation)}
-        if (
-            get_origin(annotation) is not tuple
-        ):  # of a union: float | None may be Annotated[float, ...] | None
+        if get_origin(annotation) is not tuple:
+            # A member of a union may be annotated, as in Annotated[float, ...] | None.
             kinds = {getattr(kind, "__origin__", kind) for kind in kinds}
         if isinstance(value, bool) and {int, float} & kinds:
             raise ValueError("write a number; YAML reads yes, no, on and off as true or false")
@@ -71,9 +70,9 @@ def setting(default: object, effect: str = "", /, **facts: Any) -> Any:
     A section's facts hold for each of its settings that has no fact of its own.
     """
     # Facts of a Setting are ours; everything else (bounds) is pydantic's.
-    known = {name: facts.pop(name) for name in Setting.__dataclass_fields__ if name in facts}
+    of_setting = {name: facts.pop(name) for name in Setting.__dataclass_fields__ if name in facts}
     field: FieldInfo = Field(default, description=effect, **facts)
-    field.metadata.append(Setting(effect, **known))
+    field.metadata.append(Setting(effect, **of_setting))
     return field
 
 

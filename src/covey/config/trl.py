@@ -1,6 +1,6 @@
 """TRL's names (GRPOConfig of 1.16, ModelConfig, the script's arguments) and their equivalents in covey.
 
-A name of TRL either has exactly its meaning in TRL, or it is refused with covey's key and the difference.
+A name of TRL either means exactly what it means in TRL, or it is refused with covey's key and the difference.
 Names with the same meaning are in the rows of the settings (``Setting.trl``); the names of the loss are read
 together, with TRL's defaults for those that are not given; ``OTHERS`` has a row for each of the others.
 The tables in `trl_fields` have all fields of TRL's configs; benchmarks/trl_tests/fields.py writes them.
@@ -137,7 +137,7 @@ OTHERS: Mapping[str, Other] = {
     ),
     **_instead("do_eval", "leave it out; eval.every says how often", inert=True),
     **_instead("eval_on_start", "leave it out; covey always measures before and after training", inert=True),
-    **_instead("bf16", "write dtype: bfloat16, which stores the weights so, and trains a float32 copy"),
+    **_instead("bf16", "write dtype: bfloat16, which stores the weights in it, and trains a float32 copy"),
     **_instead("torch_dtype", "write dtype"),
     **_instead("use_cpu", "write device: cpu"),
     **_instead(
@@ -294,18 +294,16 @@ def advice_on(name: str) -> str:
     if name not in OTHERS:
         return ""
     other = OTHERS[name]
-    return (
-        f"for TRL's {name} {other.remark}"
-        if other.exists
-        else f"TRL's {name} has no equivalent: {other.remark}"
-    )
+    if other.exists:
+        return f"for TRL's {name} {other.remark}"
+    return f"TRL's {name} has no equivalent: {other.remark}"
 
 
 def covey_value(name: str, value: object) -> object:
     """Return covey's value for TRL's value of a name in ``SAME``. Raises ConfigError if there is none."""
-    known = VALUES.get(name)
-    if known is None or (isinstance(value, str) and value in known.values()):
+    words = VALUES.get(name)
+    if words is None or (isinstance(value, str) and value in words.values()):
         return value
-    if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{SAME[name]}: TRL's {name} {value!r} is not supported; use {', '.join(known)}")
-    return known[value]
+    if not isinstance(value, str) or value not in words:
+        raise ConfigError(f"{SAME[name]}: TRL's {name} {value!r} is not supported; use {', '.join(words)}")
+    return words[value]

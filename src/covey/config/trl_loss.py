@@ -44,11 +44,11 @@ def _names(function: Callable[..., object]) -> dict[str, str]:
 
 
 OF_ONE_KIND = frozenset(name for kind in KINDS.values() for name in _names(kind.surrogate).values())
-"""Names that act in the surrogate of some loss_type."""
+"""Names that act only in the surrogates of some values of loss_type."""
 
 
-def algorithm_of(given: TrlLoss) -> dict[str, object]:
-    """Return TRL's loss as a config's `algorithm` block, from the given names and TRL's defaults.
+def algorithm_of(of_user: TrlLoss) -> dict[str, object]:
+    """Return TRL's loss as a config's `algorithm` block, from the user's names and TRL's defaults.
 
     Raises ConfigError for values that TRL itself would refuse or ignore, or that covey cannot reproduce
     exactly.
@@ -56,7 +56,7 @@ def algorithm_of(given: TrlLoss) -> dict[str, object]:
     >>> algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1})["surrogate"]
     {'name': 'clip', 'clip_low': 0.1, 'clip_high': 0.1, 'dual_clip': None}
     """
-    loss = {**LOSS, **given}
+    loss = {**LOSS, **of_user}
     kind = loss["loss_type"]
     if kind == "bnpo":
         raise ConfigError(
@@ -70,9 +70,9 @@ def algorithm_of(given: TrlLoss) -> dict[str, object]:
         "name": "grpo",
         **_advantage(loss),
         "ratio": _ratio(loss),
-        "surrogate": _surrogate(kind, loss, given),
+        "surrogate": _surrogate(kind, loss, of_user),
         "reduce": _reduction(kind),
-        "kl": _kl(loss, given),
+        "kl": _kl(loss, of_user),
         "entropy": _entropy(kind, loss),
         "correction": None if drift["delta"] is None else drift,
     }
@@ -84,10 +84,10 @@ def _settings(function: Callable[..., object], loss: TrlLoss) -> dict[str, objec
     return {"name": function.__name__, **named}
 
 
-def _surrogate(kind: str, loss: TrlLoss, given: TrlLoss) -> dict[str, object]:
+def _surrogate(kind: str, loss: TrlLoss, of_user: TrlLoss) -> dict[str, object]:
     function = KINDS[kind].surrogate
-    # Given names that belong to another loss_type's surrogate.
-    for name in sorted(set(given) & OF_ONE_KIND - set(_names(function).values())):
+    # The user's names that belong to another loss_type's surrogate.
+    for name in sorted(set(of_user) & OF_ONE_KIND - set(_names(function).values())):
         raise ConfigError(f"{name} has no effect with TRL's loss_type {kind}; remove it")
     settings = _settings(function, loss)
     # TRL's epsilon_high defaults to epsilon.
@@ -129,11 +129,11 @@ def _ratio(loss: TrlLoss) -> str:
     return "completion"
 
 
-def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
+def _kl(loss: TrlLoss, of_user: TrlLoss) -> dict[str, object] | None:
     beta = loss["beta"]
     corrected = loss["use_bias_correction_kl"]
     synced = loss["sync_ref_model"]
-    idle = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(given)
+    idle = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(of_user)
     if idle and not synced:
         raise ConfigError(f"{min(idle)} has no effect without sync_ref_model: true")
     if beta == 0 or beta is None:

@@ -8,12 +8,12 @@ from difflib import SequenceMatcher, get_close_matches
 from covey.config import trl
 
 LIKELY = 0.7
-"""Least similarity of two names, 0 to 1, for the one to be suggested for the other."""
+"""Least similarity of two names, 0 to 1, with which one is suggested for the other."""
 MOST_GUESSES = 3
 
 
-def explained(path: str, value: object, known: Sequence[str], kind: str = "setting") -> str:
-    """Return why a key is refused and what was probably meant; ``known`` are all dotted keys.
+def explained(path: str, value: object, keys: Sequence[str], kind: str = "setting") -> str:
+    """Return why a key is refused and what was probably meant; ``keys`` are all dotted keys.
 
     >>> explained("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])
     'rolout is not a section; did you mean rollout?'
@@ -23,33 +23,36 @@ def explained(path: str, value: object, known: Sequence[str], kind: str = "setti
     last = path.rpartition(".")[2]
     if advice := trl.advice_on(last):
         return f"{path} is not a setting; {advice}"
-    sections = _sections(path, value, known) if isinstance(value, Mapping) else []
+    sections = _sections(path, value, keys) if isinstance(value, Mapping) else []
     if sections:
         return f"{path} is not a section{suggestion(sections)}"
-    return f"{path} is not a {kind}{suggestion(_settings(path, known))}"
+    return f"{path} is not a {kind}{suggestion(_settings(path, keys))}"
 
 
 def suggestion(names: Sequence[str]) -> str:
     """Return '; did you mean a, b or c?', or '' without names."""
-    *others, last = names[:MOST_GUESSES] or ("",)
-    return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?" if last else ""
+    if not names:
+        return ""
+    *others, last = names[:MOST_GUESSES]
+    choice = f"{', '.join(others)} or {last}" if others else last
+    return f"; did you mean {choice}?"
 
 
-def near(word: str, known: Sequence[str], likely: float = LIKELY) -> list[str]:
+def near(word: str, candidates: Sequence[str], likely: float = LIKELY) -> list[str]:
     """Return similar names, the most similar first, without those that are clearly less similar."""
-    names = get_close_matches(word, known, n=MOST_GUESSES, cutoff=likely)
+    names = get_close_matches(word, candidates, n=MOST_GUESSES, cutoff=likely)
     similarity = {name: SequenceMatcher(a=name, b=word).ratio() for name in names}
     return [name for name in names if similarity[name] > similarity[names[0]] - 0.1]
 
 
-def _settings(path: str, known: Sequence[str]) -> list[str]:
+def _settings(path: str, keys: Sequence[str]) -> list[str]:
+    """Return the keys that a path may mean, the likeliest first."""
     section, _, last = path.rpartition(".")
     by_name: dict[str, list[str]] = {}
-    for key in known:
+    for key in keys:
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    # Likeliest first: names in the same section, the same name elsewhere, TRL's names, similar names
-    # elsewhere.
-    siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    # Names in the same section, the same name elsewhere, TRL's names, similar names elsewhere.
+    siblings = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == section]
     named = near(last, siblings) or [n for n in siblings if n.startswith(last)]
     suggestions = [f"{section}.{n}".lstrip(".") for n in named]
     suggestions += by_name.get(last, [])
@@ -58,9 +61,9 @@ def _settings(path: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(suggestions))
 
 
-def _sections(path: str, value: Mapping[str, object], known: Sequence[str]) -> list[str]:
+def _sections(path: str, value: Mapping[str, object], keys: Sequence[str]) -> list[str]:
     """Return sections with a similar name, or with this name within another, or with all of these keys."""
-    sections = list(dict.fromkeys(k.rpartition(".")[0] for k in known if "." in k))
-    within = [s for s in sections if value and {f"{s}.{key}" for key in value} <= set(known)]
+    sections = list(dict.fromkeys(k.rpartition(".")[0] for k in keys if "." in k))
+    within = [s for s in sections if value and {f"{s}.{name}" for name in value} <= set(keys)]
     same_end = [s for s in sections if s.endswith(f".{path}")]
     return near(path, sections) or same_end or within

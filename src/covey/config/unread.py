@@ -25,10 +25,15 @@ def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> 
     for name, config, origins in stages:
         of_stage = dict[str, str]()
         for key, origin in _non_defaults(config, origins):
-            # A setting of the whole run is unread only if no stage's method reads it.
             by_stage = not name or origin.endswith(f"(stage {name})") or origin.startswith("--stages.")
-            if not any(reads(m, key) for m in ({config.method} if by_stage else methods)):
-                (of_stage if by_stage else shared)[key] = origin
+            # A setting of the whole run is unread only if no stage's method reads it.
+            readers = {config.method} if by_stage else methods
+            if any(reads(method, key) for method in readers):
+                continue
+            if by_stage:
+                of_stage[key] = origin
+            else:
+                shared[key] = origin
         if of_stage:
             who = f"stage {name}: method" if name else "method"
             yield f"{who} {config.method} does not read {_listed(of_stage)}"
@@ -38,13 +43,17 @@ def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> 
 
 def _listed(keys: Mapping[str, str]) -> str:
     """Return the keys as a text, with the place where the first was set."""
-    place = next(iter(keys.values()))
-    where = "" if place.startswith("--") or place in keys else f" ({place.partition(' (stage')[0]})"
-    return f"{', '.join(keys)}{where}: {'this changes' if len(keys) == 1 else 'these change'} nothing"
+    origin = next(iter(keys.values()))
+    where = ""
+    # An option, or a setting from Python, is its own origin.
+    if not origin.startswith("--") and origin not in keys:
+        where = f" ({origin.partition(' (stage')[0]})"
+    changes = "this changes" if len(keys) == 1 else "these change"
+    return f"{', '.join(keys)}{where}: {changes} nothing"
 
 
 def _non_defaults(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (setting, its origin) of those that differ from the default; `algorithm` counts as one."""
+    """Yield (key, origin) of the settings that differ from the default; `algorithm` counts as one."""
     standard = Config()
     keys = set[str]()
     for name, origin in origins.items():

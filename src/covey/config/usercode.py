@@ -1,4 +1,4 @@
-"""A user's own functions in a config: their names, their placeholders, and a guard of their import."""
+"""A user's own functions in a config: their names, placeholders for them, and a guard of their import."""
 
 from __future__ import annotations
 

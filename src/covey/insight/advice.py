@@ -17,7 +17,7 @@ MUCH_UNREAD = 0.2
 LOOP = 8
 """Tokens of the window whose repetition shows that a completion loops."""
 WIDE_ENTROPY = 3.0
-"""Nats per token, as an even choice among twenty: such texts are correct only by accident."""
+"""Nats per token, those of an even choice among twenty tokens: such texts are correct only by accident."""
 SIZES = (4, 8, 16, 32, 64)
 """Group sizes that are recommended."""
 
@@ -25,20 +25,28 @@ SIZES = (4, 8, 16, 32, 64)
 def advice(preview: Preview) -> list[Advice]:
     """Return the changes to make before the run, the most serious first."""
     groups = preview.measured.groups
-    met = habits(groups, preview.readings, preview.wording, not preview.unfinished)
+    on_form = habits(groups, preview.readings, preview.wording, not preview.unfinished)
+    on_reading = [*_present(_unscored(preview)), *on_form]
     if preview.unfinished:
-        return [a for a in (_unscored(preview), *met, _too_slow(preview)) if a]
-    read = [a for a in (_unscored(preview), *met, None if met else _unread(preview)) if a]
+        return [*on_reading, _too_slow(preview)]
+    # A habit of the model's already explains why its answers are not read.
+    if not on_form:
+        on_reading += _present(_unread(preview))
     entropy = sampled_entropy(groups)
     # Other advice (limits, sizes, temperatures) would not help a model that writes noise.
     if entropy > WIDE_ENTROPY and preview.promise == "no":
         noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
-        return [*read, Advice(noise, "a cold start (a stage with method: sft), or a model that can answer")]
-    # If no answer counts, and some would in another form, nothing can be said of sizes.
-    size = None if met and preview.promise == "no" else _size(preview)
+        remedy = "a cold start (a stage with method: sft), or a model that can answer"
+        return [*on_reading, Advice(noise, remedy)]
+    # If no answer counts only because of its form, the measured groups say nothing about group sizes.
+    size = None if on_form and preview.promise == "no" else _size(preview)
     temperature = _temperature(preview) or _one_text(preview)
-    found = (_limit(preview), temperature, size, _roomy(preview))
-    return [*read, *(a for a in found if a)]
+    return [*on_reading, *_present(_limit(preview), temperature, size, _roomy(preview))]
+
+
+def _present(*candidates: Advice | None) -> list[Advice]:
+    """Return the advice that there is."""
+    return [one for one in candidates if one is not None]
 
 
 def _too_slow(preview: Preview) -> Advice:
@@ -70,11 +78,13 @@ def _unread(preview: Preview) -> Advice | None:
     groups = preview.measured.groups
     inside = answers_inside(groups)
     rate = preview.pass_rate().value
-    known = inside.get("text/reference", 0.0)
-    if known < inside.get("text/reference_elsewhere", 0.0) + rate + MUCH_UNREAD:
+    containing = inside.get("text/reference", 0.0)
+    by_chance = inside.get("text/reference_elsewhere", 0.0)
+    if containing < by_chance + rate + MUCH_UNREAD:
         return None
     return Advice(
-        f"{percent(known)} of the completions contain the correct answer, and {percent(rate)} are correct",
+        f"{percent(containing)} of the completions contain the correct answer, and {percent(rate)} are "
+        "correct",
         "a verdict that reads it, such as rewards: [{math_answer: {rule: last_number}}], or a data.template "
         "that asks for the form that yours reads",
     )
@@ -105,25 +115,29 @@ def _limit(preview: Preview) -> Advice | None:
 
 def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
     """Advise more tokens only if they let most of the truncated completions end, and earn something."""
-    found = longer.outcome()
-    correct = f"{found['correct'] or 'none'} {'were' if found['correct'] > 1 else 'was'} correct"
-    finding += f". Of {found['completions']} continued to {longer.limit} tokens, "
-    finding += f"{found['ended']} ended and {correct}" if found["ended"] else "none ended"
+    outcome = longer.outcome()
+    verb = "were" if outcome["correct"] > 1 else "was"
+    finding += f". Of {outcome['completions']} continued to {longer.limit} tokens, "
+    if outcome["ended"]:
+        finding += f"{outcome['ended']} ended and {outcome['correct'] or 'none'} {verb} correct"
+    else:
+        finding += "none ended"
     ended = [c for c in longer.completions if c.finish == "stop"]
     in_time = preview.rewards[~preview.truncated]
-    # They have to end, and then earn enough, compared with those that end in time.
-    worth = found["earn_more"] and 2 * longer.reward >= (np.nanmean(in_time) if len(in_time) else 0.0)
-    if 2 * len(ended) >= found["completions"] and worth:
+    # Most have to end, and then earn at least half of what those earn that end in time.
+    most_ended = 2 * len(ended) >= outcome["completions"]
+    usual_reward = np.nanmean(in_time) if len(in_time) else 0.0
+    worth = outcome["earn_more"] and 2 * longer.reward >= usual_reward
+    if most_ended and worth:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
         return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
     example = min(longer.completions, key=lambda c: c.finish == "stop")
-    most_ended = 2 * len(ended) >= found["completions"]
     why = "their rewards are low" if most_ended else "more tokens would help little"
     return Advice(f"{finding}: {why}", _instead(preview), quoted(example.text))
 
 
 def _instead(preview: Preview) -> str:
-    """Return the remedy for completions that would not end, or earn nothing at their end."""
+    """Return the remedy if more tokens would not help the truncated completions."""
     scored = ~np.isnan(preview.rewards)
     in_time = preview.rewards[scored & ~preview.truncated]
     late = preview.rewards[scored & preview.truncated]
@@ -134,9 +148,8 @@ def _instead(preview: Preview) -> str:
         )
     wording = preview.wording
     chat = wording is not None and (wording.chat or not wording.template)
-    return "a cold start (a stage with method: sft)" + (
-        " or rollout.stop" if chat else ", rollout.stop, or the chat template (data.chat: true)"
-    )
+    others = " or rollout.stop" if chat else ", rollout.stop, or the chat template (data.chat: true)"
+    return f"a cold start (a stage with method: sft){others}"
 
 
 def _roomy(preview: Preview) -> Advice | None:
@@ -155,13 +168,16 @@ def _roomy(preview: Preview) -> Advice | None:
 
 def _changes(preview: Preview, temperature: float) -> tuple[Estimate, Estimate]:
     """Estimate the changes of pass rate and of the probability of a tie with the temperature, by problem."""
-    here, there = (
-        {g.problem.id: g for g in groups} for groups in (preview.measured.groups, preview.others[temperature])
-    )
-    # Fewer problems may have been sampled there.
-    both = [problem for problem in here if problem in there]
-    rates = [np.array([own[p].pass_rate for p in both]) for own in (here, there)]
-    ties = [tie_chances([reward_counts(own[p]) for p in both], preview.group_size) for own in (here, there)]
+    here = {group.problem.id: group for group in preview.measured.groups}
+    there = {group.problem.id: group for group in preview.others[temperature]}
+    # Fewer problems may have been sampled at the other temperature.
+    shared = [problem for problem in here if problem in there]
+    rates = []
+    ties = []
+    for by_problem in (here, there):
+        groups = [by_problem[problem] for problem in shared]
+        rates.append(np.array([group.pass_rate for group in groups]))
+        ties.append(tie_chances([reward_counts(group) for group in groups], preview.group_size))
     return gain(rates[0], rates[1]), gain(ties[0], ties[1])
 
 

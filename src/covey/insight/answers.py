@@ -21,15 +21,16 @@ from covey_verify.calls.turn import read_turn
 from covey_verify.extract import EXTRACTORS, FENCE, FORMS, Thoughts, code_block
 
 SOME = 0.1
-"""Fraction of the completions from which on a habit of theirs is said."""
+"""Fraction of the completions that must share a habit before there is advice on it."""
 MANY = 0.5
+"""Fraction of the completions above which a habit is that of most."""
 FEWEST = 2
-"""Completions with a readable answer below which nothing is said."""
+"""Least number of completions whose answer another form makes readable before there is advice on it."""
 BEGINNING, END = 110, 70
 """Characters of a quoted completion."""
 LABEL = re.compile(r"^([A-Z]\w*(?: \w+)?:)", re.MULTILINE)
 """The beginning of a line that names what follows, as `Question:`."""
-PLACES: Mapping[str, str] = {
+LOCATIONS: Mapping[str, str] = {
     "thoughts": "behind thoughts",
     "code_block": "inside a code fence",
     "object": "as a JSON object with text around it",
@@ -41,7 +42,7 @@ PLACES: Mapping[str, str] = {
     "first_line": "in the first line",
     "last_line": "in the last line",
 }
-"""The place of an answer in a completion, in words."""
+"""The location of an answer in a completion -> the same in words."""
 RULES = ("boxed", "answer_tag", "hash4", "last_number", "choice")
 
 
@@ -80,10 +81,10 @@ class PromptForm(NamedTuple):
 class AnswerVariant(NamedTuple):
     """A text made of a completion, with the same answer in another form."""
 
-    place: str
-    """The place of the answer in the completion: a name in ``PLACES``."""
+    location: str
+    """The location of the answer in the completion: a key of ``LOCATIONS``."""
     form: str
-    """A rule in whose form it is now; empty if it is alone."""
+    """The rule in whose form the text gives the answer; empty if the text is the answer alone."""
     text: str
 
 
@@ -92,10 +93,10 @@ class Readings(NamedTuple):
 
     tried: int
     """Number of completions that were tried."""
-    found: Sequence[tuple[str, AnswerVariant]]
-    """A completion, and what the verdict pays."""
+    accepted: Sequence[tuple[str, AnswerVariant]]
+    """Each such completion, and the variant of it that the verdict pays."""
     by_chance: int
-    """Number of completions of which it pays something for another problem."""
+    """Number of completions that have a variant which the verdict pays even for another problem."""
     verdict: str
     has_rule: bool
     """Whether the verdict is a built-in reward with the setting `rule`."""
@@ -104,34 +105,39 @@ class Readings(NamedTuple):
 def readable(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
     r"""Yield the answer of a completion in other forms: alone, then as rewards ask for it.
 
-    >>> found = list(readable("That makes 51.", Thoughts()))
-    >>> found[0], [r.text for r in found if r.form == "answer_tag"]
-    (AnswerVariant(place='last_number', form='', text='51'), ['<answer>51</answer>'])
+    >>> variants = list(readable("That makes 51.", Thoughts()))
+    >>> variants[0], [v.text for v in variants if v.form == "answer_tag"]
+    (AnswerVariant(location='last_number', form='', text='51'), ['<answer>51</answer>'])
     """
     answer = read_turn(text, marks).answer
     if answer is None:
         return
-    places = dict(_places(text, answer.strip()))
-    for place, part in places.items():
-        yield AnswerVariant(place, "", part)
-    for place in (p for p in RULES if p in places):
-        for form in (f for f in RULES if f != place):
-            yield AnswerVariant(place, form, FORMS[form].format(places[place]))
+    parts = dict(_parts(text, answer.strip()))
+    for location, part in parts.items():
+        yield AnswerVariant(location, "", part)
+    for location in RULES:
+        if location not in parts:
+            continue
+        for form in RULES:
+            if form != location:
+                yield AnswerVariant(location, form, FORMS[form].format(parts[location]))
 
 
-def _places(text: str, answer: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a completion that may be its answer, by place, that which is more certain first."""
+def _parts(text: str, answer: str) -> Iterator[tuple[str, str]]:
+    """Yield (location, text) for each part of a completion that may be its answer, the most certain first."""
     if answer != text.strip():
         yield "thoughts", answer
     if fence := FENCE.search(answer):
         yield "code_block", (code_block(answer, fence[2].casefold()) or "").strip()
     for rule in RULES:
-        found = (EXTRACTORS[rule](answer) or "").strip()
-        # Numbers are read without currency and thousands, as a function of a user's may.
-        found = re.sub("[$€£,]", "", found) if rule == "last_number" else found
-        if found and found != answer:
-            yield rule, found
-    first, last = answer.find("{"), answer.rfind("}")
+        extracted = (EXTRACTORS[rule](answer) or "").strip()
+        if rule == "last_number":
+            # A user's function may read bare numbers only: no currency, no separators of thousands.
+            extracted = re.sub("[$€£,]", "", extracted)
+        if extracted and extracted != answer:
+            yield rule, extracted
+    first = answer.find("{")
+    last = answer.rfind("}")
     if 0 <= first < last and (first, last) != (0, len(answer) - 1):
         yield "object", answer[first : last + 1]
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
@@ -143,50 +149,55 @@ def _places(text: str, answer: str) -> Iterator[tuple[str, str]]:
 def habits(
     groups: Sequence[Group], readings: Readings | None, wording: PromptForm | None, awaited: bool
 ) -> list[Advice]:
-    """Return advice on the form of the answers, that which explains most rewards first.
+    """Return advice on the form of the answers; the advice that explains most rewards comes first.
 
-    ``awaited``: completions had all their tokens, so that it means something where they end.
+    ``awaited``: completions were allowed all their tokens, so where they end means something.
     """
     if wording is None:
         return []
     completions = [c for g in groups for c in g.completions]
     rate = float(np.mean([g.pass_rate for g in groups]))
-    found = (
+    candidates = (
         _form(readings),
         _thoughts(groups, wording) if awaited else None,
         _special(completions, wording),
         _next_turn(groups, wording),
         _plain(completions, wording, rate) if awaited else None,
     )
-    return [advice for advice in found if advice]
+    return [advice for advice in candidates if advice]
 
 
 def _form(readings: Readings | None) -> Advice | None:
     """Advise if the verdict pays the answers of many rejected completions in another form."""
-    if readings is None or len(readings.found) - readings.by_chance < max(FEWEST, SOME / 2 * readings.tried):
+    if readings is None:
         return None
-    # The most frequent way to read them, and the first completion that is read in it.
-    kinds = Counter((r.place, r.form) for _, r in readings.found)
-    place, form = kinds.most_common(1)[0][0]
-    text, reading = next((t, r) for t, r in readings.found if (r.place, r.form) == (place, form))
+    count = len(readings.accepted)
+    if count - readings.by_chance < max(FEWEST, SOME / 2 * readings.tried):
+        return None
+    # The most frequent location and form, and the first completion that was accepted with them.
+    kinds = Counter((variant.location, variant.form) for _, variant in readings.accepted)
+    location, form = kinds.most_common(1)[0][0]
+    completion, accepted = next(
+        (text, variant)
+        for text, variant in readings.accepted
+        if (variant.location, variant.form) == (location, form)
+    )
     finding = (
-        f"{len(readings.found)} of {readings.tried} completions that {readings.verdict} rejects have the "
-        f"correct answer in another form, mostly {PLACES[place]}: it accepts {_line(reading.text, 60)!r}"
+        f"{count} of {readings.tried} completions that {readings.verdict} rejects have the correct answer in "
+        f"another form, mostly {LOCATIONS[location]}: it accepts {_line(accepted.text, 60)!r}"
     )
-    ask = "a data.system or data.template that asks for " + (
-        f"the form {FORMS[form].format('...')!r}" if form else "the answer alone"
-    )
-    if readings.has_rule and place in RULES:
-        return Advice(
-            finding, f"rewards: [{{{readings.verdict}: {{rule: {place}}}}}], or {ask}", quoted(text)
-        )
-    if place in RULES:
-        own = f"a reward that reads it there, with covey_verify.extract.extract(completion, {place!r}), or "
-    elif place == "code_block":
-        own = "a reward that reads it there, with covey_verify.extract.code_block, or "
+    asked_form = f"the form {FORMS[form].format('...')!r}" if form else "the answer alone"
+    prompt = f"a data.system or data.template that asks for {asked_form}"
+    if location in RULES and readings.has_rule:
+        reward = f"rewards: [{{{readings.verdict}: {{rule: {location}}}}}]"
+    elif location in RULES:
+        reader = f"covey_verify.extract.extract(completion, {location!r})"
+        reward = f"a reward that reads it there, with {reader}"
+    elif location == "code_block":
+        reward = "a reward that reads it there, with covey_verify.extract.code_block"
     else:
-        own = "a reward that reads it there, or "
-    return Advice(finding, own + ask, quoted(text))
+        reward = "a reward that reads it there"
+    return Advice(finding, f"{reward}, or {prompt}", quoted(completion))
 
 
 def _thoughts(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
@@ -219,18 +230,20 @@ def _special(completions: Sequence[Completion], wording: PromptForm) -> Advice |
 
 
 def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
-    """Advise if many truncated completions answer and then continue with the next prompt, as texts do."""
+    """Advise if many truncated completions answer and then continue with a prompt of their own."""
     if wording.chat:
         return None
     pairs = [(str(g.problem.prompt), c) for g in groups for c in g.completions]
-    begun = Counter[str]()
+    continuing = Counter[str]()
     examples = dict[str, str]()
     for prompt, completion in pairs:
-        for label in set(LABEL.findall(prompt)) if completion.finish == "length" else ():
+        if completion.finish != "length":
+            continue
+        for label in set(LABEL.findall(prompt)):
             if f"\n{label}" in completion.text:
-                begun[label] += 1
+                continuing[label] += 1
                 examples.setdefault(label, completion.text)
-    label, count = begun.most_common(1)[0] if begun else ("", 0)
+    label, count = continuing.most_common(1)[0] if continuing else ("", 0)
     if count <= SOME * len(pairs):
         return None
     finding = (

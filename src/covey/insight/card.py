@@ -76,9 +76,9 @@ class CardFacts:
     """Columns of the table, by name."""
     example: Problem
     loader: str = "AutoModelForCausalLM"
-    """The class of transformers that loads it."""
+    """The class of transformers that loads the model."""
     besides: str = "There were no held-out problems to measure it on."
-    """Sentence that replaces a missing verdict."""
+    """The sentence that replaces a missing verdict."""
 
 
 def write_cards(final: Path, trained: CardFacts) -> None:
@@ -101,14 +101,15 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
         load = load.replace(repr(path), repr(base))
         load = f"PeftModel.from_pretrained({load}, {path + '/adapter'!r})"
         imports = f"from peft import PeftModel\n{imports}"
+    method = METHODS[config.method].title or config.method
+    if config.method == "rl":
+        method = _algorithm(trained.loaded)
     return CARD.format(
         metadata=yaml.safe_dump(_metadata(trained.loaded, adapter), sort_keys=False, allow_unicode=True),
         name=config.output.name + (" (adapter)" if adapter else ""),
         base=f"`{base or 'tiny'}`",
         data=_data(trained.loaded),
-        method=_algorithm(trained.loaded)
-        if config.method == "rl"
-        else METHODS[config.method].title or config.method,
+        method=method,
         steps=trained.steps,
         seed=config.seed,
         verdict=trained.verdict.sentence if trained.verdict else trained.besides,
@@ -122,9 +123,9 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
 
 
 def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) -> str:
-    """Return the Markdown of an exported checkpoint's card; ``measured``: evaluations by step."""
-    wanted = {"before training": 0, f"step {step}": step, "last": max(measured, default=0)}
-    columns = {title: measured[at] for title, at in wanted.items() if at in measured}
+    """Return the Markdown of an exported checkpoint's card; ``measured`` has the evaluations by step."""
+    steps = {"before training": 0, f"step {step}": step, "last": max(measured, default=0)}
+    columns = {title: measured[n] for title, n in steps.items() if n in measured}
     table = _table(columns) if step in measured else ""
     return OF_CHECKPOINT.format(name=name, step=step, table=table).strip() + "\n"
 
@@ -175,7 +176,7 @@ class _Base:
 
     @cached_property
     def folder(self) -> Path | None:
-        """The model's folder; None for a hub's model by its id, a GGUF file, and `tiny`."""
+        """The model's folder; None for a hub id, a GGUF file, and `tiny`."""
         return next((f for f in (self.project / self.name, Path(self.name)) if f.is_dir()), None)
 
     @cached_property
@@ -193,16 +194,20 @@ class _Base:
             card: object = self.folder / "README.md"
         else:
             card = self.published and try_to_load_from_cache(self.published, "README.md")
+        # A card without metadata, or one that cannot be read, only means fewer fields here.
+        if not isinstance(card, str | Path):
+            return {}
         try:
-            text = read_regular(Path(card), RECORD_BYTES) if isinstance(card, str | Path) else b""
-            # A card without metadata, or one that cannot be read, only means fewer fields here.
-            return parse_yaml(text.split(b"---")[1], Path(str(card)))[0] if text.startswith(b"---") else {}
+            text = read_regular(Path(card), RECORD_BYTES)
+            if not text.startswith(b"---"):
+                return {}
+            return parse_yaml(text.split(b"---")[1], Path(card))[0]
         except (OSError, ConfigError, CheckpointError):
             return {}
 
     @property
     def ancestor(self) -> str | None:
-        """The hub id of the first ancestor: if it is another run's model, of that one's base."""
+        """The hub id of the published model at the start of the chain of runs; None if it is not known."""
         # Another covey run's card names its own base already, so the chain ends at a published model.
         ours = self.folder and "covey" in (self.metadata.get("tags") or ())
         return self.metadata.get("base_model") if ours else self.published
@@ -210,20 +215,20 @@ class _Base:
     def source(self, output: Path) -> str | None:
         """Return the path or hub id that works from the run's folder ``output``; None for `tiny`.
 
-        Of a folder from elsewhere only the name: the path above it would show the author's machine.
+        Of a folder from elsewhere it is only the name: the rest of the path would show the author's machine.
         """
         if self.published:
             return self.published
         if self.folder is None:
             if is_gguf(self.name):
-                return Path(self.name).name  # of a file, too, only the name
+                return Path(self.name).name  # without the folders of the author's machine
             return None if self.name == "tiny" else self.name
-        # A relative path only if model and run lie in one project: these are moved together.
+        # The path is relative only if model and run lie in one project, since these are moved together.
         run = output.resolve()
-        place = self.folder.resolve()
-        shared = (run.parent.parent, self.project.resolve())
-        near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
-        return Path(os.path.relpath(place, run)).as_posix() if near else place.name
+        model = self.folder.resolve()
+        projects = (run.parent.parent, self.project.resolve())
+        together = any(model.is_relative_to(p) and run.is_relative_to(p) for p in projects)
+        return Path(os.path.relpath(model, run)).as_posix() if together else model.name
 
 
 def _data(loaded: ResolvedConfig) -> str:

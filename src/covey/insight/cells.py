@@ -55,8 +55,8 @@ class EndedRun(NamedTuple):
     """`greedy` and `sampled` by problem, (n,)."""
     began: float
     """Sampled accuracy before the first step; NaN if it was not measured."""
-    of: object
-    """Equal for two runs with the same problems and the same verdict."""
+    measured_on: object
+    """The data and the verdict; equal for two runs whose rates may be compared."""
     seconds: float
     stage: Path
 
@@ -66,7 +66,8 @@ class CellRow(NamedTuple):
 
     cell: Cell
     ended: Mapping[int, EndedRun]
-    found: Mapping[str, Estimate]
+    accuracy: Mapping[str, Estimate]
+    """`greedy` and `sampled` over all seeds."""
     change: Mapping[str, Estimate]
     """Accuracy minus that of the first cell, over the seeds and problems that both have."""
 
@@ -76,23 +77,23 @@ def cell_rows(sweep: Sweep) -> list[CellRow]:
     rows = list[CellRow]()
     first = dict[int, EndedRun]()
     for cell in sweep.cells:
-        known = {seed: _ended(folder) for seed, folder in cell.folders.items()}
-        ended = {seed: run for seed, run in known.items() if run is not None}
+        runs = {seed: _ended(folder) for seed, folder in cell.folders.items()}
+        ended = {seed: run for seed, run in runs.items() if run is not None}
         # The first cell with results is the baseline of all others.
         first = first or ended
-        both = [s for s in ended if s in first and ended[s].of == first[s].of]
-        # One number of problems in all runs of the cell: else they were measured on other data.
+        both = [s for s in ended if s in first and ended[s].measured_on == first[s].measured_on]
+        # Runs of one cell with different numbers of problems were measured on different data.
         sizes = {len(run.rates["greedy"]) for run in ended.values()}
         if len(sizes) != 1:
             continue
-        found = {}
+        accuracy = {}
         change = {}
         for name in COMPARED:
-            found[name] = over_seeds(np.stack([run.rates[name] for run in ended.values()]))
+            accuracy[name] = over_seeds(np.stack([run.rates[name] for run in ended.values()]))
             if both and ended is not first:
                 gaps = [ended[s].rates[name] - first[s].rates[name] for s in both]
                 change[name] = over_seeds(np.stack(gaps), -1.0)
-        rows.append(CellRow(cell, ended, found, change))
+        rows.append(CellRow(cell, ended, accuracy, change))
     return rows
 
 
@@ -104,14 +105,11 @@ def _ended(folder: Path) -> EndedRun | None:
     last = Evaluation.from_record(evals[-1])
     seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
     rates = {"greedy": last.greedy.astype(float), "sampled": last.pass_rate}
-    before = Evaluation.from_record(evals[0]).pass_rate if evals[0].get("step") == 0 else np.array(np.nan)
-    return EndedRun(
-        rates,
-        float(before.mean()),
-        ((read_environment(stage) or {}).get("data"), last.verdict),
-        seconds,
-        stage,
-    )
+    began = math.nan
+    if evals[0].get("step") == 0:
+        began = float(Evaluation.from_record(evals[0]).pass_rate.mean())
+    data = (read_environment(stage) or {}).get("data")
+    return EndedRun(rates, began, (data, last.verdict), seconds, stage)
 
 
 def changed_between(rows: Sequence[CellRow]) -> list[str]:
@@ -120,7 +118,8 @@ def changed_between(rows: Sequence[CellRow]) -> list[str]:
     for run in (run for row in rows for run in row.ended.values()):
         for name, digest in (read_environment(run.stage) or {}).get("files", {}).items():
             contents.setdefault(name, set()).add(digest)
-    return [name for name, found in contents.items() if len(found) > 1 and name.endswith(CODE_FILES)]
+    differing = (name for name, digests in contents.items() if len(digests) > 1)
+    return [name for name in differing if name.endswith(CODE_FILES)]
 
 
 def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
@@ -134,7 +133,7 @@ def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
                 "settings": dict(zip(sweep.keys, row.cell.values, strict=True)),
                 "runs": {seed: str(folder) for seed, folder in row.cell.folders.items()},
                 "ended": list(row.ended),
-                **{name: asdict(estimate) for name, estimate in row.found.items()},
+                **{name: asdict(estimate) for name, estimate in row.accuracy.items()},
                 "less_first": {name: asdict(estimate) for name, estimate in row.change.items()} or None,
                 "seconds": float(np.mean([run.seconds for run in row.ended.values()])),
             }
@@ -168,25 +167,26 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
 
 def _cells(row: CellRow) -> list[str]:
     """Return a row of the table."""
-    accuracies = [str(row.found[name]) for name in COMPARED]
+    accuracies = [str(row.accuracy[name]) for name in COMPARED]
     change = points(row.change["sampled"]) if row.change else "-"
     seconds = float(np.mean([run.seconds for run in row.ended.values()]))
     return [*row.cell.values, str(len(row.ended)), *accuracies, change, duration(seconds)]
 
 
 def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
-    """Name the best cell, and tell whether that is beyond chance.
+    """Name the best cell, and tell whether its lead is beyond chance.
 
-    Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of its runs.
+    Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of all its
+    runs.
     """
     whole = [row for row in rows if failed.keys().isdisjoint(row.cell.folders.values())]
-    best = max(whole or rows, key=lambda row: row.found["sampled"].value)
+    best = max(whole or rows, key=lambda row: row.accuracy["sampled"].value)
     name = ", ".join(f"{k} {v}" for k, v in zip(sweep.keys, best.cell.values, strict=True))
     name += " (of the settings without a failed run)" if 0 < len(whole) < len(rows) else ""
     began = float(np.mean([run.began for run in best.ended.values()]))
-    if began == best.found["sampled"].value == 1:
+    if began == best.accuracy["sampled"].value == 1:
         return "all answers were correct from the start: only harder problems can distinguish the cells"
-    if best.found["sampled"].value <= began:
+    if best.accuracy["sampled"].value <= began:
         return f"no setting improved on its start ({percent(began, '.1f')} sampled); {name} lost the least"
     if best is rows[0]:
         return f"none is better than the first, {name}"
@@ -200,12 +200,12 @@ def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> 
 def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bool:
     """Whether the best cell beats another by more than problems, seeds and selection explain.
 
-    If all cells are equal, no pair passes in 95 % of sweeps: the level is divided by the number of pairs. The
+    The level is divided by the number of pairs: if all cells are equal, no pair passes in 95 % of sweeps. The
     variance over seeds is pooled over all cells; with one seed each it is ``SEED_SPREAD`` squared.
     """
     runs = next(iter(best.ended.values()))
     others = next(iter(other.ended.values()))
-    if runs.of != others.of or len(runs.rates["sampled"]) != len(others.rates["sampled"]):
+    if runs.measured_on != others.measured_on or len(runs.rates["sampled"]) != len(others.rates["sampled"]):
         return False
     # Mean accuracy over the seeds by problem, (problems,), of either cell.
     means = [np.mean([run.rates["sampled"] for run in row.ended.values()], axis=0) for row in (best, other)]
@@ -240,40 +240,39 @@ def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
 def sweep_chart(sweep: Sweep, rows: Sequence[CellRow]) -> str:
     """Draw held-out accuracy over each setting, one line per choice of the others, and over training."""
     panels = [
-        _over(sweep, rows, n)
-        for n, key in enumerate(sweep.keys)
-        if len({row.cell.values[n] for row in rows}) > 1
+        _over(sweep, rows, n) for n in range(len(sweep.keys)) if len({row.cell.values[n] for row in rows}) > 1
     ]
     panels.append(Panel("training, sampled", [_course(row) for row in rows], unit=" %", bounds=(0, 100)))
     title = f"{sweep.home.name}: held-out accuracy, sampled, with 95 % intervals"
     return chart(panels, title, title=title)
 
 
-def _over(sweep: Sweep, rows: Sequence[CellRow], place: int) -> Panel:
+def _over(sweep: Sweep, rows: Sequence[CellRow], n: int) -> Panel:
+    """Return accuracy over the values of setting ``n``, a line for each choice of the other settings."""
     # Values of a setting may be words, so they are drawn at equal distances with labels.
-    marks = list(dict.fromkeys(row.cell.values[place] for row in rows))
-    others = dict.fromkeys(_without(row.cell.values, place) for row in rows)
+    marks = list(dict.fromkeys(row.cell.values[n] for row in rows))
+    choices = dict.fromkeys(_without(row.cell.values, n) for row in rows)
     lines = []
-    for other in others:
-        own = [row for row in rows if _without(row.cell.values, place) == other]
-        found = [row.found["sampled"] for row in own]
-        x = [float(marks.index(row.cell.values[place])) for row in own]
-        value, low, high = ([100 * getattr(e, end) for e in found] for end in ("value", "low", "high"))
-        lines.append(Line(", ".join(other), x, value, low, high))
-    return Panel(sweep.keys[place], lines, sweep.keys[place], " %", (0, 100), marks=marks)
+    for choice in choices:
+        of_choice = [row for row in rows if _without(row.cell.values, n) == choice]
+        x = [float(marks.index(row.cell.values[n])) for row in of_choice]
+        sampled = [row.accuracy["sampled"] for row in of_choice]
+        value, low, high = ([100 * getattr(e, end) for e in sampled] for end in ("value", "low", "high"))
+        lines.append(Line(", ".join(choice), x, value, low, high))
+    return Panel(sweep.keys[n], lines, sweep.keys[n], " %", (0, 100), marks=marks)
 
 
-def _without(values: Sequence[str], place: int) -> tuple[str, ...]:
-    return (*values[:place], *values[place + 1 :])
+def _without(values: Sequence[str], n: int) -> tuple[str, ...]:
+    """Return the values without number ``n``."""
+    return (*values[:n], *values[n + 1 :])
 
 
 def _course(row: CellRow) -> Line:
     """Return the accuracy of a cell's sampled groups over the steps, averaged over its seeds."""
-    seen = dict[float, list[float]]()
+    by_step = dict[float, list[float]]()
     for run in row.ended.values():
         for metrics in read_numbers(run.stage, "metrics.jsonl"):
             if metrics.get("accuracy") is not None:
-                seen.setdefault(metrics["step"] + 1, []).append(100 * metrics["accuracy"])
-    return Line(
-        ", ".join(row.cell.values) or "all seeds", list(seen), [float(np.mean(v)) for v in seen.values()]
-    )
+                by_step.setdefault(metrics["step"] + 1, []).append(100 * metrics["accuracy"])
+    means = [float(np.mean(values)) for values in by_step.values()]
+    return Line(", ".join(row.cell.values) or "all seeds", list(by_step), means)

@@ -54,9 +54,13 @@ class Line:
     """Whether the line is drawn in grey behind the others."""
 
     def points(self, y: Sequence[float]) -> list[tuple[float, float]]:
-        """Return the drawable points of the values, or of one end of their intervals."""
-        known = [(a, b, c) for a, b, c in zip(self.x, self.y, y, strict=True) if math.isfinite(b)]
-        return [(a, c if math.isfinite(c) else b) for a, b, c in known]
+        """Return the drawable points of ``y``: the line's values, or one end of their intervals."""
+        points = []
+        for x, value, end in zip(self.x, self.y, y, strict=True):
+            if math.isfinite(value):
+                # A value without an interval is its own end.
+                points.append((x, end if math.isfinite(end) else value))
+        return points
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,8 @@ def chart(
     for start in range(0, len(panels), across):
         row = panels[start : start + across]
         drawings, height = _row(row, colours[start : start + across], wide, high)
-        for place, drawing in enumerate(drawings):
-            x = LEFT + (LEFT + wide + RIGHT) * place
+        for column, drawing in enumerate(drawings):
+            x = LEFT + (LEFT + wide + RIGHT) * column
             parts.append(f'<g transform="translate({x},{y + TOP})">{drawing}</g>')
         y += TOP + height + BOTTOM
     width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
@@ -113,20 +117,21 @@ def _row(
     panels: Sequence[Panel], colours: Sequence[Mapping[str, str]], wide: int, high: int
 ) -> tuple[list[str], int]:
     """Return the drawing of each panel of a row, and their height between the margins."""
-    legends = [_legend(panel, own, wide) for panel, own in zip(panels, colours, strict=True)]
+    legends = [_legend(panel, classes, wide) for panel, classes in zip(panels, colours, strict=True)]
     # The tallest legend of the row, so that the axes of its panels align.
     head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
     drawings = [
-        "".join([*_named(panel, legend), *_axes(panel, own, wide, high, head)])
-        for panel, legend, own in zip(panels, legends, colours, strict=True)
+        "".join([*_named(panel, legend), *_axes(panel, classes, wide, high, head)])
+        for panel, legend, classes in zip(panels, legends, colours, strict=True)
     ]
     return drawings, head + high
 
 
 def _element(kind: str, text: str = "", **attributes: object) -> str:
-    """Return an element; in the name of an attribute `_` is a hyphen, and nothing at the end."""
-    given = (f' {n.rstrip("_").replace("_", "-")}="{escape(str(v))}"' for n, v in attributes.items())
-    return f"<{kind}{''.join(given)}>{escape(text)}</{kind}>"
+    """Return an element. In the name of an attribute `_` becomes a hyphen, and is dropped at the end."""
+    names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
+    written = (f' {names[name]}="{escape(str(value))}"' for name, value in attributes.items())
+    return f"<{kind}{''.join(written)}>{escape(text)}</{kind}>"
 
 
 def _colours(lines: Sequence[Line]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`covey diff`: compare two runs: settings, curves, held-out and training problems of both."""
+"""`covey diff`: compare the settings, curves, held-out and training problems of two runs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from covey.system.plot import Curve, span
 LATE = 0.25
 """Fraction of the logged steps that count as late."""
 FEW_IN_COMMON = 3
+"""Least number of problems that two runs must share to be compared by them."""
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
@@ -82,18 +83,19 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
     a, b = (Evaluation.from_record(log[-1]) for log in logs)
     if why_not := incomparable(a, b, ("in A", "in B")):
         return {}, f"{why_not}: not compared"
-    found = gains(a, b)
+    estimates = gains(a, b)
     shared = on_shared_problems(a, b)
-    found["reward"] = paired_bootstrap(shared[0].reward, shared[1].reward)
+    estimates["reward"] = paired_bootstrap(shared[0].reward, shared[1].reward)
     count = len(shared[0].greedy)
     larger = max(len(a.greedy), len(b.greedy))
     note = f"{count} held-out problems that both measured" if count < larger else ""
-    return {name: e for name, e in found.items() if not math.isnan(e.value)}, note
+    return {name: e for name, e in estimates.items() if not math.isnan(e.value)}, note
 
 
 def changed_files(first: Path, second: Path) -> dict[str, str]:
     """Return the files that differ: data, sources of the user's functions, models."""
-    before, now = ((read_environment(stage) or {}).get("files", {}) for stage in (first, second))
+    before = (read_environment(first) or {}).get("files", {})
+    now = (read_environment(second) or {}).get("files", {})
     return changes(before, now)
 
 
@@ -107,12 +109,12 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
 
 
 def shared_gain(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Estimate | None, int]:
-    """Return B's mean less A's over the problems that both have, and their number; None if they are few."""
-    means = (a, b)
+    """Return B's mean minus A's over the problems that both have, and their number; None if they are few."""
     common = sorted(a.keys() & b.keys())
     if len(common) < FEW_IN_COMMON:
         return None, len(common)
-    before, after = (np.array([own[problem] for problem in common]) for own in means)
+    before = np.array([a[problem] for problem in common])
+    after = np.array([b[problem] for problem in common])
     return paired_bootstrap(before, after), len(common)
 
 
@@ -120,24 +122,24 @@ def _late_rewards(stage: Path) -> dict[str, float]:
     """Return problem and prompt -> mean late reward."""
     steps = recorded_steps(stage)
     late = steps[-max(1, round(LATE * len(steps))) :]
-    rewards = by_problem(stage, late, lambda row: row["reward"])
-    return {problem: float(np.mean(own)) for problem, own in rewards.items()}
+    by_prompt = by_problem(stage, late, lambda row: row["reward"])
+    return {prompt: float(np.mean(rewards)) for prompt, rewards in by_prompt.items()}
 
 
 def by_problem(
     stage: Path, steps: Iterable[int], value: Callable[[Mapping[str, Any]], float | None]
 ) -> dict[str, list[float]]:
-    """Return problem and prompt -> a value of each of its logged completions that has one.
+    """Return the values of the logged completions that have one, by problem and prompt.
 
-    Two files may use one name for different problems.
+    The prompt belongs to the key because two files may use one name for different problems.
     """
-    found = defaultdict[str, list[float]](list)
+    values = defaultdict[str, list[float]](list)
     for step in steps:
         for row in read_rollouts(stage, step).rows:
-            known = value(row)
-            if known is not None:
-                found[f"{row['problem']} {row['prompt']}"].append(known)
-    return found
+            measured = value(row)
+            if measured is not None:
+                values[f"{row['problem']} {row['prompt']}"].append(measured)
+    return values
 
 
 def paired_curves(logs: Sequence[NumberRecords], evals: Sequence[NumberRecords]) -> Iterator[str]:
@@ -158,8 +160,10 @@ def _pair(
 ) -> Iterator[str]:
     """Yield the lines of one metric's curves; none if a run does not have it."""
     if all(points):
-        bounds = bounds or span([value for own in points for _, value in own])
-        curves = [Curve(f"{run} {name}", own, bounds=bounds) for run, own in zip("AB", points, strict=True)]
+        bounds = bounds or span([value for of_run in points for _, value in of_run])
+        curves = [
+            Curve(f"{run} {name}", of_run, bounds=bounds) for run, of_run in zip("AB", points, strict=True)
+        ]
         yield from curve_lines(curves, 4, last)
 
 

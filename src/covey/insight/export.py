@@ -29,9 +29,10 @@ OF_TRAINER = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "re
 def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> Path:
     """Write the model of a run's checkpoint, by default that of the best evaluation. Return its folder.
 
-    Adapters are merged, as in `final/`. The default folder is `export/step_...` in the run's. With ``gguf``,
-    a precision of ``models.gguf_writer``, the folder has the model as a GGUF file too. Raises ConfigError if
-    there is no such checkpoint or the folder is taken, CheckpointError for a damaged one.
+    Adapters are merged, as in `final/`. The default folder is `export/step_...` in the run's folder. With
+    ``gguf``, a precision of ``models.gguf_writer``, the folder has the model as a GGUF file too. Raises
+    ConfigError if there is no such checkpoint or the folder is taken, and CheckpointError if the checkpoint
+    is damaged.
     """
     stage = last_stage(run)
     evals = read_stream(stage, "evals.jsonl")
@@ -52,10 +53,10 @@ def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> 
 def _best_step(stage: Path, evals: list[dict[str, object]]) -> int:
     best = best_of(evals)
     if best is None:
-        kept = [step_of(p) for p in checkpoints(stage)]
+        steps = [step_of(p) for p in checkpoints(stage)]
         raise ConfigError(
             f"{stage}: held-out problems were not measured while it trained (eval.every), so no step is the "
-            f"best. Say which: --step {kept[-1] if kept else 'N'}"
+            f"best. Say which: --step {steps[-1] if steps else 'N'}"
         )
     return best.step
 
@@ -63,9 +64,9 @@ def _best_step(stage: Path, evals: list[dict[str, object]]) -> int:
 def _checkpoint(stage: Path, step: int) -> Path:
     checkpoint = checkpoint_at(stage, step)
     if not checkpoint.is_dir():
-        kept = ", ".join(str(step_of(p)) for p in checkpoints(stage)) or "none"
+        steps = ", ".join(str(step_of(p)) for p in checkpoints(stage)) or "none"
         raise ConfigError(
-            f"{stage} has no checkpoint of step {step}; there are those of: {kept}. A run keeps the newest "
+            f"{stage} has no checkpoint of step {step}; there are those of: {steps}. A run keeps the newest "
             "(train.keep) and the best evaluated one"
         )
     if problem := damage(checkpoint, (IN_CHECKPOINT,)):
@@ -83,5 +84,5 @@ def _write_model(stage: Path, checkpoint: Path, new: Path) -> None:
     loaded = load_recorded(stage)
     texts = texts_of(load_source(loaded), loaded.config)
     policy = load_policy(replace(loaded, checkpoint=checkpoint), texts)
-    list(sample_as_trained(policy.model, loaded.config.rollout))  # the run said what that changes
+    list(sample_as_trained(policy.model, loaded.config.rollout))  # the run has reported what that changes
     save_policy(policy, new)

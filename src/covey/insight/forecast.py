@@ -20,7 +20,7 @@ class Workload:
     completions: float
     """Number of sampled completions, including those of groups that a filter then leaves out."""
     trained: float
-    """Number of them that go through the update, times ``train.inner_epochs``."""
+    """Number of completions that go through the update, times ``train.inner_epochs``."""
     length: float
     """Mean tokens of a completion."""
     continued: Continuations = NONE
@@ -34,9 +34,10 @@ class Workload:
     def of(cls, config: Config, algorithm: Algorithm, dead: float, length: float) -> Workload:
         """Compute the work, given the fraction ``dead`` of groups and the mean ``length`` of a completion.
 
-        A filter replaces dead groups in a limited number of rounds. Further completions of an estimator count
-        too: greedy ones and continuations (``expected_continuations``). Of P prompts, in R further rounds,
-        P (1 + d + ... + d^R) groups are sampled and P (1 - d^(R+1)) kept.
+        A filter replaces dead groups in a limited number of rounds: with P prompts, R further rounds and a
+        fraction d of dead groups, P (1 + d + ... + d^R) groups are sampled and P (1 - d^(R+1)) are kept. The
+        further completions of an estimator count too: greedy ones and continuations
+        (``expected_continuations``).
         """
         rollout = config.rollout
         rounds = config.rollout.max_resampling_rounds + 1
@@ -96,14 +97,16 @@ class Forecast:
             f"a step takes about {self.step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s "
             "updating"
         )
-        apart = (
-            f", {percent(self.continued / self.tokens)} of them in continuations" if self.continued else ""
-        )
-        evals = f" and {self.evaluations} evaluations of {seconds_text(self.evaluation)}"
         before = f"{seconds_text(self.prepass)} measuring every problem, " if self.prepass else ""
+        evals = ""
+        if self.evaluations:
+            evals = f" and {self.evaluations} evaluations of {seconds_text(self.evaluation)}"
+        continued = ""
+        if self.continued:
+            continued = f", {percent(self.continued / self.tokens)} of them in continuations"
         yield (
-            f"{before}{self.steps:,} steps{evals if self.evaluations else ''}: "
-            f"about {seconds_text(3600 * self.hours)}, {self.tokens:,.0f} sampled tokens{apart}"
+            f"{before}{self.steps:,} steps{evals}: about {seconds_text(3600 * self.hours)}, "
+            f"{self.tokens:,.0f} sampled tokens{continued}"
         )
         total = sum(self.memory.values())
         parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)
@@ -125,5 +128,5 @@ def evaluations_of(config: Config, held_out: int) -> tuple[int, int]:
     if not held_out:
         return 0, 0
     between = (config.train.steps - 1) // config.eval.every if config.eval.every else 0
-    # One before the first step and one after the last; one greedy completion besides the samples.
+    # One before the first step and one after the last; each problem gets its samples and a greedy completion.
     return 2 + between, min(config.eval.problems, held_out) * (config.eval.samples + 1)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.insight.forecast import Forecast, Workload, seconds_text
 from covey.learner.memory import Shape, count_float32_numbers, fitting_sizes, forecast, largest_step
@@ -26,9 +25,9 @@ COMPUTE_LARGE = (4e9, 0.217)
 """(parameters, fraction of the peak that an update reaches); other sizes follow a power law through both."""
 COMPUTE_MOST = 0.4
 DECODE_LAYER = 2.9e-4
-"""Seconds that a layer's small kernels take in a decode step, besides reading: 24 layers of a 0.5B model."""
+"""Seconds of a layer's small kernels in a decode step, besides reading; measured with a 0.5B model."""
 UPDATE_LAYER = 7e-3
-"""Seconds in which the host starts a layer's kernels, forward and back: 30 layers with adapters."""
+"""Seconds in which the host starts a layer's kernels, forward and back; measured with adapters."""
 BACKWARD = 3.0
 """Matrix products of an update (forward and backward) relative to a forward pass."""
 PROGRAM = 500_000_000
@@ -36,7 +35,7 @@ PROGRAM = 500_000_000
 
 
 class Gpu(NamedTuple):
-    """The dense bfloat16 peak in TFLOP/s, the bandwidth in TB/s, the memory in GiB."""
+    """The data sheet of a GPU: dense bfloat16 peak in TFLOP/s, bandwidth in TB/s, memory in GiB."""
 
     name: str
     teraflops: float
@@ -136,13 +135,14 @@ def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Wo
     )
     prompts = work.completions / rollout.group_size * subject.prompt
     sampling += forward_seconds(gpu, shape, work.completions, work.length, prompts)
-    # Once more without a gradient: under a reference, or by the policy before its updates.
-    again = stage.algorithm.needs_reference + (updates_of(stage.config) > 1) + train.recompute_layers
+    # Further forward passes: by the reference, by the policy before several updates, and to recompute layers.
+    updates = train.updates_per_rollout_batch
+    again = stage.algorithm.needs_reference + (updates > 1) + train.recompute_layers
     prompts = work.trained / rollout.group_size * subject.prompt
     update = (BACKWARD + again) * forward_seconds(gpu, shape, work.trained, work.length, prompts)
     # A GPU that computes faster than the host can start its kernels waits for it.
     pieces = (work.trained * work.length + prompts) / train.tokens_per_micro_batch
-    update = max(update, UPDATE_LAYER * shape.layers * max(pieces, updates_of(stage.config)))
+    update = max(update, UPDATE_LAYER * shape.layers * max(pieces, updates))
     return sampling * work.tokens / (work.completions * work.length) + update
 
 
@@ -151,25 +151,26 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: ResolvedConfig) -> int:
     config = stage.config
     shape = subject.shape
     largest = largest_step(config, subject.prompts, (), stage.algorithm.whole_groups)
-    kept = stage.algorithm.needs_reference and config.lora is None
-    expect = partial(forecast, shape, config, largest, reference=kept, program=PROGRAM)
-    return sum(expect(*fitting_sizes(expect, config, largest, gpu.gib << 30)).values())
+    # With adapters the frozen weights themselves are the reference.
+    reference = stage.algorithm.needs_reference and config.lora is None
+    expect = partial(forecast, shape, config, largest, reference=reference, program=PROGRAM)
+    sizes = fitting_sizes(expect, config, largest, gpu.gib << 30)
+    return sum(expect(*sizes).values())
 
 
 def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forecast) -> list[GpuForecast]:
     """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
     # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     bytes_each = 4 if stage.config.dtype == "float32" else 2
-    subject = subject._replace(
-        shape=subject.shape._replace(
-            bytes_each=bytes_each,
-            compiled=False,
-            chunk_logits=GPU_CHUNK_LOGITS,
-            float32_numbers=count_float32_numbers(
-                subject.shape.width, subject.shape.inner, bytes_each, stage.config.lora is not None
-            ),
-        )
+    shape = subject.shape
+    adapters = stage.config.lora is not None
+    shape = shape._replace(
+        bytes_each=bytes_each,
+        compiled=False,
+        chunk_logits=GPU_CHUNK_LOGITS,
+        float32_numbers=count_float32_numbers(shape.width, shape.inner, bytes_each, adapters),
     )
+    subject = subject._replace(shape=shape)
     rows = []
     for gpu in GPUS:
         step = gpu_step_seconds(gpu, subject, stage, work)

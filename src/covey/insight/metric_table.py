@@ -22,7 +22,7 @@ PLACEHOLDERS = {
 }
 """Placeholders in names of metrics, with the patterns that they match."""
 HELD_OUT = "held_out/"
-"""Prefix of a metric of preferences and reward models that is over the held-out pairs or answers."""
+"""Prefix of the metrics of preferences and reward models that were measured on held-out data."""
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -48,7 +48,7 @@ def metrics_page() -> str:
 @cache
 def metric_rows() -> tuple[MetricRow, ...]:
     """Return all rows of the table."""
-    return tuple(_row(**found.groupdict()) for found in ROW.finditer(metrics_page()))
+    return tuple(_row(**match.groupdict()) for match in ROW.finditer(metrics_page()))
 
 
 def _row(name: str, meaning: str, healthy: str) -> MetricRow:
@@ -61,13 +61,14 @@ def _row(name: str, meaning: str, healthy: str) -> MetricRow:
 
 
 def hints(names: Iterable[str]) -> dict[str, str]:
-    """Return metric -> what it means and what is healthy, for those of the names that the table has.
+    """Return what a metric means and what is healthy, by name, for the names that the table has.
 
     >>> hints(["clip/low", "step"])
     {'clip/low': 'fraction of tokens with A < 0 and a ratio below the lower bound. Healthy: 0 in the first \
 update, then below .05'}
     """
-    return {name: text for name in sorted(names) if (text := _hint(name))}
+    texts = {name: _hint(name) for name in sorted(names)}
+    return {name: text for name, text in texts.items() if text}
 
 
 @lru_cache(maxsize=4096)
@@ -75,7 +76,8 @@ def _hint(name: str) -> str:
     metric = name.removeprefix(HELD_OUT)
     rows = [row for row in metric_rows() if row.pattern.fullmatch(metric)]
     fewest = min((row.placeholders for row in rows), default=0)
-    # `reward/NAME/mean` says more of a metric than `reward/NAME/PART`; families alike are both said.
-    said = (f"{row.meaning}. Healthy: {row.healthy}" for row in rows if row.placeholders == fewest)
+    # The family with the fewest placeholders says most: `reward/NAME/mean` rather than `reward/NAME/PART`.
+    # Families with equally many are all given.
+    texts = (f"{row.meaning}. Healthy: {row.healthy}" for row in rows if row.placeholders == fewest)
     where = "Over the held-out pairs or answers: " if rows and metric != name else ""
-    return where + LINK.sub(r"\1", "; or ".join(said)).replace("`", "")
+    return where + LINK.sub(r"\1", "; or ".join(texts)).replace("`", "")

@@ -22,8 +22,9 @@ CONCENTRATIONS = np.logspace(-3, 3, 61)
 def reward_counts(group: Group) -> Counts:
     """Count the completions of a group with each outcome; those without a reward are not counted.
 
-    With credit by step, the outcome is the one value that each function paid to all steps. If values differ
-    from step to step, or are compared with a critic's, the completion makes any group live.
+    With credit by step, the outcome is the one value that each function paid to all steps. If the values
+    differ from step to step, or are compared with a critic's, the outcome is None: the completion makes any
+    group live.
     """
     return Counter(_outcome(group, int(i)) for i in np.flatnonzero(group.scorable))
 
@@ -49,7 +50,7 @@ def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
     if not counts:
         return wilson(0, 0)
     ties = tie_chances(counts, size)
-    samples = np.array([max(sum(own.values()), 1) for own in counts])
+    samples = np.array([max(sum(of_problem.values()), 1) for of_problem in counts])
     worth = float(np.mean(np.minimum(1.0, samples / size))) ** 0.5
     return wilson(float(ties.sum()) * worth, len(ties) * worth)
 
@@ -57,17 +58,19 @@ def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
 def tie_chances(counts: Sequence[Counts], size: int) -> np.ndarray:
     """Return (N,) probabilities that a group of ``size`` ties, one per problem, as in ``dead_share``."""
     prior = _prior(counts)
-    return np.array([_tie(own, size, prior) for own in counts])
+    return np.array([_tie(of_problem, size, prior) for of_problem in counts])
 
 
-def _tie(own: Counts, size: int, prior: Mapping[Outcome, float]) -> float:
-    drawn = sum(own.values())
-    if drawn < 2:
-        return float(None not in own)
-    if size <= drawn:
-        return sum(comb(k, size) for r, k in own.items() if r is not None) / comb(drawn, size)
-    total = drawn + sum(prior.values())
-    weights = np.array([w + own.get(r, 0) for r, w in prior.items() if r is not None])
+def _tie(counts: Counts, size: int, prior: Mapping[Outcome, float]) -> float:
+    """Return the probability that a group of one problem ties, given the outcomes of its completions."""
+    samples = sum(counts.values())
+    if samples < 2:
+        return float(None not in counts)
+    if size <= samples:
+        ties = sum(comb(k, size) for outcome, k in counts.items() if outcome is not None)
+        return ties / comb(samples, size)
+    total = samples + sum(prior.values())
+    weights = np.array([w + counts.get(r, 0) for r, w in prior.items() if r is not None])
     # E[p_r^G] under a Dirichlet is (w_r)_G / (sum w)_G with rising factorials, in logs.
     rising = _lgamma(weights + size) - _lgamma(weights)
     return float(np.exp(rising - _lgamma(total + size) + _lgamma(total)).sum())
@@ -79,18 +82,18 @@ def _prior(counts: Sequence[Counts]) -> dict[Outcome, float]:
     A reward that has not been seen yet (NaN) gets half a completion: 0 of 200 correct does not prove never.
     """
     pooled: Counter[Outcome] = Counter()
-    for own in counts:
-        pooled.update(own)
+    for of_problem in counts:
+        pooled.update(of_problem)
     total = sum(pooled.values()) + 0.5
     mean = np.array([*(n / total for n in pooled.values()), 0.5 / total])
     # (problems, rewards + 1): the last column is the reward not seen yet.
-    table = np.array([[own.get(r, 0) for r in pooled] + [0] for own in counts], dtype=float)
-    drawn = table.sum(1)
+    table = np.array([[*(of_problem.get(r, 0) for r in pooled), 0] for of_problem in counts], dtype=float)
+    samples = table.sum(1)
 
     # Log-likelihood of the Dirichlet-multinomial with prior strength * mean, up to constants.
     def likelihood(strength: float) -> float:
         fits = _lgamma(strength * mean + table) - _lgamma(strength * mean)
-        return float(fits.sum() + (_lgamma(strength) - _lgamma(strength + drawn)).sum())
+        return float(fits.sum() + (_lgamma(strength) - _lgamma(strength + samples)).sum())
 
     best = max(CONCENTRATIONS, key=likelihood)
     return dict(zip([*pooled, float("nan")], (best * mean).tolist(), strict=True))

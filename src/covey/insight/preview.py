@@ -24,21 +24,21 @@ from covey.types import Completion, Group
 MOST_DEAD = 0.5
 """Fraction of dead groups above which more than half of the sampling is wasted."""
 FEW_LIVE = 2.0
-"""Live groups in a step below which its gradient is the accident of one problem."""
+"""Least number of live groups in a step: with fewer, its gradient is the accident of one problem."""
 MOST_UNFINISHED = 0.5
-"""Fraction of completions that could not be awaited from which on the others prove nothing."""
+"""Fraction of unfinished completions above which the finished ones prove nothing."""
 MANY_TRUNCATED = 0.1
-"""Fraction of truncated completions from which on it matters what would have become of them."""
+"""Fraction of truncated completions above which it matters what would have become of them."""
 Promise = Literal["yes", "barely", "no", "unknown"]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Groups that were sampled and scored, and the time that took, in seconds."""
+    """Groups that were sampled and scored, and the seconds that this took."""
 
     groups: Sequence[Group]
     seconds: float
-    asked: int
+    requested: int
     """Number of groups that were requested."""
     scoring: ScoringStats
     stopped: bool = False
@@ -80,7 +80,7 @@ class Longer:
         return float(np.nan_to_num(np.concatenate([g.rewards for g in self.groups])).mean())
 
     def outcome(self) -> dict[str, int]:
-        """Return the number of completions, and of those that ended, are correct, earn more than before."""
+        """Count the completions: all, and those that ended, that are correct, that earn more than before."""
         rewards = np.concatenate([g.rewards for g in self.groups])
         return {
             "completions": len(rewards),
@@ -109,9 +109,9 @@ class Preview:
     subject: gpus.Subject | None = None
     """The model and its prompts; without them there is no forecast for other devices."""
     longer: Longer | None = None
-    """Truncated completions that were continued; None where none was."""
+    """Truncated completions that were continued; None if none was."""
     readings: Readings | None = None
-    """The rejected completions that would be paid in another form; None if a stop came before."""
+    """The rejected completions that would be paid in another form; None if they were not looked for."""
     wording: PromptForm | None = None
     """The form in which the model gets its prompts."""
 
@@ -199,26 +199,29 @@ class Preview:
 
     def forecast(self) -> Forecast | None:
         """Forecast seconds, hours and memory; None if the update was not timed."""
-        measured, config, work = self.measured, self.stage.config, self.work
+        measured = self.measured
+        config = self.stage.config
+        work = self.work
         if not measured.update_tokens:
             return None
-        # Seconds per sampled token, with rewards and prompts included.
-        a_token = measured.seconds / max(self.lengths.sum(), 1)
+        # With rewards and prompts included.
+        seconds_per_token = measured.seconds / max(self.lengths.sum(), 1)
         count, completions = evaluations_of(config, self.held_out)
-        # Updates of a step, in units of the one that was measured.
         prompt = float(np.mean([len(g.prompt) for g in measured.groups]))
-        through = work.trained * (work.length + prompt / self.group_size) / measured.update_tokens
-        again = work.completions * measured.continued
-        before = self.problems * config.rollout.prepass * work.length
+        update_tokens = work.trained * (work.length + prompt / self.group_size)
+        # The work of a step's updates, in units of the update that was measured.
+        updates = update_tokens / measured.update_tokens
+        continued = work.completions * measured.continued
+        prepass = self.problems * config.rollout.prepass * work.length
         return Forecast(
-            rollout=work.completions * (work.length * a_token + measured.continuing),
-            update=(measured.prepare + measured.update) * through,
-            evaluation=completions * work.length * a_token,
+            rollout=work.completions * (work.length * seconds_per_token + measured.continuing),
+            update=(measured.prepare + measured.update) * updates,
+            evaluation=completions * work.length * seconds_per_token,
             steps=config.train.steps,
             evaluations=count,
-            tokens=config.train.steps * (work.completions * work.length + again) + before,
-            prepass=before * a_token,
-            continued=config.train.steps * again,
+            tokens=config.train.steps * (work.completions * work.length + continued) + prepass,
+            prepass=prepass * seconds_per_token,
+            continued=config.train.steps * continued,
             memory=self.memory,
             memory_available=self.memory_available,
         )

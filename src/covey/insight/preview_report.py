@@ -105,13 +105,13 @@ def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator
 
 
 def _extent(preview: Preview) -> Iterator[str]:
-    """Yield how much was sampled, and why no more."""
+    """Yield how much was sampled, and why it was not more."""
     measured = preview.measured
     count = len(measured.groups)
-    said = f"{count} problems, {len(preview.lengths)} completions"
+    extent = f"{count} problems, {len(preview.lengths)} completions"
     if measured.stopped:
-        said += f", stopped before all {measured.asked}"
-    yield said
+        extent += f", stopped before all {measured.requested}"
+    yield extent
     if measured.limit is not None:
         yield (
             f"sampled only {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens: about a "
@@ -132,12 +132,12 @@ def _sizes(preview: Preview) -> list[int]:
 
 def _by_size(preview: Preview) -> Iterator[str]:
     yield "group size   dead groups        completions for a live group"
-    drawn = min(len(g.completions) for g in preview.measured.groups)
+    samples = min(len(g.completions) for g in preview.measured.groups)
     for size in _sizes(preview):
         completions = _for_a_live_group(preview, size)
         needed = "-" if completions is None else f"{completions:.0f}"
         here = " <- rollout.group_size" if size == preview.group_size else ""
-        beyond = " (extrapolated by a fitted prior)" if size > drawn else ""
+        beyond = " (extrapolated by a fitted prior)" if size > samples else ""
         yield f"{size:>10}   {preview.dead(size)!s:<18} {needed:>5}{here}{beyond}"
 
 
@@ -150,8 +150,9 @@ def _texts(preview: Preview) -> Iterator[str]:
         f"{preview.speed:,.0f} tokens/s"
     )
     if inside := answers_inside(groups):
-        stands = [percent(inside[f"text/reference{where}"]) for where in ("", "_elsewhere")]
-        yield f"{stands[0]} of the completions contain the reference answer, {stands[1]} another problem's"
+        reference = percent(inside["text/reference"])
+        elsewhere = percent(inside["text/reference_elsewhere"])
+        yield f"{reference} of the completions contain the reference answer, {elsewhere} another problem's"
     yield from _rewards(preview)
 
 
@@ -161,12 +162,12 @@ def _rewards(preview: Preview) -> Iterator[str]:
     for name in groups[0].components:
         parts = [g.components[name] for g in groups]
         values = np.concatenate([part.values for part in parts])
-        known = values[~np.isnan(values)]
+        scored = values[~np.isnan(values)]
         statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
         other = "".join(f", {percent(n / len(values))} {status}" for status, n in statuses.most_common())
         seconds = preview.measured.reward_seconds.get(name)
         took = f", {1e3 * seconds:.3g} ms a completion" if seconds is not None else ""
-        mean = f"mean {known.mean():.3f}" if len(known) else "no value"
+        mean = f"mean {scored.mean():.3f}" if len(scored) else "no value"
         yield f"{name}: {mean}{other}{took}"
 
 
@@ -177,7 +178,7 @@ def _quantiles(preview: Preview) -> dict[str, float]:
 
 
 def _for_a_live_group(preview: Preview, size: int) -> float | None:
-    """Return completions sampled per live group, resampling included; None if no group is live."""
+    """Return the completions sampled for each live group, dead groups included; None if none is live."""
     live = 1 - preview.dead(size).value
     return size / live if live > 0.001 else None
 

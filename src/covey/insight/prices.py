@@ -56,8 +56,11 @@ def cost_lines(
     """Yield a line for people, if prices were given."""
     if not prices:
         return
-    found = costs(here, gpus, prices)
-    places = {device: "here" if device == HERE else f"on {device}" for device in found}
-    words = [f"{cost:.{2 if cost >= 1 else 3}f} {places[device]}" for device, cost in found.items()]
-    words += [f"unknown for {device}" for device in prices if device not in found]
+    cost_of = costs(here, gpus, prices)
+    words = []
+    for device, cost in cost_of.items():
+        decimals = 2 if cost >= 1 else 3
+        where = "here" if device == HERE else f"on {device}"
+        words.append(f"{cost:.{decimals}f} {where}")
+    words += [f"unknown for {device}" for device in prices if device not in cost_of]
     yield f"cost of the run at your prices (a lower bound on a GPU): {', '.join(words)}"

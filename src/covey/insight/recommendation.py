@@ -1,4 +1,4 @@
-"""`covey recommend`: choose a training method by the data there is, and show each one's memory."""
+"""`covey recommend`: choose a training method by the data that a user has, and show each one's memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Route(NamedTuple):
 
 
 class RouteRow(TypedDict):
-    """A method in the table of an answer."""
+    """A row of the table: a method, and whether the user's data and device are enough for it."""
 
     route: str
     needs: str

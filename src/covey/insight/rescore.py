@@ -41,15 +41,14 @@ class RescoredGroup:
 
     @property
     def flips(self) -> int:
-        """Number of completions whose advantage changes its sign: above the group's mean before, below now,
-        or vice versa.
-        """
+        """Number of completions that were above their group's mean and are below it now, or vice versa."""
         return int((_signs(self.old) * _signs(self.new) < 0).sum())
 
     @property
     def change(self) -> str:
         """The change of the group, in a word or two."""
-        dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
+        dead = not _signs(self.old).any()
+        now_dead = not _signs(self.new).any()
         if dead != now_dead:
             return "dies" if now_dead else "comes alive"
         if self.flips:
@@ -59,11 +58,11 @@ class RescoredGroup:
 
 def _signs(rewards: np.ndarray) -> np.ndarray:
     """Return (G,) of -1, 0, 1: below, at or above the mean of the group; equal rewards are all 0."""
-    known = rewards[~np.isnan(rewards)]
+    scored = rewards[~np.isnan(rewards)]
     # Compared exactly: a mean of equal rewards may differ from them by rounding.
-    if len(known) < 2 or (known == known[0]).all():
+    if len(scored) < 2 or (scored == scored[0]).all():
         return np.zeros(len(rewards))
-    centred = np.nan_to_num(rewards - known.mean())
+    centred = np.nan_to_num(rewards - scored.mean())
     return np.where(np.abs(centred) < 1e-12, 0.0, np.sign(centred))
 
 
@@ -91,17 +90,16 @@ def rescore(
     problems = {p.id: p for p in source.train}
     if permuted:
         order = permutation(key("answers of other rows"), len(source.train))
-        pairs = zip(order, np.roll(order, 1), strict=True)
-        problems = {
-            source.train[own].id: replace(source.train[own], columns=source.train[other].columns)
-            for own, other in pairs
-        }
+        for row, other in zip(order, np.roll(order, 1), strict=True):
+            problem = source.train[row]
+            problems[problem.id] = replace(problem, columns=source.train[other].columns)
     groups = list[RescoredGroup]()
     for step in logged:
         log = read_rollouts(stage, step)
-        own = [_problem_of(log, n, problems, wording, f"{stage}, step {step}") for n in log.groups]
-        completions = list(map(log.completion, range(len(log.rows))))
-        groups += rescored_step(log, step, own, completions, rewards, loaded.algorithm.credit)
+        where = f"{stage}, step {step}"
+        of_step = [_problem_of(log, number, problems, wording, where) for number in log.groups]
+        completions = [log.completion(n) for n in range(len(log.rows))]
+        groups += rescored_step(log, step, of_step, completions, rewards, loaded.algorithm.credit)
     return groups
 
 
@@ -115,27 +113,27 @@ def rescored_step(
 ) -> list[RescoredGroup]:
     """Score the groups of one step again: a problem for each group, a completion for each row of the log.
 
-    ``credit``: what the run's algorithm credits, which decides the reward of a completion with steps.
+    ``credit`` is the unit that the run's algorithm credits; it decides the reward of a completion with steps.
     """
     scorer = Scorer(rewards, step)
     # All groups are submitted first, then awaited: rewards run in parallel.
     pending = [
-        _submit(scorer, problem, [completions[place] for place in places])
-        for problem, places in zip(problems, log.groups.values(), strict=True)
+        _submit(scorer, problem, [completions[row] for row in rows])
+        for problem, rows in zip(problems, log.groups.values(), strict=True)
     ]
     scored = [with_credit(group.result(), credit) for group in pending]
     return [_result(log, step, number, group) for number, group in zip(log.groups, scored, strict=True)]
 
 
 def _problem_of(
-    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: ModelTexts, place: str
+    log: RolloutLog, number: int, problems: Mapping[str, Problem], wording: ModelTexts, where: str
 ) -> Problem:
-    """Return the problem of a group, with the note whether its prompt opens thoughts. Raises DataError."""
+    """Return the problem of a group, which notes whether its prompt opens thoughts. Raises DataError."""
     row = log.rows[log.groups[number][0]]
     problem = problems.get(row["problem"])
     if problem is None or not same_prompt(problem.prompt, row["prompt"]):
         raise DataError(
-            f"{place}: problem {row['problem']} is not in the run's data any more, or has another prompt. "
+            f"{where}: problem {row['problem']} is not in the run's data any more, or has another prompt. "
             "Put the data back"
         )
     # The logged prompt decides, since a chat template may have been changed.
@@ -153,20 +151,20 @@ def _submit(scorer: Scorer, problem: Problem, completions: Sequence[Completion])
 
 
 def _result(log: RolloutLog, step: int, number: int, new: Group) -> RescoredGroup:
-    old = np.array([log.rows[place]["reward"] for place in log.groups[number]], dtype=np.float64)
+    old = np.array([log.rows[row]["reward"] for row in log.groups[number]], dtype=np.float64)
     statuses = Counter[tuple[str, str]](
         (name, s.status) for name, component in new.components.items() for s in component.scores
     )
     return RescoredGroup(step, number, new.problem.id, old, new.rewards, statuses)
 
 
-def record(found: Sequence[RescoredGroup]) -> Mapping[str, object]:
+def record(groups: Sequence[RescoredGroup]) -> Mapping[str, object]:
     """Return the groups as JSON."""
     return {
-        "groups": len(found),
-        "changes": _counted(found),
-        "completions_that_change_sign": sum(g.flips for g in found),
-        "statuses": {f"{name}/{status}": part for (name, status), part in _statuses(found).items()},
+        "groups": len(groups),
+        "changes": _counted(groups),
+        "completions_that_change_sign": sum(g.flips for g in groups),
+        "statuses": {f"{name}/{status}": part for (name, status), part in _statuses(groups).items()},
         "of_groups": [
             {
                 "step": g.step,
@@ -176,26 +174,26 @@ def record(found: Sequence[RescoredGroup]) -> Mapping[str, object]:
                 "old": finite(g.old),
                 "new": finite(g.new),
             }
-            for g in found
+            for g in groups
         ],
     }
 
 
-def lines(run: Path, found: Sequence[RescoredGroup]) -> list[str]:
+def lines(run: Path, groups: Sequence[RescoredGroup]) -> list[str]:
     """Return lines for people: the changes, and the groups that change the most."""
-    counts = ", ".join(f"{count} {change}" for change, count in _counted(found).items())
-    old = np.concatenate([g.old for g in found])
-    new = np.concatenate([g.new for g in found])
-    flips = sum(g.flips for g in found)
-    text = [f"{len(found)} groups: {counts}"]
+    counts = ", ".join(f"{count} {change}" for change, count in _counted(groups).items())
+    old = np.concatenate([g.old for g in groups])
+    new = np.concatenate([g.new for g in groups])
+    flips = sum(g.flips for g in groups)
+    text = [f"{len(groups)} groups: {counts}"]
     text.append(f"{flips} of {len(old)} completions change sign; mean reward {_mean(old)} -> {_mean(new)}")
-    text += [f"{name}: {percent(part)} {status}" for (name, status), part in _statuses(found).items()]
-    return [*text, "", *_moved(run, found)]
+    text += [f"{name}: {percent(part)} {status}" for (name, status), part in _statuses(groups).items()]
+    return [*text, "", *_moved(run, groups)]
 
 
-def _moved(run: Path, found: Sequence[RescoredGroup]) -> Iterator[str]:
+def _moved(run: Path, groups: Sequence[RescoredGroup]) -> Iterator[str]:
     """Yield a line for each group that changes, those with the most sign changes first."""
-    moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
+    moved = sorted((g for g in groups if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
     for g in moved[:GROUPS_SHOWN]:
         yield f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
     if len(moved) > GROUPS_SHOWN:
@@ -206,19 +204,19 @@ def _mean(rewards: np.ndarray) -> str:
     return "-" if np.isnan(rewards).all() else f"{np.nanmean(rewards):.3f}"
 
 
-def _counted(found: Sequence[RescoredGroup]) -> dict[str, int]:
-    counts = Counter(g.change for g in found)
+def _counted(groups: Sequence[RescoredGroup]) -> dict[str, int]:
+    counts = Counter(g.change for g in groups)
     kinds = ("same", "changes sign", "comes alive", "dies", "stays dead")
     return {kind: counts[kind] for kind in kinds if counts[kind]}
 
 
-def _statuses(found: Sequence[RescoredGroup]) -> dict[tuple[str, str], float]:
+def _statuses(groups: Sequence[RescoredGroup]) -> dict[tuple[str, str], float]:
     """Return the fraction of completions that a reward could not read or score, by its status.
 
     A reward named without the run's settings may look for another answer format and find nothing.
     """
-    counts = sum((Counter(g.statuses) for g in found), Counter[tuple[str, str]]())
-    total = sum(len(g.new) for g in found)
+    counts = sum((Counter(g.statuses) for g in groups), Counter[tuple[str, str]]())
+    total = sum(len(g.new) for g in groups)
     return {key: count / total for key, count in sorted(counts.items()) if key[1] != "ok"}
 
 

@@ -1,4 +1,4 @@
-"""The end of a run or stage: its record, what is added to the verdict, its curve, the gain of each stage."""
+"""The end of a run: its record, its learning curve, its stages, and what is added to the verdict."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Result:
     """The record of how a run, or a stage of it, ended."""
 
     folder: Path
-    """Folder of the stage: `final/` in it is the model, or `examples.jsonl` the examples it made."""
+    """Folder of the stage. Its `final/` is the model, or its `examples.jsonl` the examples."""
     steps: int
     seconds: float
     example: str | Messages
-    """A prompt to try the model with; ``template`` has further arguments of its chat template."""
+    """A prompt to try the model with; ``template`` has further arguments for the chat template."""
     verdict: Verdict | None = None
     """The verdict; None if there were no held-out problems."""
     template: Mapping[str, object] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def kind(self) -> str:
-        """The kind of ``made``: `examples`, a `reward model` or a `model`."""
+        """The kind of ``made``: `examples`, `reward model` or `model`."""
         if self.made.name == EXAMPLES:
             return "examples"
         return "reward model" if is_reward_model(self.made) else "model"
@@ -100,7 +100,7 @@ def better_step_hint(best: Best | None, output: Path) -> str:
 
 
 def better_step_clause(best: Best, step: int, chosen: bool) -> str:
-    """Return the part of a verdict about a better step before the last, ``step``.
+    """Return the part of a verdict about a step that was better than the last one, ``step``.
 
     ``chosen``: `final/` is the best step.
     """
@@ -121,8 +121,10 @@ def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:
     description = "pairs with the chosen above the rejected"
     if len(held_out[0].answers) != 2:
         # An answer is one question; an answer with labels by step is one question per labelled step.
-        count = sum(1 if a.judgements is None else int(a.trained.sum()) for p in held_out for a in p.answers)
-        description = f"{'answers' if count == len(held_out) else 'steps'} judged as they are labelled"
+        answers = [answer for prompted in held_out for answer in prompted.answers]
+        count = sum(1 if a.judgements is None else int(a.trained.sum()) for a in answers)
+        judged = "answers" if count == len(held_out) else "steps"
+        description = f"{judged} judged as they are labelled"
     return f"Of {count} held-out {description}: {wilson(round(rates[0] * count), count)}"
 
 
@@ -142,13 +144,14 @@ def write_curve(path: Path, title: str, metrics: Records, evals: Records) -> Non
 
 
 def _training(metrics: Records, name: str, scale: float = 1.0) -> Line:
-    known = [(m["step"] + 1, scale * m[name]) for m in metrics if m.get(name) is not None]
-    means = [np.mean(known[i : i + SMOOTHING], axis=0).tolist() for i in range(0, len(known), SMOOTHING)]
-    return Line("training, sampled", [s for s, _ in means], [v for _, v in means], background=True)
+    points = [(m["step"] + 1, scale * m[name]) for m in metrics if m.get(name) is not None]
+    windows = [points[i : i + SMOOTHING] for i in range(0, len(points), SMOOTHING)]
+    means = [np.mean(window, axis=0).tolist() for window in windows]
+    return Line("training, sampled", [x for x, _ in means], [y for _, y in means], background=True)
 
 
 def _held_out(evals: Records, name: str, shown: str, scale: float = 1.0) -> Line:
-    """Return an estimate over the steps of its evaluations; None in a record means unknown."""
+    """Return an estimate over the steps at which it was evaluated; None in a record means unknown."""
 
     def values(key: str) -> list[float]:
         return [math.nan if e.get(key) is None else scale * e[key] for e in evals]

@@ -52,7 +52,9 @@ def last_turn(prompt: str | Messages) -> tuple[str, str]:
         return "", prompt
     system = [content_text(m["content"]) for m in prompt[:1] if m["role"] == "system"]
     user = [content_text(m["content"]) for m in prompt if m["role"] == "user"]
-    return "".join(system), (user or [content_text(prompt[-1]["content"])])[-1]
+    # A chat without a message of the user ends with the text to answer.
+    text = user[-1] if user else content_text(prompt[-1]["content"])
+    return "".join(system), text
 
 
 def shell_word(text: str) -> str:

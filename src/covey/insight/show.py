@@ -43,7 +43,7 @@ TABLE = {
 WIDTH = 78
 """Characters of a line of curves."""
 PLACES = ("group", "completion", "token")
-"""Keys of a finding's evidence that say where it is."""
+"""Keys of a finding's evidence that say which completion shows it."""
 PROMPT_SHOWN = 40
 """Characters of a prompt in the list of groups."""
 
@@ -80,10 +80,12 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
 
 
 def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
-    """Yield what is known of a run besides its numbers: progress, examples, other stages, verdict, end."""
+    """Yield the facts of a run besides its numbers: progress, examples, other stages, verdict, end."""
     course = f": {record['steps']} of {record['of']} steps in {duration(record['seconds'])}"
-    # Filtering samples each problem once, and has no steps.
-    yield f"{stage} ({record['method']}){'' if record['method'] == 'filter' else course}"
+    # A filter judges each row once, so it has no steps.
+    if record["method"] == "filter":
+        course = ""
+    yield f"{stage} ({record['method']}){course}"
     if record["examples"] is not None:
         yield f"{record['examples']} examples in {stage / EXAMPLES}"
     yield from (f"before it: covey show {other}" for other in stages_in(folder) if other != stage)
@@ -95,25 +97,26 @@ def findings(stage: Path) -> list[str]:
     return list(finding_lines(stage, explain_run(stage).findings))
 
 
-def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:
+def what_stands_out(stage: Path, of_run: Sequence[Finding]) -> list[str]:
     """Return the findings in words, or that there are none, unless the run ended early."""
     nothing = [] if read_ending(stage) else [f"nothing stands out in the metrics of {stage}"]
-    return [*finding_lines(stage, found)] or nothing
+    return [*finding_lines(stage, of_run)] or nothing
 
 
-def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
-    """Yield a line per finding, with the step counted from 1, and the evidence: where it is, or the command
-    that shows it.
+def finding_lines(stage: Path, of_run: Sequence[Finding]) -> Iterator[str]:
+    """Yield a line for each finding: its step, counted from 1, its sentence, and the completion that shows it
+    or the command that prints that.
     """
     logged = set(recorded_steps(stage))
-    for f in found:
-        step, group = f.evidence.get("step"), f.evidence.get("group")
+    for f in of_run:
+        step = f.evidence.get("step")
+        group = f.evidence.get("group")
         # The step of `covey show` counts from 0, as in the logs.
         places = [f"{name} {f.evidence[name]}" for name in PLACES if name in f.evidence]
-        place = f" ({', '.join(places)})" if places else ""
+        where = f" ({', '.join(places)})" if places else ""
         if step in logged and group is not None:
-            place = f" (covey show {stage} {step} {group})"
-        yield f"step {f.step + 1}: {f}{place}"
+            where = f" (covey show {stage} {step} {group})"
+        yield f"step {f.step + 1}: {f}{where}"
 
 
 def course_lines(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
@@ -178,9 +181,9 @@ def step_view(stage: Path, step: int, log: RolloutLog, why: str = "") -> tuple[S
     """Return the groups of a step's log. ``why``: the reason why dead groups have advantages."""
     rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r["spread"], r["group"]))
     # One range for all bars of the step, so that groups can be compared.
-    known = [r for row in rows for r in row["rewards"] if r is not None]
-    low = min(known, default=0.0)
-    high = max(known, default=1.0)
+    rewards = [r for row in rows for r in row["rewards"] if r is not None]
+    low = min(rewards, default=0.0)
+    high = max(rewards, default=1.0)
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
     head = ["group", "mean", "tokens", "rewards", "", "prompt"]
     lines += table([head, *(_group_cells(row, low, high) for row in rows)], numbers=3)
@@ -191,17 +194,17 @@ def step_view(stage: Path, step: int, log: RolloutLog, why: str = "") -> tuple[S
 
 def group_facts(log: RolloutLog, number: int) -> dict[str, Any]:
     """Return a group of the rollout log as JSON: its problem, rewards, their mean and their range."""
-    rows = [log.rows[place] for place in log.groups[number]]
+    rows = [log.rows[n] for n in log.groups[number]]
     rewards = [r["reward"] for r in rows]
-    known = [r for r in rewards if r is not None]
-    spread = float(np.ptp(known)) if known else 0.0
+    scored = [r for r in rewards if r is not None]
+    spread = float(np.ptp(scored)) if scored else 0.0
     return {
         "group": number,
         "problem": rows[0]["problem"],
         "prompt": rows[0]["prompt"],
         "trained": rows[0]["trained"],
         "rewards": rewards,
-        "mean": float(np.mean(known)) if known else None,
+        "mean": float(np.mean(scored)) if scored else None,
         "spread": spread,
         "dead": rows[0].get("dead", not spread),
     }
@@ -209,7 +212,7 @@ def group_facts(log: RolloutLog, number: int) -> dict[str, Any]:
 
 def _row(log: RolloutLog, number: int) -> dict[str, Any]:
     facts = group_facts(log, number)
-    tokens = float(np.mean([log.rows[place]["tokens"] for place in log.groups[number]]))
+    tokens = float(np.mean([log.rows[n]["tokens"] for n in log.groups[number]]))
     return {**facts, "prompt": spoken_prompt(facts["prompt"]), "tokens": tokens}
 
 
@@ -251,9 +254,9 @@ def end_reason(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
     if row["finish"] != "stop":
         return str(row["finish"])
     most = (rollout.get("tools") or {}).get("max_calls")
-    own = sum(turn.get("role") == "assistant" for turn in row.get("turns") or ())
+    model_turns = sum(turn.get("role") == "assistant" for turn in row.get("turns") or ())
     # Each turn of the model but the last one was answered.
-    if most and own > most:
+    if most and model_turns > most:
         return f"tool limit (rollout.tools.max_calls {most}): further calls were not answered"
     text = next((s for s in rollout.get("stop") or () if row["completion"].endswith(s)), None)
     return "end token" if text is None else f"stop string {text!r}"
@@ -269,7 +272,7 @@ def group_view(stage: Path, step: int, number: int, log: RolloutLog) -> tuple[Sh
     """Return a group of a step's log. Raises ConfigError if there is none of this number."""
     if number not in log.groups:
         raise ConfigError(f"{stage}: step {step} has no group {number}; it has 0 to {max(log.groups)}")
-    rows = [log.rows[place] for place in log.groups[number]]
+    rows = [log.rows[n] for n in log.groups[number]]
     # Completions without a reward come last.
     rows.sort(key=lambda r: -np.inf if r["reward"] is None else r["reward"], reverse=True)
     lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
@@ -295,7 +298,8 @@ def completion_line(row: Mapping[str, Any]) -> str:
         facts.append(f"advantage {row['advantage']:+.3g}")
     if not np.isnan(row["tokens"]):
         facts += [f"{row['tokens']} tokens", str(row["finish"])]
-    return "; ".join((", ".join(facts), *(f"{name} {_component(row, name)}" for name in row["components"])))
+    rewards = [f"{name} {_component(row, name)}" for name in row["components"]]
+    return "; ".join([", ".join(facts), *rewards])
 
 
 def _component(row: Mapping[str, Mapping[str, Any]], name: str) -> str:

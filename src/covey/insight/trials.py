@@ -48,10 +48,12 @@ def much_larger_lr(factor: float) -> Remedy:
 
 
 OUT_OF_RANGE: tuple[Remedy, ...] = (
-    ChangeTo("algorithm.entropy.coef", 0.001, lambda own: not own or own <= 0.01),
+    ChangeTo("algorithm.entropy.coef", 0.001, lambda coef: not coef or coef <= 0.01),
     weaker_pull,
     larger_alpha,
-    ChangeTo("rollout.temperature", 1.0, lambda own: isinstance(own, int | float) and 0.7 <= own <= 1.2),
+    ChangeTo(
+        "rollout.temperature", 1.0, lambda value: isinstance(value, int | float) and 0.7 <= value <= 1.2
+    ),
     *FEWER_UPDATES,
 )
 """Settings that metrics do not tell apart, tried where they are far from those in use."""
@@ -102,22 +104,25 @@ class Change(NamedTuple):
 def changes_worth_trying(
     stage: Path, findings: Sequence[Finding], setting: SettingOf, seed: int
 ) -> list[Change]:
-    """Return remedies of the findings, settings out of range, rates, and another order of the data; at most
-    ``MOST_CHANGES``.
+    """Return at most ``MOST_CHANGES`` changes: remedies of the findings, settings out of range, learning
+    rates, and another order of the data.
     """
     metrics = read_numbers(stage, "metrics.jsonl")
     evals = [Evaluation.from_record(record) for record in read_stream(stage, "evals.jsonl")]
     view = RunView(metrics, evals, setting, patient=False)
     rules = {rule.name: rule for rule in RULES}
-    found = [(f.id, remedy(view)) for f in findings if f.id in rules for remedy in rules[f.id].remedies]
-    probes = [(RANGE, probe(view)) for probe in OUT_OF_RANGE]
-    probes += [(RATE, probe(view)) for probe in LEARNING_RATES]
-    order = Change(yaml_line("seed", seed + 1), CHANCE)
-    lines = dict[str, str]()
-    for why, line in [*found, *probes]:
+    explained = [finding.id for finding in findings if finding.id in rules]
+    candidates = [(name, remedy(view)) for name in explained for remedy in rules[name].remedies]
+    candidates += [(RANGE, probe(view)) for probe in OUT_OF_RANGE]
+    candidates += [(RATE, probe(view)) for probe in LEARNING_RATES]
+    # A line that several reasons suggest is tried once, for the first of them.
+    reasons = dict[str, str]()
+    for why, line in candidates:
         if line is not None:
-            lines.setdefault(line, why)
-    return [*(Change(line, why) for line, why in list(lines.items())[: MOST_CHANGES - 1]), order]
+            reasons.setdefault(line, why)
+    changes = [Change(line, why) for line, why in reasons.items()]
+    other_order = Change(yaml_line("seed", seed + 1), CHANCE)
+    return [*changes[: MOST_CHANGES - 1], other_order]
 
 
 @dataclass(frozen=True)
@@ -144,11 +149,11 @@ class TrialResult:
         return "helps" if any(e.low > 0 for e in both) else "no clear change"
 
 
-def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps: int) -> list[TrialResult]:
-    """Return what each trial did; all began after ``begun`` steps and were to do ``steps`` more."""
+def trials_of(folders: Mapping[Change, Path], unchanged: Path, start: int, steps: int) -> list[TrialResult]:
+    """Return what each trial did; all began after ``start`` steps and were to do ``steps`` more."""
     # Two comparisons of each trial with the unchanged one: the chance of an error is divided among them.
     errors = NormalDist().inv_cdf(1 - FALSE_ALARM / 2 / max(1, 2 * len(folders)))
-    late = begun + steps // 2
+    late = start + steps // 2
     before = _accuracy(unchanged, late)
     return [
         TrialResult(
@@ -156,46 +161,50 @@ def trials_of(folders: Mapping[Change, Path], unchanged: Path, begun: int, steps
             folder,
             _held_out(unchanged, folder, change, errors),
             _training(before, _accuracy(folder, late), change, errors),
-            findings_since(folder, begun),
+            findings_since(folder, start),
             ending_of(folder),
         )
         for change, folder in folders.items()
     ]
 
 
-def compare_trial(change: Change, before: Path, after: Path, begun: int, end: int) -> TrialResult:
+def compare_trial(change: Change, before: Path, after: Path, start: int, end: int) -> TrialResult:
     """Return what a change did: the run ``after`` it against the one ``before``, in the same steps.
 
-    These are the later half of those from ``begun`` to ``end``, at most WIDEST. Held-out accuracy is compared
-    where both runs measured it after the same number of steps.
+    These are the later half of the steps from ``start`` to ``end``, at most WIDEST. Held-out accuracy is
+    compared where both runs measured it after the same number of steps.
     """
-    late = max(begun + (end - begun) // 2, end - WIDEST)
-    known = [{r["step"]: r for r in read_stream(run, "evals.jsonl")} for run in (before, after)]
-    common = [step for step in known[0] if step in known[1] and int(str(step)) > begun]
+    late = max(start + (end - start) // 2, end - WIDEST)
+    evals_before = {record["step"]: record for record in read_stream(before, "evals.jsonl")}
+    evals_after = {record["step"]: record for record in read_stream(after, "evals.jsonl")}
+    common = [step for step in evals_before if step in evals_after and int(str(step)) > start]
     held_out = NOT_KNOWN
     if common:
-        first, second = (Evaluation.from_record(records[common[-1]]) for records in known)
+        first = Evaluation.from_record(evals_before[common[-1]])
+        second = Evaluation.from_record(evals_after[common[-1]])
         held_out = _gain_held_out(first, second, change, Z95)
     training = _training(_accuracy(before, late, end), _accuracy(after, late, end), change, Z95)
-    return TrialResult(change, after, held_out, training, findings_since(after, begun), "")
+    return TrialResult(change, after, held_out, training, findings_since(after, start), "")
 
 
-def findings_since(folder: Path, begun: int) -> tuple[str, ...]:
+def findings_since(folder: Path, start: int) -> tuple[str, ...]:
     """Return the ids of the findings that a trial made itself."""
     records = read_stream(folder, STREAM)
-    return tuple(str(r["id"]) for r in records if isinstance(r["step"], int) and r["step"] >= begun)
+    return tuple(str(r["id"]) for r in records if isinstance(r["step"], int) and r["step"] >= start)
 
 
 def ending_of(folder: Path) -> str:
     """Return why a trial ended early, in its first sentence; empty if it did not."""
-    return "" if (folder / RESULT).exists() else read_ending(folder).partition(". ")[0] or "not finished"
+    if (folder / RESULT).exists():
+        return ""
+    return read_ending(folder).partition(". ")[0] or "not finished"
 
 
 def _held_out(unchanged: Path, changed: Path, change: Change, errors: float) -> Estimate:
     """Return the gain of held-out accuracy, greedy if the change is one of sampling itself."""
     ended = all((folder / RESULT).exists() for folder in (unchanged, changed))
-    measured = [_last_evaluation(folder) for folder in (unchanged, changed)]
-    before, after = measured
+    before = _last_evaluation(unchanged)
+    after = _last_evaluation(changed)
     if not ended or before is None or after is None:
         return NOT_KNOWN
     return _gain_held_out(before, after, change, errors)
@@ -213,7 +222,7 @@ def _last_evaluation(folder: Path) -> Evaluation | None:
 
 
 class _Accuracy(NamedTuple):
-    """Accuracy by problem, the smallest number of completions of a problem, and what `correct` means."""
+    """Accuracy by problem, the least number of completions of a problem, and the verdict."""
 
     of_problem: Mapping[str, float]
     completions: int
@@ -227,21 +236,22 @@ def _accuracy(folder: Path, late: int, end: float = math.inf) -> _Accuracy:
     verdict = evaluation.verdict if evaluation is not None else ""
     steps = [step for step in recorded_steps(folder) if late <= step < end]
     values = by_problem(folder, steps, lambda row: row["components"].get(verdict, row["reward"]))
-    counts = [len(own) for own in values.values()]
-    rates = {problem: float(np.mean(np.array(own) > 0.5)) for problem, own in values.items()}
-    return _Accuracy(rates, min(counts, default=1), verdict)
+    rates = {problem: float(np.mean(np.array(scores) > 0.5)) for problem, scores in values.items()}
+    fewest = min((len(scores) for scores in values.values()), default=1)
+    return _Accuracy(rates, fewest, verdict)
 
 
 def _training(before: _Accuracy, after: _Accuracy, change: Change, errors: float) -> Estimate:
-    """Return the gain of accuracy on the problems that both trials met; unknown if it means another thing."""
+    """Return the gain of accuracy on the problems that both trials met; unknown if its meaning changed."""
     common = sorted(before.of_problem.keys() & after.of_problem.keys())
     # Without a verdict by name, `correct` is what the changed rewards pay.
     means_another = change.key in SAMPLING or (change.key == "rewards" and not before.verdict)
     if not common or means_another or before.verdict != after.verdict:
         return NOT_KNOWN
-    own, now = (np.array([rates.of_problem[problem] for problem in common]) for rates in (before, after))
+    old = np.array([before.of_problem[problem] for problem in common])
+    new = np.array([after.of_problem[problem] for problem in common])
     doubt = 1 / math.sqrt(min(before.completions, after.completions))
-    return gain(own, now, doubt, errors=errors)
+    return gain(old, new, doubt, errors=errors)
 
 
 def helping(trials: Sequence[TrialResult]) -> list[TrialResult]:
@@ -270,9 +280,10 @@ def lines_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> 
     for t in sorted(trials, key=_gain, reverse=True):
         numbers = (points(t.held_out), points(t.training))
         line = t.change.line
-        line = line if len(line) <= WIDEST_CHANGE else f"{line[: WIDEST_CHANGE - 3]}..."
-        found = ", ".join(t.findings) or "none"
-        shown.append((line, t.change.why, *numbers, found, t.ended or t.effect))
+        if len(line) > WIDEST_CHANGE:
+            line = f"{line[: WIDEST_CHANGE - 3]}..."
+        ids = ", ".join(t.findings) or "none"
+        shown.append((line, t.change.why, *numbers, ids, t.ended or t.effect))
     yield from table([head, *shown])
     yield ""
     yield conclusion(trials, unchanged)
@@ -281,17 +292,18 @@ def lines_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> 
 def conclusion(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> str:
     """Return what the trials say: what makes more answers correct, and what ends the first finding."""
     good = helping(trials)
-    said = []
+    sentences = []
     if good:
         best, *others = good
-        said.append(f"{best.change.line} helps: {describe_trial(best)}")
+        sentences.append(f"{best.change.line} helps: {describe_trial(best)}")
         if others:
-            said.append(f"{', '.join(t.change.line for t in others)} helps too")
-    if unchanged and (ends := _ends(unchanged[0], trials)):
-        said.append(ends)
-    return (
-        ". ".join(said) or "no change does more than chance explains; try more steps (--steps), or your own"
-    )
+            sentences.append(f"{', '.join(t.change.line for t in others)} helps too")
+    ends = _ends(unchanged[0], trials) if unchanged else ""
+    if ends:
+        sentences.append(ends)
+    if not sentences:
+        return "no change does more than chance explains; try more steps (--steps), or your own"
+    return ". ".join(sentences)
 
 
 def _ends(finding: str, trials: Sequence[TrialResult]) -> str:

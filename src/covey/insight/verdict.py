@@ -1,4 +1,4 @@
-"""The verdict on a run by held-out problems: learned, did not, got worse, or cannot tell, with evidence."""
+"""The verdict on a run by held-out problems: one of four words, and a sentence with the evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SMALLEST_GAIN = 0.05
 """An interval within this distance of zero is evidence of no learning."""
 ACCURACIES = ("greedy", "sampled")
 ONE_CLAIM = 2.2414
-"""Standard errors at which either of two tests, greedy and sampled, fails in 5 % of runs (Bonferroni)."""
+"""Standard errors at which one of two tests, greedy and sampled, gives a false alarm in 5 % of runs
+(Bonferroni)."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,15 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: flo
 def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, Any]], seconds: float) -> Verdict | None:
     """Return the verdict that a run recorded at its end; until then, judge its ``evals``.
 
-    The recorded one includes the repeated measurement at the end. None if there were fewer than two
-    evaluations. Raises CheckpointError if the result is damaged.
+    The recorded verdict includes the measurement that is repeated at the end. None if there were fewer than
+    two evaluations. Raises CheckpointError if the result is damaged.
     """
-    said = verdict_record(stage)
-    if said is not None:
-        return Verdict(said.get("word", "cannot tell"), str(said.get("sentence", "")))
+    recorded = verdict_record(stage)
+    if recorded is not None:
+        return Verdict(recorded.get("word", "cannot tell"), str(recorded.get("sentence", "")))
     if len(evals) < 2:
         return None
-    first, last = (Evaluation.from_record(evals[n]) for n in (0, -1))
-    return judge_run(first, last, seconds)
+    return judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds)
 
 
 def change(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:
@@ -99,7 +99,7 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
 
 
 def _saturated(before: Evaluation, after: Evaluation) -> bool:
-    """Whether everything is correct, or incorrect, before and after: then accuracy cannot show a change."""
+    """Whether all answers are correct, or all incorrect, before and after: accuracy cannot show a change."""
     rates = np.concatenate([a for e in (before, after) for a in (e.greedy, e.pass_rate)])
     return bool((rates == rates[0]).all() and rates[0] in (0, 1))
 
@@ -109,14 +109,14 @@ def course(before: Evaluation, after: Evaluation) -> str:
     before, after = on_shared_problems(before, after)
     old = before.summary()
     new = after.summary()
-    said = (
+    accuracies = (
         f"{percent(old['greedy'].value)} -> {new['greedy']} greedy, "
         f"{percent(old['pass@1'].value)} -> {new['pass@1']} sampled"
     )
-    changed = np.isnan(before.reward).all()
-    if changed or all(np.array_equal(e.reward, e.pass_rate) for e in (before, after)):
-        return said
-    return f"{said}, reward {old['reward'].value:.3g} -> {new['reward']}"
+    unknown = np.isnan(before.reward).all()
+    if unknown or all(np.array_equal(e.reward, e.pass_rate) for e in (before, after)):
+        return accuracies
+    return f"{accuracies}, reward {old['reward'].value:.3g} -> {new['reward']}"
 
 
 def points(gain: Estimate) -> str:

@@ -113,14 +113,14 @@ def _value_targets(
 
 def _estimated(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
     """Return one group's advantages, (G,) or (G, T). Raises CoveyError for a faulty estimator of a user."""
-    place = f"problem {group.problem.id}, rewards {_listed(view.rewards)}"
+    subject = f"problem {group.problem.id}, rewards {_listed(view.rewards)}"
     try:
         advantages = estimator(view)
     except OwnFunctionError as error:
-        raise CoveyError(f"algorithm.advantage {error}; {place}") from error
+        raise CoveyError(f"algorithm.advantage {error}; {subject}") from error
     wrong = _misfit(advantages, view.mask)
     if wrong:
-        raise CoveyError(f"algorithm.advantage {estimator.name} {wrong}; {place}")
+        raise CoveyError(f"algorithm.advantage {estimator.name} {wrong}; {subject}")
     return advantages.detach()
 
 
@@ -152,9 +152,9 @@ def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | N
     if not bool(((batch.advantages == first) | ~batch.mask).all()):
         return None  # advantages by token need not sum to zero
     for g, group in enumerate(groups):
-        own = first[(batch.group == g) & batch.mask.any(-1), 0].double()
-        if len(own) > 1 and float(own.sum().abs()) > CENTRED * float(own.abs().sum()):
-            return group, float(own.sum())
+        advantages = first[(batch.group == g) & batch.mask.any(-1), 0].double()
+        if len(advantages) > 1 and float(advantages.sum().abs()) > CENTRED * float(advantages.abs().sum()):
+            return group, float(advantages.sum())
     return None
 
 
@@ -210,8 +210,8 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     rest = rewards.clone()
     for component in group.components.values() if group.credit in ("step", "token") else ():
         # Empty for a function that gives no steps.
-        own = [s for s, known in zip(component.steps, group.scorable, strict=False) if known]
-        for row, given in enumerate(own):
+        steps_by_row = [s for s, known in zip(component.steps, group.scorable, strict=False) if known]
+        for row, given in enumerate(steps_by_row):
             for value, end in zip(given.values, given.ends, strict=True):
                 token_rewards[row, _trained_at(mask[row], end)] += component.weight * value
                 rest[row] -= component.weight * value
@@ -220,10 +220,10 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     return token_rewards * mask
 
 
-def _trained_at(mask: Tensor, place: int) -> int:
+def _trained_at(mask: Tensor, end: int) -> int:
     """Return the last trained token up to a place, else the first one: inserted tokens get no reward."""
     trained = torch.nonzero(mask)[:, 0]
-    before = trained[trained <= place]
+    before = trained[trained <= end]
     if len(before):
         return int(before[-1])
     return int(trained[0]) if len(trained) else 0

@@ -227,8 +227,8 @@ class Learner(Generic[M]):
         names = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
         # Policy and optimizer list their parameters in the same order; a head comes last.
         masters = zip((*names, *self.policy.unsaved()), self.optimizer.masters, strict=False)
-        own = [n for n, m in masters if m.grad is not None and not local_part(m.grad).isfinite().all()]
-        return list(dict.fromkeys(name for names in gather(own) for name in names))
+        nonfinite = [n for n, m in masters if m.grad is not None and not local_part(m.grad).isfinite().all()]
+        return list(dict.fromkeys(name for names in gather(nonfinite) for name in names))
 
     def check_finite(self, what: str) -> None:
         """Raise GuardStop if a weight is not finite, so that it is never written."""

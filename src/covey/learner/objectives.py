@@ -73,10 +73,10 @@ class ValueObjective:
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
         """Return a micro-batch's part of the loss, and its value for the log."""
-        known = micro.rows.value_targets
-        assert scores.values is not None and known is not None
+        frozen = micro.rows.value_targets
+        assert scores.values is not None and frozen is not None
         values = micro.packed.unpack(scores.values)
-        old, targets, mask = (x.to(values.device) for x in (known.values, known.targets, micro.rows.mask))
+        old, targets, mask = (x.to(values.device) for x in (frozen.values, frozen.targets, micro.rows.mask))
         each = value_loss(values, old, targets, clip_value=self.critic.clip)
         # Divided by the step's tokens, so that micro-batches add up to the mean.
         loss = each.where(mask, 0.0).sum() / micro.totals.tokens

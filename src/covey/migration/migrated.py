@@ -56,12 +56,12 @@ def nested(config: Mapping[str, object]) -> dict[str, object]:
     root = dict[str, object]()
     for key, value in config.items():
         *path, last = key.split(".")
-        place = root
+        section = root
         for name in path:
-            inner = place.setdefault(name, {})
+            inner = section.setdefault(name, {})
             assert isinstance(inner, dict)  # no setting is a section and a value
-            place = inner
-        place[last] = value
+            section = inner
+        section[last] = value
     return root
 
 

@@ -41,13 +41,13 @@ def read_settings(file: Path) -> dict[str, object]:
         raise ConfigError(f"{file} is not text; give a YAML file or a shell script") from None
     if file.suffix in (".yaml", ".yml"):
         return dict(flat(parse_yaml(content, file)[0]))
-    found = dict(_overrides(text))
-    if not found:
+    settings = dict(_overrides(text))
+    if not settings:
         raise ConfigError(
             f"{file}: no settings found; give a YAML file, or a script that starts the trainer with settings "
             "as key=value. A Python script for TRL needs no new config: import from covey.trl instead of trl"
         )
-    return found
+    return settings
 
 
 def flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
@@ -61,7 +61,7 @@ def flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, 
 
 def _overrides(script: str) -> Iterator[tuple[str, object]]:
     """Yield the overrides of a shell script, with its own variables put in their places."""
-    known = dict[str, str]()
+    variables = dict[str, str]()
     for line in script.replace("\\\n", " ").splitlines():
         if line.lstrip().startswith("#"):
             continue
@@ -74,20 +74,20 @@ def _overrides(script: str) -> Iterator[tuple[str, object]]:
             value = assigned[2].partition("#")[0].strip()
             if len(words) == 1:
                 value = words[0].partition("=")[2]  # without its quotes
-            known[assigned[1]] = _filled(value, known)
+            variables[assigned[1]] = _filled(value, variables)
         for word in words:
             match = OVERRIDE.match(word)
             if match:
-                yield match[1], yaml_value(_filled(match[2], known))
+                yield match[1], yaml_value(_filled(match[2], variables))
 
 
-def _filled(text: str, known: Mapping[str, str]) -> str:
+def _filled(text: str, variables: Mapping[str, str]) -> str:
     """Replace variables by their values or defaults, and sums by their results; others stay as they are."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]
         default = match[2] if match[2] is not None else match[0]
-        return known.get(name, os.environ["HOME"] if name == "HOME" and "HOME" in os.environ else default)
+        return variables.get(name, os.environ["HOME"] if name == "HOME" and "HOME" in os.environ else default)
 
     before = ""
     while before != text:

@@ -13,7 +13,7 @@ def from_trl(theirs: Mapping[str, object]) -> MigrationResult:
     loaded = load_config(values=nested(theirs))
     values = dict(flatten(resolved(loaded)))
     given = [key for key in values if any(key == o or key.startswith(f"{o}.") for o in loaded.origins)]
-    found = MigrationResult({})
-    found.config = {key: values[key] for key in given}
-    found.notes = list(loaded.notes)
-    return found
+    migrated = MigrationResult({})
+    migrated.config = {key: values[key] for key in given}
+    migrated.notes = list(loaded.notes)
+    return migrated

@@ -250,11 +250,11 @@ def _kl(m: MigrationResult) -> dict[str, object] | None:
 def _estimator(m: MigrationResult, name: str, usual: str, used: bool) -> dict[str, object]:
     """Return a KL's estimator; the suffix + asks for k2's gradient."""
     kind = str(m.take(name, usual))
-    known = KL.get(kind.removesuffix("+"))
-    if known is None and used:
+    estimator = KL.get(kind.removesuffix("+"))
+    if estimator is None and used:
         m.without[f"{name}: {kind}"] = f"no such estimator; this is {KL[usual]}"
     gradient = {"gradient": "straight_through"} if kind.endswith("+") else {}
-    return {"estimator": known or KL[usual], **gradient}
+    return {"estimator": estimator or KL[usual], **gradient}
 
 
 def _rewards(m: MigrationResult) -> None:

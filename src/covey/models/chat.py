@@ -131,8 +131,8 @@ def _with_objects(messages: Messages) -> Messages:
     copies = []
     for message in messages:
         calls = message.get("tool_calls")
-        own = {"tool_calls": [_with_object(call) for call in calls]} if isinstance(calls, list) else {}
-        copies.append({**message, **own})
+        parsed = {"tool_calls": [_with_object(call) for call in calls]} if isinstance(calls, list) else {}
+        copies.append({**message, **parsed})
     return copies
 
 

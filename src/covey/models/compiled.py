@@ -102,7 +102,7 @@ class AutogradContext:
     cubic: float
     inverse: float
     mask: SamplingMask | None
-    known: int | None
+    drawable_ids: int | None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keep nothing."""
@@ -312,7 +312,7 @@ def score_compiled(
     temperature: float,
     mask: SamplingMask | None,
     cap: float | None,
-    known: int | None,
+    drawable_ids: int | None,
 ) -> TokenScores:
     """Score tokens as ``score_tokens`` does, with compiled operations; the backward pass recomputes logits.
 
@@ -320,7 +320,7 @@ def score_compiled(
     """
     # The weight is an argument so that autograd runs the backward pass if it alone is trained.
     arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask, cap or UNCAPPED)
-    logprobs, entropy, collision = _ScoreFunction.apply(*arguments, known)
+    logprobs, entropy, collision = _ScoreFunction.apply(*arguments, drawable_ids)
     return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
 
 
@@ -335,13 +335,13 @@ class _ScoreFunction(torch.autograd.Function):
         weight: Tensor,
         mask: SamplingMask | None,
         cap: float,
-        known: int | None,
+        drawable_ids: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
         # The only memory for logits, (chunk, V): every chunk overwrites it, in the backward pass too.
         buffer = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
         for x, rows in _chunks(hidden, buffer):
-            logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start, known)
+            logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start, drawable_ids)
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
             call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
         ctx.save_for_backward(hidden, targets, entropy, buffer)
@@ -350,7 +350,7 @@ class _ScoreFunction(torch.autograd.Function):
         ctx.weight = weight
         ctx.mask = mask
         ctx.cap = cap
-        ctx.known = known
+        ctx.drawable_ids = drawable_ids
         ctx.mark_non_differentiable(collision)
         return logprobs, entropy, collision
 
@@ -369,7 +369,8 @@ class _ScoreFunction(torch.autograd.Function):
         # One pass over the chunks fills dhidden and, where the head is trained, sums its gradient.
         def add(into: Tensor | None) -> None:
             for x, rows in _chunks(hidden, buffer):
-                logits = exclude(_logits(ctx.layer, x, buffer, ctx.cap), ctx.mask, rows.start, ctx.known)
+                raw = _logits(ctx.layer, x, buffer, ctx.cap)
+                logits = exclude(raw, ctx.mask, rows.start, ctx.drawable_ids)
                 grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
                 parts = (targets[rows], ctx.inverse, inverse_cap, *grads)
                 # In place: the logits of the chunk become their gradients.

@@ -81,14 +81,14 @@ def group_mask(sequences: Sequences) -> BlockMask:
     prompt_end = prompt + prompt_length
 
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        own = (start[query] <= key) & (key <= query)
-        return own | ((prompt[query] <= key) & (key < prompt_end[query]))
+        same_sequence = (start[query] <= key) & (key <= query)
+        return same_sequence | ((prompt[query] <= key) & (key < prompt_end[query]))
 
     # Which blocks of 128 x 128 have a visible pair, from the spans alone: the mask (T, T) is never built.
-    # own and touched (T, blocks): whether a query's own sequence, or also its prompt, reaches into the block.
+    # (T, blocks): a query's own sequence, or that and its prompt, reaches into the block.
     first, places = (torch.arange(0, size, step, device=spans.device) for step in (BLOCK, 1))
-    own = (start[:, None] < first + BLOCK) & (first <= places[:, None])
-    touched = own | ((prompt[:, None] < first + BLOCK) & (first < prompt_end[:, None]))
+    same_sequence = (start[:, None] < first + BLOCK) & (first <= places[:, None])
+    touched = same_sequence | ((prompt[:, None] < first + BLOCK) & (first < prompt_end[:, None]))
     seen = touched.view(count, BLOCK, count).any(1).int()
     # Per block of queries: how many blocks of keys it reads, and their numbers ahead of all others.
     order = seen.argsort(dim=1, descending=True, stable=True).int()

@@ -52,11 +52,11 @@ def render(template: str) -> None:
         raise ValueError(message)
 
     environment.globals |= {"raise_exception": refuse, "strftime_now": str}
-    known = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     compiled = environment.from_string(GENERATION.sub("", template))
     for chat in CHATS:
         for begin in (True, False):
-            compiled.render(messages=chat, add_generation_prompt=begin, **known)
+            compiled.render(messages=chat, add_generation_prompt=begin, **special)
 
 
 def use(file: str) -> None:

@@ -238,15 +238,15 @@ class Layer(nn.Module):
             ops.linear(self.down, ops.gate_mul(ops.linear(self.gate_up, h), self.gate)), 1, ops
         )
 
-    def _enter(self, x: Tensor, delta: Tensor | None, place: int, ops: Ops) -> tuple[Tensor, Tensor]:
-        norm = self.before[place]
+    def _enter(self, x: Tensor, delta: Tensor | None, branch: int, ops: Ops) -> tuple[Tensor, Tensor]:
+        norm = self.before[branch]
         if norm is not None:
             return ops.add_norm(x, delta, norm)
         total = x if delta is None else x + delta
         return total, total.to(x.dtype if delta is None else delta.dtype)
 
-    def _leave(self, out: Tensor, place: int, ops: Ops) -> Tensor:
-        norm = self.after[place]
+    def _leave(self, out: Tensor, branch: int, ops: Ops) -> Tensor:
+        norm = self.after[branch]
         out = out if norm is None else ops.add_norm(out, None, norm)[1]
         return out if self.residual == 1 else out * self.residual
 
@@ -265,8 +265,8 @@ def _window(attention: nn.Module, config: PretrainedConfig) -> int | None:
 
     Other families' configs have a `sliding_window` or `layer_types` too, but their modules do not read it.
     """
-    said = config if FAMILIES[config.model_type].slides else attention
-    window = getattr(said, "sliding_window", None) if getattr(attention, "is_sliding", True) else None
+    owner = config if FAMILIES[config.model_type].slides else attention
+    window = getattr(owner, "sliding_window", None) if getattr(attention, "is_sliding", True) else None
     return window if window and window < config.max_position_embeddings else None
 
 

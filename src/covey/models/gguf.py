@@ -88,16 +88,16 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model of a GGUF file in float32, and its tokenizer. Raises ConfigError."""
     from gguf import GGUFReader
 
-    place = str(file.parent)
+    folder = str(file.parent)
     options = {"gguf_file": file.name}
     try:
         with _bars_for_people():
             reader = GGUFReader(file)
-            tokenizer = AutoTokenizer.from_pretrained(place, **options)
-            config = AutoConfig.from_pretrained(place, **options)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            config = AutoConfig.from_pretrained(folder, **options)
             _set_head_size(config, reader)
             model, report = AutoModelForCausalLM.from_pretrained(
-                place, config=config, dtype=torch.float32, output_loading_info=True, **options
+                folder, config=config, dtype=torch.float32, output_loading_info=True, **options
             )
     except Exception as error:  # a damaged file makes the libraries fail in any way
         if out_of_memory(error):

@@ -98,8 +98,8 @@ def _stored(values: np.ndarray, precision: str) -> str:
 def _refuse(config: PretrainedConfig, folder: Path) -> None:
     """Raise ConfigError for what a GGUF file of ours would not say."""
     if config.model_type not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ConfigError(f"--gguf writes {known}, not {config.model_type}; {INSTEAD} {folder}")
+        names = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"--gguf writes {names}, not {config.model_type}; {INSTEAD} {folder}")
     kind = (config.rope_parameters or {}).get("rope_type", "default")
     if kind != "default":
         raise ConfigError(f"--gguf does not write positions of the type {kind!r}; {INSTEAD} {folder}")

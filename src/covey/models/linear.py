@@ -144,8 +144,8 @@ class FusedLinear:
     @property
     def parameters(self) -> list[Tensor]:
         """The weights, then the biases, then A and B of each adapter."""
-        own = [m.weight for m in self.modules] + [m.bias for m in self.modules if m.bias is not None]
-        return own + [p for of in self.low_rank if of for p in of.parameters]
+        of_layers = [m.weight for m in self.modules] + [m.bias for m in self.modules if m.bias is not None]
+        return of_layers + [p for of in self.low_rank if of for p in of.parameters]
 
     @property
     def sizes(self) -> list[int]:

@@ -41,13 +41,13 @@ class Activations:
             yield
             self.most = max(self.most, torch.cuda.memory_allocated(device) - before)
             return
-        known = {w.untyped_storage().data_ptr() for w in weights}
+        weight_storages = {w.untyped_storage().data_ptr() for w in weights}
         saved = dict[int, int]()
 
         # autograd calls this for every tensor that it saves; views and repeats share a storage.
         def keep(tensor: Tensor) -> tuple[Tensor, int]:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
+            if storage.data_ptr() not in weight_storages:
                 saved[storage.data_ptr()] = storage.nbytes()
             # The tensor itself would keep its own graph alive.
             return tensor.detach(), version_of(tensor)

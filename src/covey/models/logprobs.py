@@ -57,13 +57,13 @@ def score_tokens(
     temperature: float,
     reference: tuple[Tensor, Head] | None = None,
     mask: SamplingMask | None = None,
-    known: int | None = None,
+    drawable_ids: int | None = None,
 ) -> TokenScores:
     """Score ``targets`` (M,) under softmax(head(hidden) / temperature), hidden (M, D).
 
     Chunks are recomputed in the backward pass. ``reference`` gives the other model's hidden states
-    and head for the full-vocabulary KL. Both softmaxes are over the ids below ``known``, and with ``mask``
-    over those that it keeps.
+    and head for the full-vocabulary KL. Both softmaxes are over the ids below ``drawable_ids``; a ``mask``
+    leaves fewer of them.
     """
     # A head is any callable, so one row has to tell how many logits it gives.
     vocabulary = int(head(hidden[:1].detach()).shape[-1])
@@ -72,7 +72,7 @@ def score_tokens(
     parts = []
     for start in range(0, max(len(hidden), 1), rows):
         h, r, y = (x[start : start + rows] for x in (hidden, ref_hidden, targets))
-        arguments = (h, head, y, temperature, r, ref_head, mask, start, known)
+        arguments = (h, head, y, temperature, r, ref_head, mask, start, drawable_ids)
         # A single chunk is within the limit anyway and may keep its logits.
         if torch.is_grad_enabled() and len(hidden) > rows:
             parts.append(checkpoint(_score, *arguments, use_reentrant=False))
@@ -90,31 +90,33 @@ def _score(
     ref_head: Head | None,
     mask: SamplingMask | None,
     start: int,
-    known: int | None,
+    drawable_ids: int | None,
 ) -> tuple[Tensor, ...]:
     # (rows, V) from here on; excluded ids have probability 0 and add 0 to every sum.
-    all_logprobs = exclude(head(hidden).float() / temperature, mask, start, known).log_softmax(-1)
+    all_logprobs = exclude(head(hidden).float() / temperature, mask, start, drawable_ids).log_softmax(-1)
     probs = all_logprobs.exp()
     logprobs = all_logprobs.gather(1, targets[:, None])[:, 0]
     entropy = -(probs * all_logprobs).sum(-1)
     collision = probs.square().sum(-1)
     full_kl = torch.zeros_like(entropy)
     if ref_head is not None:
-        reference = exclude(ref_head(ref_hidden).float() / temperature, mask, start, known).log_softmax(-1)
+        reference = exclude(
+            ref_head(ref_hidden).float() / temperature, mask, start, drawable_ids
+        ).log_softmax(-1)
         full_kl = (probs * (all_logprobs - reference)).sum(-1)
     return logprobs, entropy, collision, full_kl
 
 
-def exclude_unknown(logits: Tensor, known: int | None) -> Tensor:
-    """Exclude, in place, the ids from ``known`` on, which pad the vocabulary and mean nothing. (n, V)."""
-    if known is not None and known < logits.shape[-1]:
-        logits[:, known:] = EXCLUDED
+def exclude_unknown(logits: Tensor, drawable_ids: int | None) -> Tensor:
+    """Exclude, in place, ids that pad the vocabulary: those from ``drawable_ids`` on. (n, V)."""
+    if drawable_ids is not None and drawable_ids < logits.shape[-1]:
+        logits[:, drawable_ids:] = EXCLUDED
     return logits
 
 
-def exclude(logits: Tensor, mask: SamplingMask | None, start: int, known: int | None) -> Tensor:
+def exclude(logits: Tensor, mask: SamplingMask | None, start: int, drawable_ids: int | None) -> Tensor:
     """Exclude, in place, ids that could not be drawn; logits (n, V) are of predictions from ``start`` on."""
-    logits = exclude_unknown(logits, known)
+    logits = exclude_unknown(logits, drawable_ids)
     if mask is None:
         return logits
     # Kept ids are few: mark them in the flat array and exclude the rest.

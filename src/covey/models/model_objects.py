@@ -98,6 +98,25 @@ def _check_adapter(adapter: PeftModel) -> None:
             raise ConfigError(
                 f"model: {name} has no bias that the adapter's could be merged into; leave out lora_bias"
             )
+    _check_shared_weights(adapter.get_base_model())
+
+
+def _check_shared_weights(model: PreTrainedModel) -> None:
+    """Raise ConfigError for an adapter of weights that embedding and output layer share.
+
+    Merging it into one would change the other as well, so that `final/` would be another model.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    if outputs is None or outputs.weight is not inputs.weight:
+        return
+    for name, layer in (("embedding", inputs), ("output layer", outputs)):
+        if isinstance(layer, BaseTunerLayer):
+            raise ConfigError(
+                f"model: its adapter includes the {name}, whose weights embedding and output layer share "
+                "(tie_word_embeddings), so merging it would change both. Leave it out of target_modules"
+            )
 
 
 def _has_head(model: PreTrainedModel) -> bool:

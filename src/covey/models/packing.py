@@ -66,9 +66,9 @@ class Packed:
         prefix, prefix_length, start, length = (column[:, None] for column in self.completions.T)
         column = torch.arange(int((prefix_length + length).max()), device=start.device)
         # (N, W): columns of the prompt come first, then those of the completion, then padding.
-        own = start + column - prefix_length
+        in_completion = start + column - prefix_length
         real = column < prefix_length + length
-        return torch.where(column < prefix_length, prefix + column, own).where(real, 0), real
+        return torch.where(column < prefix_length, prefix + column, in_completion).where(real, 0), real
 
     def to(self, device: torch.device) -> Packed:
         """The same packing with its tensors on ``device``."""

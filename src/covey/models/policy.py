@@ -187,8 +187,8 @@ class Policy:
     @property
     def end_id(self) -> int:
         """The id that ends a plain text: the tokenizer's end of sequence, else the first of ``end_ids``."""
-        own = self.tokenizer.eos_token_id
-        return self.end_ids[0] if own is None else own
+        end_of_sequence = self.tokenizer.eos_token_id
+        return self.end_ids[0] if end_of_sequence is None else end_of_sequence
 
     @property
     def word_ids(self) -> int:
@@ -344,10 +344,10 @@ class Policy:
         ids = torch.from_numpy(tokens)[None].to(self.device)
         expected = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float().softmax(-1)
         packed = pack([tokens[:1]], [[tokens[1:]]]).to(self.device)
-        found = self.head(self.hidden(packed)).float().softmax(-1)
+        computed = self.head(self.hidden(packed)).float().softmax(-1)
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.2
         # Broken weights give NaN either way, and are reported where they are read.
-        return bool(torch.allclose(expected, found, atol=tolerance, equal_nan=True))
+        return bool(torch.allclose(expected, computed, atol=tolerance, equal_nan=True))
 
     @torch.no_grad()
     def _head_explains_logits(self) -> bool:

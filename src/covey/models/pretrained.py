@@ -71,10 +71,10 @@ def pretrained(
         _check_size(loader, config, Path(source))
     # Mismatched shapes are reported by `_check_whole`, which names model and file.
     options = {"dtype": dtype, "local_files_only": local_files_only}
-    model, found = load_exclusively(
+    model, report = load_exclusively(
         loader, source, ignore_mismatched_sizes=True, output_loading_info=True, **options
     )
-    _check_whole(model, found, str(source))
+    _check_whole(model, report, str(source))
     return model
 
 

@@ -170,8 +170,8 @@ def conversation_ids(
         text = answer if isinstance(answer, str) else "".join(str(m["content"]) for m in answer)
         ids = list(tokenizer(prompt + text, add_special_tokens=True)["input_ids"])
     else:
-        said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        whole = chat_text(tokenizer, [*prompt, *said], shown_with(template), begin=False)
+        turns = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+        whole = chat_text(tokenizer, [*prompt, *turns], shown_with(template), begin=False)
         ids = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
     # What a sequence head would take for padding.
     while ids and ids[-1] == tokenizer.pad_token_id:

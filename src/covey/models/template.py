@@ -83,11 +83,11 @@ def template_facts(
     tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object] | None = None
 ) -> TemplateFacts:
     """The facts of a tokenizer's template. ``arguments`` are its other variables; tools do not matter."""
-    own = {k: v for k, v in (arguments or {}).items() if k not in ("tools", "documents")}
+    variables = {k: v for k, v in (arguments or {}).items() if k not in ("tools", "documents")}
     try:
-        written = json.dumps(own, sort_keys=True)
+        written = json.dumps(variables, sort_keys=True)
     except (TypeError, ValueError):  # arguments that are no JSON cannot be a key of the cache
-        return _facts_of(_Template(tokenizer, own))
+        return _facts_of(_Template(tokenizer, variables))
     # A tokenizer can be changed after it was asked, so what its facts depend on belongs to the key.
     state = (str(tokenizer.chat_template), len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
     return _remembered(tokenizer, state, written)
@@ -112,8 +112,8 @@ class _Template:
             text = chat_text(self.tokenizer, [*ASKED, *messages], self.arguments, begin)
         except (ConfigError, DataError):
             return None
-        _, found, rest = text.partition(QUESTION)
-        return rest if found else text
+        _, question, rest = text.partition(QUESTION)
+        return rest if question else text
 
     def conversation(self, messages: Messages = ASKED) -> str:
         """The rendered conversation; empty if the template refuses it."""
@@ -232,8 +232,8 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
     It may differ from the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, and base models with a
     template often have `<|im_end|>`.
     """
-    _, found, behind = plain.rpartition(ANSWER)
-    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    _, answer, behind = plain.rpartition(ANSWER)
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if answer else []
     special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
     # A beginning of sequence behind an answer belongs to the next turn, unless it is the end as well.
     if tokenizer.bos_token_id != tokenizer.eos_token_id:
@@ -245,15 +245,15 @@ def _marks(template: _Template, answer_header: str, plain: str) -> Thoughts | No
     """The marks around thoughts given apart from an answer, or else those that the template mentions."""
     # A rendering that shows marks consists of: before, THOUGHT, between, ANSWER.
     shown = template.after_question([_thinking()]) or ""
-    before, found, after = shown.partition(THOUGHT)
+    before, thought, after = shown.partition(THOUGHT)
     between, answered, _ = after.partition(ANSWER)
-    if not (found and answered and between.strip()):
+    if not (thought and answered and between.strip()):
         texts = (answer_header, plain, template.source)
-        known = next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
-        return known or _prompted_marks(answer_header, plain)
-    known = next((k for k in KNOWN if k.open in before and k.close in between), None)
-    if known is not None:
-        return known
+        listed = next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
+        return listed or _prompted_marks(answer_header, plain)
+    listed = next((k for k in KNOWN if k.open in before and k.close in between), None)
+    if listed is not None:
+        return listed
     # The header of a turn is what thoughts and the bare beginning share; where that opens thoughts it is all.
     header = _shared(answer_header, before)
     opening = before.removeprefix(header).strip() or "".join(MARK.findall(before)[-1:])
@@ -274,9 +274,9 @@ def _prompted_marks(answer_header: str, plain: str) -> Thoughts | None:
     """The tag at the prompt's end, opened, or opened and closed; None if plain answers have it as well."""
     tail = answer_header.rstrip()
     header = plain.partition(ANSWER)[0].rstrip()
-    known = next((k for k in KNOWN if tail.endswith(k.open) and not header.endswith(k.open)), None)
-    if known is not None:
-        return known
+    listed = next((k for k in KNOWN if tail.endswith(k.open) and not header.endswith(k.open)), None)
+    if listed is not None:
+        return listed
     for pattern, write in ((XML_TAG, "<{}>"), (BRACKETS, "[{}]")):
         tag = pattern.search(tail)
         if tag is None or tag[2].lower() in NO_THOUGHTS:
@@ -303,9 +303,9 @@ def _unthinking(template: _Template, answer_header: str, plain: str, marks: Thou
     earlier = template.after_question([_answer(), {"role": "user", "content": "another question"}]) or ""
     opened = answer_header.rpartition(marks.open)[2]
     for text in (plain, earlier):
-        _, found, pair = text.partition(ANSWER)[0].rpartition(marks.open)
+        _, opening, pair = text.partition(ANSWER)[0].rpartition(marks.open)
         inside, closed, _ = pair.partition(marks.close)
-        if found and closed and not inside.strip():
+        if opening and closed and not inside.strip():
             return pair.removeprefix(opened) if pair.startswith(opened) else pair.lstrip()
     return None
 
@@ -356,10 +356,10 @@ def thoughts_of(
 
 def _beginning(prompt: str, messages: Messages, answer_header: str) -> str:
     """The end of a rendered prompt, after the last content: text of the template alone."""
-    _, found, rest = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
+    _, content, rest = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
     # A short content may occur within the template's words, and some templates change a content.
     least = len(answer_header.rstrip())
-    return rest if found and len(rest) > least else prompt[len(prompt) - least :]
+    return rest if content and len(rest) > least else prompt[len(prompt) - least :]
 
 
 def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool) -> str | None:

@@ -77,10 +77,10 @@ def _remedy(tokenizer: PreTrainedTokenizerBase, problem: Problem, opened: bool |
     )
 
 
-def check_channels(problem: Problem, said: Messages) -> None:
+def check_channels(problem: Problem, answer: Messages) -> None:
     """Raise DataError if an answer has channels in its content, since the template itself writes them."""
     marks = problem.thoughts
-    texts = [str(m["content"]) for m in said if m["role"] == "assistant"]
+    texts = [str(m["content"]) for m in answer if m["role"] == "assistant"]
     if marks.answer and any(mark in text for text in texts for mark in (marks.open, *marks.answer)):
         raise DataError(
             f"{problem.id}: the chat template writes {marks.open} and {marks.answer[-1]} itself, but the "

@@ -65,7 +65,7 @@ def reward(rewards: Tensor) -> Tensor:
 
 def group_centered(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     """A_i = r_i - mean(r). (G,) -> (G,). Dr. GRPO, arXiv 2503.20783. ``single`` as for ``group_zscore``."""
-    return rewards.clone() if _keeps(rewards, single) else centered(rewards)
+    return rewards.clone() if _keeps_reward(rewards, single) else centered(rewards)
 
 
 def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Single = "zero") -> Tensor:
@@ -74,7 +74,7 @@ def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Si
     ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ. A completion
     without siblings gets 0; with ``single`` "reward" its mean is 0 and its std 1, as in verl.
     """
-    if _keeps(rewards, single):
+    if _keeps_reward(rewards, single):
         return rewards / (1 + eps)
     return divided(centered(rewards), standard_deviation(rewards, ddof) + eps)
 
@@ -85,10 +85,12 @@ def leave_one_out(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     A completion without siblings gets 0, or its reward.
     """
     size = rewards.shape[-1]
-    return rewards.clone() if _keeps(rewards, single) else centered(rewards) * (size / max(size - 1, 1))
+    return (
+        rewards.clone() if _keeps_reward(rewards, single) else centered(rewards) * (size / max(size - 1, 1))
+    )
 
 
-def _keeps(rewards: Tensor, single: Single) -> bool:
+def _keeps_reward(rewards: Tensor, single: Single) -> bool:
     return single == "reward" and rewards.shape[-1] == 1
 
 
@@ -111,7 +113,7 @@ def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero"
 
     The variance-minimising baseline when a completion's squared gradient grows with its length.
     """
-    if _keeps(rewards, single):
+    if _keeps_reward(rewards, single):
         return rewards.clone()
     # The baseline of centred rewards differs by the mean alone, and equal rewards give exactly 0.
     shifted = centered(rewards)
@@ -159,7 +161,10 @@ def running_baseline(
 
 
 def running_means(rewards: Tensor, mean: float, decay: float) -> tuple[Tensor, float]:
-    """Return the running mean before each reward, and after all; NaN leaves it as it is. (G,) -> (G,), b."""
+    """Return the running mean before each reward, and after the last one. (G,) -> (G,), b.
+
+    A reward that is NaN leaves the mean unchanged.
+    """
     # before[i] holds the mean of everything before completion i.
     before = rewards.new_zeros(len(rewards))
     for i, reward in enumerate(rewards.tolist()):
@@ -176,7 +181,7 @@ def length_penalized(
 ) -> Tensor:
     """A_i = s_i - mean(s), s_i = r_i - weight mean(r) |y_i| / max |y|. (G,), (G,) -> (G,).
 
-    Brevity counts by the group's pass rate: not at all where nothing is solved. As in prime-rl.
+    Brevity counts in proportion to the group's pass rate: not at all where nothing is solved. As in prime-rl.
     """
     return centered(rewards - weight * rewards.mean() * lengths / lengths.max().clamp(min=1))
 
@@ -239,9 +244,9 @@ def component_leave_one_out(components: Tensor, weights: Tensor, *, eps: Eps = 1
 def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tensor], Tensor]) -> Tensor:
     total = components.new_zeros(components.shape[-1])
     for values, weight in zip(components, weights, strict=True):
-        known = ~values.isnan()
-        if known.any():  # a reward may apply to no completion of a row
-            total[known] += weight * advantage(values[known])
+        applies = ~values.isnan()
+        if applies.any():  # a reward may apply to no completion of a row
+            total[applies] += weight * advantage(values[applies])
     return total
 
 

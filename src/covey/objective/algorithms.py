@@ -119,8 +119,8 @@ class Algorithm:
         # tuple.
         for name in (f.name for f in fields(self) if f.name not in RECORDED):
             value = getattr(self, name)
-            many = [_bound(v) for v in value] if isinstance(value, tuple) else []
-            object.__setattr__(self, name, tuple(many) if isinstance(value, tuple) else _bound(value))
+            bound = tuple(map(_bound, value)) if isinstance(value, tuple) else _bound(value)
+            object.__setattr__(self, name, bound)
 
     def variant(self, paper: str, **axes: Any) -> Algorithm:
         """Return this algorithm with some axes replaced, as another paper has it."""
@@ -198,7 +198,7 @@ class Algorithm:
         if self.kl is not None:
             # A KL to the sampler reads recorded log-probs and needs no reference model.
             names |= set(self.kl.estimator.needs) if self.needs_reference else set()
-        # Also where the estimator reads none: the guards and the metrics of the KL are by sampled tokens.
+        # Even if the estimator reads none: the guards and the metrics of the KL need those of sampled tokens.
         names |= {"ref_logprobs"} if self.needs_reference or "ref_log_ratio" in names else set()
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
@@ -333,16 +333,6 @@ PRESETS: Mapping[str, Algorithm] = {
         "GDPO, arXiv 2601.05242, the authors' TRL fork: z-score per reward, then over samples.",
         advantage=advantages.component_zscore,
         whiten=advantages.sample_zscore,
-    ),
-    "gdpo_tokens": _BY_TOKEN.variant(
-        "GDPO as the authors' verl fork computes it: eps 1e-6, then a z-score over tokens.",
-        advantage=bind(advantages.component_zscore, eps=1e-6),
-        whiten=advantages.token_zscore,
-    ),
-    "gdpo_leave_one_out": _BY_TOKEN.variant(
-        "GDPO as NeMo-RL computes it: leave-one-out mean and std per reward, no eps in the batch.",
-        advantage=advantages.component_leave_one_out,
-        whiten=bind(advantages.sample_zscore, eps=0.0),
     ),
     "reinforce_pp": _RPP.variant(
         "REINFORCE++, arXiv 2501.03262: returns with k1 in the reward, whitened over tokens.",

@@ -16,6 +16,7 @@ from covey.objective import (
     token_weights,
     value,
 )
+from covey.objective.bound import AnyBound
 
 AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
     "advantage": (
@@ -104,3 +105,8 @@ PROPORTIONAL = frozenset(AXES["surrogate"]) - {
     surrogates.group_classification,
 }
 """Surrogates whose gradient vanishes with the advantage."""
+
+
+def is_built_in(bound: AnyBound) -> bool:
+    """Return whether a function comes with covey, so that its properties are known."""
+    return any(bound.function in functions for functions in AXES.values())

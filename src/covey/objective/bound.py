@@ -40,8 +40,8 @@ class Bound(Generic[Data_contra, Out_co]):
     """A function and its settings; calling it with a record of ``objective.data`` gives a result.
 
     Positional parameters are data, filled by name from that record; keyword-only parameters are
-    settings. So a user's plain function fits an axis as it is. Two are equal if function and settings are;
-    writing out a default makes no difference.
+    settings. So a user's plain function fits an axis as it is. Two are equal if their functions and settings
+    are; a default that is written out makes no difference.
 
     >>> from fractions import Fraction
     >>> def scaled(numerator, *, factor=2): return numerator * factor
@@ -63,7 +63,7 @@ class Bound(Generic[Data_contra, Out_co]):
         return (self.function, self.all_settings) == (other.function, other.all_settings)
 
     def __hash__(self) -> int:
-        # Settings may be unhashable; objects that are equal have the same function.
+        # Settings may be unhashable, and objects that are equal have the same function.
         return hash(self.function)
 
     def __call__(self, data: Data_contra) -> Out_co:
@@ -76,7 +76,7 @@ class Bound(Generic[Data_contra, Out_co]):
             return self.function(**arguments, **self.settings)
         except Exception as error:
             # Memory that runs out is no mistake of the function: the learner halves its micro-batches.
-            if not self.own or isinstance(error, CoveyError) or out_of_memory(error):
+            if not self.written_by_user or isinstance(error, CoveyError) or out_of_memory(error):
                 raise
             raise OwnFunctionError(
                 f"{self.name}, your function, raises {described(error, _file(self.function))}"
@@ -88,7 +88,7 @@ class Bound(Generic[Data_contra, Out_co]):
         return getattr(self.function, "__covey_name__", self.function.__name__)
 
     @property
-    def own(self) -> bool:
+    def written_by_user(self) -> bool:
         """Whether a user wrote the function."""
         return not self.function.__module__.startswith("covey.")
 
@@ -111,31 +111,31 @@ def bind(function: Callable[..., Out_co], **settings: object) -> Bound[object, O
 def values_of(
     axis: str, bound: Bound[Data_contra, Out_co], data: Data_contra, *shapes: Sequence[int]
 ) -> Out_co:
-    """Call a function of an axis. Raises CoveyError if a user's returns no tensor of one of ``shapes``.
+    """Call a function of an axis. Raises CoveyError if a user's one returns no tensor of one of ``shapes``.
 
     Torch would expand a tensor of another shape, such as a mean over tokens, to every token.
     """
-    found = bound(data)
-    shape = getattr(found, "shape", None)
-    if bound.own and (shape is None or tuple(shape) not in map(tuple, shapes)):
-        returned = type(found).__name__ if shape is None else f"the shape {tuple(shape)}"
-        due = " or ".join(str(tuple(s)) for s in shapes)
-        raise CoveyError(f"algorithm.{axis} {bound.name} returns {returned} where {due} is expected")
-    return found
+    result = bound(data)
+    shape = getattr(result, "shape", None)
+    if bound.written_by_user and (shape is None or tuple(shape) not in map(tuple, shapes)):
+        returned = type(result).__name__ if shape is None else f"the shape {tuple(shape)}"
+        expected = " or ".join(str(tuple(s)) for s in shapes)
+        raise CoveyError(f"algorithm.{axis} {bound.name} returns {returned} where {expected} is expected")
+    return result
 
 
 @contextmanager
-def differentiating(own: Sequence[str]) -> Iterator[None]:
-    """Name the user's functions ``own``, which a loss is made of, if its gradient cannot be computed."""
+def differentiating(of_user: Sequence[str]) -> Iterator[None]:
+    """Name the user's functions in a loss if its gradient cannot be computed."""
     try:
         yield
     except Exception as error:
-        if not own or out_of_memory(error):
+        if not of_user or out_of_memory(error):
             raise
         raise CoveyError(
             f"the loss has no gradient: {type(error).__name__}: {first_line(error)}. It is computed by "
-            f"{', '.join(own)}, your own: what it returns must depend on logprobs or ratio, and it may not "
-            "change its arguments in place"
+            f"{', '.join(of_user)}, your own: what it returns must depend on logprobs or ratio, and it may "
+            "not change its arguments in place"
         ) from error
 
 

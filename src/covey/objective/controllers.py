@@ -51,9 +51,9 @@ def next_coefficients(
     if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:
         coef = adaptive_kl(coef, metrics["kl/completion_k1"], kl.target, completions, kl.horizon)
     # NaN in a step without trained tokens; the bonus then stays as it is.
-    seen = metrics.get("entropy", math.nan)
-    if entropy is not None and entropy.target is not None and math.isfinite(seen):
-        bonus = adaptive_entropy(bonus, seen, entropy.target)
+    measured = metrics.get("entropy", math.nan)
+    if entropy is not None and entropy.target is not None and math.isfinite(measured):
+        bonus = adaptive_entropy(bonus, measured, entropy.target)
     return Coefficients(coef, bonus)
 
 

@@ -26,7 +26,7 @@ def process_zscore(
     *,
     credit: Annotated[
         Literal["sum_to_go", "own_step", "min_form"],
-        Setting("Each step's reward: to it and earlier steps, to it alone, or only the worst's."),
+        Setting("Credit of a step's reward: to it and earlier steps, to it alone, or only the worst step's."),
     ] = "sum_to_go",
     ddof: Ddof = 1,
     eps: Eps = 1e-4,
@@ -35,7 +35,8 @@ def process_zscore(
 
     components (K, G), weights (K,), steps (K, G). The value of a function without steps is z-scored
     as in GRPO and goes to every token. All step rewards of one function are z-scored together, then credited
-    to tokens:
+    to tokens by ``credit``:
+
     ``sum_to_go``: A_t = sum of the normalised rewards of steps ending at or after t (DeepSeekMath,
     arXiv 2402.03300, 4.1.3): correct steps before a failure are punished too.
     ``own_step``: A_t = the normalised reward of the step t belongs to.
@@ -43,16 +44,16 @@ def process_zscore(
     Tokens after the last step get 0.
     """
     total = components.new_zeros(mask.shape)
-    for values, weight, own in zip(components, weights, steps, strict=True):
-        known = ~values.isnan()
-        # (S,) the step rewards of all completions, one after another; a function without steps has its
-        # values.
-        flat = values.new_tensor([v for s in own for v in s.values]) if own else values[known]
-        scores = weight * group_zscore(flat, ddof=ddof, eps=eps)
-        if not own:
-            total[known] += scores[:, None]
+    for values, weight, step_rewards in zip(components, weights, steps, strict=True):
+        if not step_rewards:  # a function that scores whole completions
+            applies = ~values.isnan()
+            total[applies] += weight * group_zscore(values[applies], ddof=ddof, eps=eps)[:, None]
             continue
-        for row, s, part in zip(total, own, scores.split([len(s.values) for s in own]), strict=True):
+        # (S,) the step rewards of all completions, one after another.
+        flat = values.new_tensor([value for s in step_rewards for value in s.values])
+        scores = weight * group_zscore(flat, ddof=ddof, eps=eps)
+        parts = scores.split([len(s.values) for s in step_rewards])
+        for row, s, part in zip(total, step_rewards, parts, strict=True):
             start = 0
             for value, end in zip(_credited(part, credit), s.ends, strict=True):
                 # A step reaches from the end of the one before to its own last token.
@@ -73,20 +74,21 @@ def process_leave_one_out(
 
     For a function with steps: A_t = sum of gamma^n (r - mean of the siblings' mean step reward) over the
     steps ending at or after t, n later each. For any other: r_i - mean_{j != i} r_j, on every token. PRIME,
-    arXiv 2502.01456, with its discount by step. Without siblings its own mean is the baseline.
+    arXiv 2502.01456, with its discount by step. A completion without siblings is its own baseline.
     """
     total = components.new_zeros(mask.shape)
-    for values, weight, own in zip(components, weights, steps, strict=True):
-        known = ~values.isnan()
-        if not own:
-            total[known] += weight * leave_one_out(values[known])[:, None]
+    for values, weight, step_rewards in zip(components, weights, steps, strict=True):
+        if not step_rewards:  # a function that scores whole completions
+            applies = ~values.isnan()
+            total[applies] += weight * leave_one_out(values[applies])[:, None]
             continue
-        first = next((s.values[0] for s in own if s.values), 0.0)  # so that equal rewards give exactly 0
-        given = [values.new_tensor(s.values) - first for s in own]
+        # The first reward is subtracted from all, so that equal rewards give exactly 0.
+        first = next((s.values[0] for s in step_rewards if s.values), 0.0)
+        shifted = [values.new_tensor(s.values) - first for s in step_rewards]
         # Mean step reward of each completion that has steps.
-        means = values.new_tensor([float(r.mean()) for r in given if len(r)])
+        means = values.new_tensor([float(r.mean()) for r in shifted if len(r)])
         count = max(len(means) - 1, 1)
-        for row, s, r in zip(total, own, given, strict=True):
+        for row, s, r in zip(total, step_rewards, shifted, strict=True):
             # The mean of the siblings' means. Where r is empty it is NaN, and no step reads it.
             baseline = (means.sum() - r.mean()) / count if len(r) and len(means) > 1 else r.mean()
             start = 0
@@ -139,9 +141,10 @@ def prefix_tree(
 ) -> Tensor:
     """A_t = V(prefix with token t) - V(prefix before it) + outcome (r_i - mean(r)).
 
-    (G,), (G, T), (G, T) -> (G, T). The group's own completions form the tree, so no extra rollouts: the
-    credit of a completion is where it leaves its siblings, and sums to r_i - mean(r) unless it is
-    another one's beginning. TEMPO, 2509.18314, adds these differences to the outcome's (``outcome`` 1).
+    (G,), (G, T), (G, T) -> (G, T). The group's own completions form the tree, so that no extra rollouts are
+    needed. A completion gets its credit where it leaves its siblings; the credit sums to r_i - mean(r) unless
+    the completion is the beginning of another. TEMPO, 2509.18314, adds these differences to the outcome's
+    (``outcome`` 1).
     """
     shifted = centered(rewards)
     values = prefix_values(shifted, tokens)
@@ -176,11 +179,11 @@ def segment_difference(
     """
     gains = rewards.new_zeros(mask.shape)
     mean = rewards[0] + (rewards - rewards[0]).mean()  # that of equal rewards is exactly theirs
-    for row, reward, own in zip(gains, rewards, segments, strict=True):
+    for row, reward, parts in zip(gains, rewards, segments, strict=True):
         before = mean
         start = 0
         # The last segment ends with the row and its value is the completion's reward.
-        for value, end in zip((*own.values, reward), (*own.ends, mask.shape[-1] - 1), strict=True):
+        for value, end in zip((*parts.values, reward), (*parts.ends, mask.shape[-1] - 1), strict=True):
             row[start : end + 1] = value - before
             before = value
             start = end + 1
@@ -208,8 +211,8 @@ def optimal_token_baseline(
     """A_t = r - sum_i r_i W_it / sum_i W_it, W_t = cumsum(1 - 2 pi + sum_v pi_v^2). -> (G, T).
 
     ``old_collision`` (G, T) is sum_v pi(v)^2. W is the squared norm of the score so far, so the
-    baseline minimises the variance token by token. OTB, arXiv 2602.07078. At tokens
-    that only one completion reaches its own reward would be the baseline; the group's mean is (verl: 0).
+    baseline minimises the variance token by token. OTB, arXiv 2602.07078. At tokens that only one completion
+    reaches, its own reward would be the baseline; the group's mean takes its place (verl: 0).
     """
     # W_t of trained tokens only; at least 0, which rounding could fall below.
     energy = (1 - 2 * old_logprobs.exp() + old_collision).clamp(min=0).where(mask, 0.0).cumsum(-1) * mask

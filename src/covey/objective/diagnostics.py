@@ -109,7 +109,7 @@ def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[st
     ends = np.cumsum(lengths, dtype=np.int64)
     arrays: dict[str, np.ndarray] = {}
     for s in stats:
-        assert s.origin is not None, "they were told apart when the rollout batch was collated"
+        assert s.origin is not None, "completions are numbered when the rollout batch is collated"
         trained = s.mask.numpy()
         starts = (ends - lengths)[s.origin.numpy()]
         # Flat places of the trained tokens, in the order in which boolean indexing lists them.
@@ -132,9 +132,13 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
         return {}
 
     def trained(name: str) -> Tensor:
-        """Return the values of all trained tokens; none where the algorithm has no such values."""
-        values = [getattr(s, name) for s in stats]
-        return torch.cat([v[s.mask] for v, s in zip(values, stats, strict=True) if v is not None] or [NONE])
+        """Return the values of all trained tokens; none if the algorithm has no such values."""
+        parts = [NONE]
+        for s in stats:
+            values = getattr(s, name)
+            if values is not None:
+                parts.append(values[s.mask])
+        return torch.cat(parts)
 
     # Micro-batch losses are parts of the step's loss, so they are summed, not averaged.
     parts = ("loss", "policy_loss", "kl_loss")
@@ -318,9 +322,11 @@ def step_spread(groups: Sequence[Group]) -> dict[str, float]:
         longest.append(lengths.max() / lengths.sum())
     if not counts:
         return {}
-    named = {"steps/count": counts, "steps/tokens": sizes, "steps/longest": longest}
-    return {name: float(np.mean(values)) for name, values in named.items()} | {
-        "steps/unsplit": float(np.mean(np.array(counts) == 1))
+    return {
+        "steps/count": float(np.mean(counts)),
+        "steps/tokens": float(np.mean(sizes)),
+        "steps/longest": float(np.mean(longest)),
+        "steps/unsplit": float(np.mean(np.array(counts) == 1)),
     }
 
 
@@ -332,11 +338,11 @@ def verdict_agreement(groups: Sequence[Group], name: str) -> float:
     ranked = list[np.ndarray]()
     for group in groups:
         values = group.components[name].values
-        known = ~np.isnan(values)
-        good = values[known & group.correct]
-        bad = values[known & ~group.correct]
+        scored = ~np.isnan(values)
+        of_correct = values[scored & group.correct]
+        of_incorrect = values[scored & ~group.correct]
         # (correct, incorrect): every pair of the group.
-        difference = good[:, None] - bad[None, :]
+        difference = of_correct[:, None] - of_incorrect[None, :]
         ranked.append(((difference > 0) + 0.5 * (difference == 0)).ravel())
     every = np.concatenate(ranked)
     return float(every.mean()) if len(every) else math.nan
@@ -360,9 +366,9 @@ def sampled_entropy(groups: Sequence[Group]) -> float:
 
     It needs no forward pass, so completions without advantage count too. NaN where none was sampled.
     """
-    drawn = np.concatenate([c.logprobs[c.drawn] for g in groups for c in g.completions])
+    logprobs = np.concatenate([c.logprobs[c.drawn] for g in groups for c in g.completions])
     # 0.0 - x and not -x, which would be -0.0 for a deterministic sampler.
-    return 0.0 - float(drawn.mean(dtype=np.float64)) if len(drawn) else math.nan
+    return 0.0 - float(logprobs.mean(dtype=np.float64)) if len(logprobs) else math.nan
 
 
 def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -372,9 +378,9 @@ def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
     """
     correlations = {}
     for (a, x), (b, y) in combinations(sorted(components.items()), 2):
-        known = ~(np.isnan(x) | np.isnan(y))
-        if known.any() and np.ptp(x[known]) > 0 and np.ptp(y[known]) > 0:
-            correlations[f"reward/correlation/{a}/{b}"] = float(np.corrcoef(x[known], y[known])[0, 1])
+        both = ~(np.isnan(x) | np.isnan(y))
+        if both.any() and np.ptp(x[both]) > 0 and np.ptp(y[both]) > 0:
+            correlations[f"reward/correlation/{a}/{b}"] = float(np.corrcoef(x[both], y[both])[0, 1])
     return correlations
 
 
@@ -399,14 +405,15 @@ def standard_error(by_group: Sequence[np.ndarray]) -> float:
 
     ``by_group`` holds (n,) values for each group, NaN where unknown. NaN for fewer than two groups.
     """
-    known = [values[~np.isnan(values)] for values in by_group]
-    known = [values for values in known if len(values)]
-    if len(known) < 2:
+    groups = [values[~np.isnan(values)] for values in by_group]
+    groups = [values for values in groups if len(values)]
+    count = len(groups)
+    if count < 2:
         return math.nan
-    every = np.concatenate(known)
+    every = np.concatenate(groups)
     # Cluster-robust: residuals are summed within a group and squared between groups.
-    off = np.array([float((values - every.mean()).sum()) for values in known])
-    return float(np.sqrt(len(known) / (len(known) - 1) * (off**2).sum())) / len(every)
+    residuals = np.array([float((values - every.mean()).sum()) for values in groups])
+    return float(np.sqrt(count / (count - 1) * (residuals**2).sum())) / len(every)
 
 
 def _std(values: np.ndarray) -> float:

@@ -26,7 +26,7 @@ class Framework:
     read: str
     """Name and version of the framework."""
     conventions: Mapping[Callable[..., object], AnyBound]
-    """covey's function -> the bound function that the framework computes in its place."""
+    """covey's function -> the bound function that the framework computes in place of it."""
     kl: KL
     """The framework's default KL: estimator, place, gradient and bound."""
     algorithms: Mapping[str, Axes]
@@ -36,13 +36,13 @@ class Framework:
         """Return a function as the framework computes it; conventions override ``settings``."""
         choice = self.conventions.get(function, Bound(function))
         # A function that replaces another has settings of its own: the preset's do not apply to it.
-        kept = settings if choice.function is function else {}
-        return Bound(choice.function, {**kept, **choice.settings})
+        inherited = settings if choice.function is function else {}
+        return Bound(choice.function, {**inherited, **choice.settings})
 
     def algorithm(self, name: str) -> Algorithm:
         """Return a preset as the framework computes it. Raises KeyError for one that was not read there."""
         preset = PRESETS[name]
-        axes: dict[str, object] = {
+        axes: dict[str, Any] = {
             axis: self.convention(value.function, value.settings)
             for axis, value in vars(preset).items()
             if isinstance(value, Bound)
@@ -53,9 +53,8 @@ class Framework:
             if preset.kl.place == "reward":
                 axes["kl"] = replace(preset.kl, bound=self.kl.bound)
         # The framework's own defaults win over the conventions, and these over the preset.
-        return replace(
-            preset, **{**axes, **self.algorithms[name]}, paper=f"{preset.paper} As {self.read} computes it."
-        )
+        axes |= self.algorithms[name]
+        return replace(preset, **axes, paper=f"{preset.paper} As {self.read} computes it.")
 
 
 def _by_function(functions: Iterable[AnyBound]) -> dict[Callable[..., object], AnyBound]:

@@ -51,10 +51,12 @@ def policy_loss(
     total = policy
     if algorithm.kl is not None and algorithm.kl.place == "loss":
         kl = (penalty(algorithm.kl, inputs) * weight).sum()
-        total = total + (algorithm.kl.coef if kl_coef is None else kl_coef) * kl
+        coef = algorithm.kl.coef if kl_coef is None else kl_coef
+        total = total + coef * kl
     if algorithm.entropy is not None and inputs.entropy is not None:
         entropy = (inputs.entropy * weight).sum()
-        total = total - (algorithm.entropy.coef if entropy_coef is None else entropy_coef) * entropy
+        coef = algorithm.entropy.coef if entropy_coef is None else entropy_coef
+        total = total - coef * entropy
     if algorithm.nll:
         total = total + algorithm.nll * imitation(inputs)
     return Loss(total, policy.detach(), kl.detach(), entropy.detach())
@@ -63,8 +65,10 @@ def policy_loss(
 def own_in_loss(algorithm: Algorithm) -> list[str]:
     """Return the names of the user's functions that are called for the loss."""
     called: list[AnyBound] = [algorithm.ratio, algorithm.surrogate, algorithm.reduce]
-    called += [*algorithm.policy_weights, *([algorithm.kl.estimator] if algorithm.kl else [])]
-    return [bound.name for bound in called if bound.own]
+    called += algorithm.policy_weights
+    if algorithm.kl is not None:
+        called.append(algorithm.kl.estimator)
+    return [bound.name for bound in called if bound.written_by_user]
 
 
 def imitation(inputs: LossInputs) -> Tensor:

@@ -74,8 +74,9 @@ class KL:
     place: Annotated[
         Literal["loss", "reward"],
         Setting(
-            "In the loss, or detached in the reward: by completion it is subtracted before the baseline, by "
-            "token after it, and then a token bears its own cost and that of all later tokens."
+            "Where the penalty acts: in the loss, or detached in the reward. There it is subtracted before "
+            "the baseline at level completion, and after it at level token, so that a token bears its own "
+            "cost and that of all later tokens."
         ),
     ] = "loss"
     level: Annotated[
@@ -85,8 +86,9 @@ class KL:
     gradient: Annotated[
         Literal["formula", "straight_through", "ratio", "score"],
         Setting(
-            "The gradient of the formula, of k2 (straight_through), of ratio times value, which is unbiased, "
-            "or of pi / sg(pi) times value (score), where pi / sg(pi) is 1 and has the gradient of log pi."
+            "Gradient of the penalty: that of its formula; that of k2 (straight_through); that of ratio "
+            "times value, which is unbiased; or that of pi / sg(pi) times value (score), where pi / sg(pi) "
+            "is 1 with the gradient of log pi."
         ),
     ] = "formula"
     bound: Annotated[
@@ -157,9 +159,12 @@ def with_gradient(
         # x - sg(x) is 0 and keeps its gradient: the value is the estimator's, the gradient k2's.
         gradient = k2(ref_log_ratio)
         return bounded_value(value, bound).detach() + gradient - gradient.detach()
-    # exp(d - sg(d)) is pi / sg(pi): 1 in the value, the score function in the gradient. None: ``formula``.
-    weight = {"ratio": ratio, "score": (ref_log_ratio - ref_log_ratio.detach()).exp()}.get(mode)
-    return bounded_value(value if weight is None else value * weight, bound)
+    if mode == "ratio":
+        value = value * ratio
+    elif mode == "score":
+        # exp(d - sg(d)) is pi / sg(pi): 1 in the value, the score function in the gradient.
+        value = value * (ref_log_ratio - ref_log_ratio.detach()).exp()
+    return bounded_value(value, bound)
 
 
 def bounded_value(value: Tensor, bound: float | None) -> Tensor:

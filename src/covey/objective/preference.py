@@ -95,7 +95,7 @@ def dpo(
     beta: Beta = 0.1,
     label_smoothing: PairNoise = 0.0,
     divergence: Annotated[
-        Divergence, Setting("Distance to the reference that the loss stands on: DPO's is the reverse KL.")
+        Divergence, Setting("Distance to the reference on which the loss is based: DPO's is the reverse KL.")
     ] = "reverse_kl",
     alpha: Annotated[
         Positive,
@@ -191,7 +191,7 @@ def ipo(
     tau: Annotated[Positive, Setting("Determines the target margin, 1 / (2 tau); TRL's beta.")] = 0.1,
     level: Annotated[
         Literal["summed", "averaged"],
-        Setting("Log-ratios by token, as the authors and TRL, or of the whole answer."),
+        Setting("Log-ratios averaged over tokens, as by the authors and TRL, or summed over the answer."),
     ] = "averaged",
 ) -> Tensor:
     """(D - 1 / (2 tau))^2 with D of summed or per-token averaged log-ratios. (B,) -> (B,).

@@ -24,16 +24,14 @@ NEAR = 0.05
 def group_signs(groups: Sequence[Group]) -> dict[str, float]:
     """Measure why groups are dead, and how little separates the rewards of the others."""
     rewards = np.concatenate([g.rewards for g in groups])
-    known = rewards[~np.isnan(rewards)]
-    span = float(np.ptp(known)) if len(known) else 0.0
+    scored = rewards[~np.isnan(rewards)]
+    span = float(np.ptp(scored)) if len(scored) else 0.0
     live = [g for g in groups if not g.dead]
-    # Dead with a known reward and not all correct: either one text over and over, or different texts that
-    # tie.
+    # Dead although scored and not all correct: one text over and over, or different texts that tie.
     tied = [g for g in groups if g.dead and g.scorable.any() and not g.correct.all()]
     collapsed = [g for g in tied if _collapsed(g)]
     ended = [len(c.tokens) for g in groups for c in g.completions if c.finish == "stop"]
-    judged_by_step = any(component.steps for component in groups[0].components.values())
-    return {
+    signs = {
         "groups/collapsed": len(collapsed) / len(groups),
         "groups/cliff": (len(tied) - len(collapsed)) / len(groups),
         "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= NEAR * span for g in live),
@@ -41,14 +39,17 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
         "reward/inconsistent": _disagreeing(groups, _by_completion),
         # Truncated after an answer could be extracted: the text continued beyond it.
         "length/truncated_done": _fraction(
-            any(own.scores[i].extracted is not None for own in g.components.values())
+            any(component.scores[i].extracted is not None for component in g.components.values())
             for g in groups
             for i, c in enumerate(g.completions)
             if c.finish == "length"
         ),
-        **({"length/ended_q90": float(np.quantile(ended, 0.9))} if ended else {}),
-        **({"steps/inconsistent": _disagreeing(groups, _by_step)} if judged_by_step else {}),
     }
+    if ended:
+        signs["length/ended_q90"] = float(np.quantile(ended, 0.9))
+    if any(component.steps for component in groups[0].components.values()):
+        signs["steps/inconsistent"] = _disagreeing(groups, _by_step)
+    return signs
 
 
 def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> dict[str, float]:
@@ -56,21 +57,22 @@ def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) ->
 
     ``advantages`` has (T,) for each completion of the groups, in their order.
     """
-    given = iter(advantages)
-    by_group = [[next(given) for _ in g.completions] for g in groups]
+    one_by_one = iter(advantages)
+    by_group = [[next(one_by_one) for _ in group.completions] for group in groups]
     # (groups,) size of each group in the gradient, and what it would be without dividing by the std.
-    size = np.array([sum(float(np.abs(a).mean()) for a in own if len(a)) for own in by_group])
-    apart = np.array([np.abs(known - known.mean()).sum() for known in map(_known, groups)])
+    sizes = np.array([sum(float(np.abs(a).mean()) for a in of_group if len(a)) for of_group in by_group])
+    spreads = np.array([np.abs(rewards - rewards.mean()).sum() for rewards in map(_scored, groups)])
     blamed = shared = 0.0
-    for group, own in zip(groups, by_group, strict=True):
-        for i, place in shared_prefixes(group, own).items():
-            blamed += float(np.abs(own[i]).sum())
-            shared += float(np.abs(own[i][:place]).sum())
-    both = size.sum() > 0 and apart.sum() > 0
-    return {
-        **({"gradient_share/overweight": _distance(size, apart)} if both else {}),
-        **({"gradient_share/shared_prefix": shared / blamed} if blamed else {}),
-    }
+    for group, of_group in zip(groups, by_group, strict=True):
+        for i, length in shared_prefixes(group, of_group).items():
+            blamed += float(np.abs(of_group[i]).sum())
+            shared += float(np.abs(of_group[i][:length]).sum())
+    signs = {}
+    if sizes.sum() > 0 and spreads.sum() > 0:
+        signs["gradient_share/overweight"] = _distance(sizes, spreads)
+    if blamed:
+        signs["gradient_share/shared_prefix"] = shared / blamed
+    return signs
 
 
 def lone(group: Group) -> int | None:
@@ -98,9 +100,9 @@ def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int,
     counts = {}
     for i, (completion, total) in enumerate(zip(group.completions, sums, strict=True)):
         if total < 0:
-            own = completion.tokens[:width]
+            tokens = completion.tokens[:width]
             # Each row is true up to its first difference, so any(0) is the longest common prefix.
-            same = np.logical_and.accumulate(rows[:, : len(own)] == own, axis=1)
+            same = np.logical_and.accumulate(rows[:, : len(tokens)] == tokens, axis=1)
             counts[i] = int(same.any(0).sum())
     return counts
 
@@ -127,12 +129,12 @@ def repeated_windows(text: str) -> float:
 
 def known_mean(values: np.ndarray) -> float:
     """Return the mean of the known values; NaN, which is never recorded, if there are none."""
-    known = values[~np.isnan(values)] if len(values) else values
-    return float(known.mean()) if len(known) else math.nan
+    numbers = values[~np.isnan(values)] if len(values) else values
+    return float(numbers.mean()) if len(numbers) else math.nan
 
 
-def _known(group: Group) -> np.ndarray:
-    """Return the known rewards of a group; one 0 if there are none."""
+def _scored(group: Group) -> np.ndarray:
+    """Return the rewards of a group's scored completions; one 0 if there are none."""
     return group.rewards[group.scorable] if group.scorable.any() else np.zeros(1)
 
 
@@ -158,9 +160,9 @@ def _by_completion(group: Group) -> Iterable[tuple[bytes, float]]:
 def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:
     """Yield the tokens up to the end of each reasoning step with its reward, for each function."""
     for name, component in group.components.items():
-        # A function that gives no steps has none of any completion.
-        for completion, own in zip(group.completions, component.steps, strict=False):
-            for end, value in zip(own.ends, own.values, strict=True):
+        # A function that scores whole completions has no steps at all.
+        for completion, steps in zip(group.completions, component.steps, strict=False):
+            for end, value in zip(steps.ends, steps.values, strict=True):
                 yield name.encode() + b"\0" + completion.tokens[: end + 1].tobytes(), value
 
 
@@ -179,5 +181,5 @@ def _disagreeing(groups: Sequence[Group], keyed: Keyed) -> float:
 
 def _fraction(holds: Iterable[object]) -> float:
     """Return the fraction of true values; 0 if there are no values."""
-    known = [bool(h) for h in holds]
-    return sum(known) / len(known) if known else 0.0
+    truths = [bool(h) for h in holds]
+    return sum(truths) / len(truths) if truths else 0.0

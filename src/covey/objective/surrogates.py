@@ -237,9 +237,9 @@ def group_classification(
     # A completion without an advantage belongs to neither class.
     among = sign != 0
     power = (-sign * score)[among]
-    place = (2 * group + (sign < 0))[among]  # the two classes of each group
+    of_class = (2 * group + (sign < 0))[among]  # the two classes of each group
     # log(1 + sum e^x) as log(e^-m + sum e^(x - m)) + m, m the largest of 0 and x.
-    most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, place, power.detach(), "amax")
-    sums = (-most).exp().index_add(0, place, (power - most[place]).exp())
+    most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, of_class, power.detach(), "amax")
+    sums = (-most).exp().index_add(0, of_class, (power - most[of_class]).exp())
     # (2 groups,) -> both classes of each group added -> (N, T), the same at every token of a group.
     return (sums.log() + most).view(-1, 2).sum(-1)[group][:, None].expand(mask.shape)

@@ -17,7 +17,7 @@ REFLECTION = {
     "correction": re.compile(r"\b(?:actually|i made a mistake|that's wrong)\b", re.IGNORECASE),
 }
 LONGEST_ANSWER = 32
-"""Longest reference answer, in characters, that texts are searched for; a longer one is a text itself."""
+"""Longest reference answer, in characters, for which texts are searched; a longer one is a text itself."""
 
 
 def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
@@ -31,7 +31,7 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
         "text/reflection": known_mean(every),
         "text/reflection/correct": known_mean(every[correct]),
         "text/reflection/incorrect": known_mean(every[~correct]),
-        **{f"text/reflection/{kind}": known_mean(found) for kind, found in signs.items()},
+        **{f"text/reflection/{kind}": known_mean(counts) for kind, counts in signs.items()},
         "text/mixed_scripts": known_mean(np.array([mixes_scripts(t) for t in texts])),
         "text/repetition": known_mean(np.array([repeated_windows(t) for t in texts])),
         "text/duplicates": 1 - len(set(texts)) / max(len(texts), 1),
@@ -44,23 +44,26 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     The answer counts wherever it occurs as a number or word of its own, whatever the verdict is. Empty if no
     problem has a short `answer`.
     """
-    own = list[bool]()
-    other = list[bool]()
+    contain_answer = list[bool]()
+    contain_other = list[bool]()
     answers = [_short_answer(g) for g in groups]
     for n, group in enumerate(groups):
-        # The next problem with another answer, round the end: how often an answer occurs by chance.
+        # The next problem with another answer, beyond the end the first one: it occurs only by chance.
         later = (*answers[n + 1 :], *answers[:n])
         elsewhere = next((a for a in later if a and a != answers[n]), "")
         texts = [c.text for c in group.completions]
-        own += _with(answers[n], texts)
-        other += _with(elsewhere, texts)
-    if not own or not other:
+        contain_answer += _containing(answers[n], texts)
+        contain_other += _containing(elsewhere, texts)
+    if not contain_answer or not contain_other:
         return {}
-    return {"text/reference": float(np.mean(own)), "text/reference_elsewhere": float(np.mean(other))}
+    return {
+        "text/reference": float(np.mean(contain_answer)),
+        "text/reference_elsewhere": float(np.mean(contain_other)),
+    }
 
 
-def _with(answer: str, texts: Sequence[str]) -> list[bool]:
-    """Return which texts contain the answer as a number or word of its own; nothing without an answer."""
+def _containing(answer: str, texts: Sequence[str]) -> list[bool]:
+    """Return whether each text contains the answer as a number or word of its own; [] without an answer."""
     # No match inside a longer word or number: 4 is not in 14, 4.5, -4 or x4.
     pattern = re.compile(rf"(?<![\w.-]){re.escape(answer)}(?!\w|[.,]\d)")
     return [bool(pattern.search(text)) for text in texts] if answer else []

@@ -79,13 +79,13 @@ def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor
     """(A - mean A)(log pi - mean log pi), the means over all trained tokens. (N, T) -> (N, T)."""
     logprobs = old_logprobs.where(mask, 0.0)
     exact = advantages.double()
-    centred = exact - exact[mask].mean()  # 0 where all are equal, and not what is left of rounding
+    centred = exact - exact[mask].mean()  # in float64, so that equal advantages give 0
     return centred.to(logprobs) * (logprobs - logprobs[mask].mean())
 
 
 def _largest(values: Tensor, among: Tensor, share: float, of: int | None = None) -> Tensor:
     """Mark the ``share`` largest values, at least one if share > 0; ties at the border all count."""
-    # ``of``: the count that ``share`` refers to, where it is not that of the candidates.
+    # ``of`` is the count of which ``share`` is a fraction, if that is not the count of the candidates.
     candidates = values[among]
     count = min(max(round(share * (of or len(candidates))), int(share > 0)), len(candidates))
     if count == 0:
@@ -137,8 +137,8 @@ def future_influence(
     """
     log_ratio = log_ratio.detach()
     # Outliers count as a log-ratio of 0, as if the policy had not moved there.
-    kept = log_ratio.where(mask & (log_ratio.exp() <= outlier), 0.0)
-    influence = discounted_sum(kept, 0.5 ** (1 / half_life)).exp().clamp(low, high)
+    counted = log_ratio.where(mask & (log_ratio.exp() <= outlier), 0.0)
+    influence = discounted_sum(counted, 0.5 ** (1 / half_life)).exp().clamp(low, high)
     risky = (advantages < 0) & (log_ratio.exp() > safety)
     return influence.clamp(max=1.0).where(risky, influence)
 

@@ -41,8 +41,8 @@ class Critic:
     lam: Annotated[
         Share,
         Setting(
-            "Lambda of the critic's targets. 1: the rewards that followed (VAPO); less: trusts its own later "
-            "values.",
+            "Lambda of the critic's targets. 1: the rewards that followed (VAPO); less: the critic trusts "
+            "its own later values.",
             usual="0.95 to 1",
         ),
     ] = 0.95
@@ -85,8 +85,7 @@ def gae(
     advantages = token_rewards.new_zeros(mask.shape)
     running = advantages[:, 0]
     next_value = advantages[:, 0]
-    # Backwards. ``running`` and ``next_value`` (N,) stay those of the last trained token where one is
-    # masked.
+    # Backwards. At a masked token ``running`` and ``next_value`` (N,) stay those of the next trained token.
     for t in range(mask.shape[1] - 1, -1, -1):
         on = mask[:, t]
         delta = token_rewards[:, t] + gamma * next_value - values[:, t]

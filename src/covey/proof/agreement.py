@@ -50,8 +50,10 @@ class StepFigures(NamedTuple):
     """Weights after the step; empty if they were not saved."""
 
 
-NUDGE, COARSE_NUDGE = 2.0**-21, 2.0**-9
-"""Relative difference of a twin's first weights; the second if weights are rounded to bfloat16."""
+NUDGE = 2.0**-21
+"""Relative difference of a twin's first weights."""
+COARSE_NUDGE = 2.0**-9
+"""The same if weights are rounded to bfloat16."""
 
 
 def with_twin(model: NamedWeights, coarsely: bool, twin: bool) -> list[NamedWeights]:
@@ -60,7 +62,7 @@ def with_twin(model: NamedWeights, coarsely: bool, twin: bool) -> list[NamedWeig
 
 
 def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
-    """Return the weights with random relative changes as large as rounding."""
+    """Return the weights with random relative changes of the size of rounding."""
     random = torch.Generator().manual_seed(0)
     nudge = COARSE_NUDGE if coarsely else NUDGE
     moved = {
@@ -72,24 +74,24 @@ def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
 
 def agreement(
     number: int,
-    own: StepFigures,
+    shadow: StepFigures,
     other: StepFigures,
-    known: Sequence[slice | torch.Tensor],
+    tokens: Sequence[slice | torch.Tensor],
     start: NamedWeights,
 ) -> Agreement:
-    """Compare a shadow's step with another; log-probs only of the tokens that ``known`` selects."""
-    logprobs = zip(own.logprobs, other.logprobs, known, strict=True)
-    advantages = zip(own.advantages, other.advantages, strict=True)
+    """Compare a shadow's step with another, log-probs only at the ``tokens`` of each completion."""
+    logprobs = zip(shadow.logprobs, other.logprobs, tokens, strict=True)
+    advantages = zip(shadow.advantages, other.advantages, strict=True)
     largest = max((float(a.abs().max()) for a in other.advantages), default=0.0)
-    coefficient = own.kl_coef or 0.0
-    theirs = coefficient if other.kl_coef is None else other.kl_coef
-    largest_gap, course = weights_apart(own.weights, other.weights, start)
+    coefficient = shadow.kl_coef or 0.0
+    other_coefficient = coefficient if other.kl_coef is None else other.kl_coef
+    largest_gap, course = weights_apart(shadow.weights, other.weights, start)
     return Agreement(
         number,
-        logprobs=max((_gap(a[now], b[now]) for a, b, now in logprobs), default=0.0),
+        logprobs=max((_gap(a[at], b[at]) for a, b, at in logprobs), default=0.0),
         advantages=max((_gap(a, b) for a, b in advantages), default=0.0) / max(largest, 1e-9),
-        gradient=abs(own.norm - other.norm) / max(own.norm, 1e-9),
-        kl_coef=abs(coefficient - theirs) / max(coefficient, 1e-9),
+        gradient=abs(shadow.norm - other.norm) / max(shadow.norm, 1e-9),
+        kl_coef=abs(coefficient - other_coefficient) / max(coefficient, 1e-9),
         weights=largest_gap,
         course=course,
     )
@@ -100,23 +102,21 @@ def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def weights_apart(
-    own: NamedWeights, other: NamedWeights, start: NamedWeights
+    shadow: NamedWeights, other: NamedWeights, start: NamedWeights
 ) -> tuple[float | None, float | None]:
     """Return the largest difference of weights, and its norm relative to the way from ``start``."""
     if not other:
         return None, None
-    trained = [name for name, w in own.items() if w.requires_grad]
-    gap, way = (
-        torch.cat([(begin[name] - other[name]).detach().flatten() for name in trained])
-        for begin in (own, start)
-    )
+    trained = [name for name, w in shadow.items() if w.requires_grad]
+    gap = torch.cat([(shadow[name] - other[name]).detach().flatten() for name in trained])
+    way = torch.cat([(start[name] - other[name]).detach().flatten() for name in trained])
     return float(gap.abs().max()), float(gap.norm() / way.norm().clamp(min=1e-30))
 
 
-def saved(run: Path, number: int, steps: int, own: NamedWeights) -> NamedWeights:
-    """Return the weights that a run saved after a step, of those that ``own`` trains; empty if none."""
+def saved(run: Path, number: int, steps: int, shadow: NamedWeights) -> NamedWeights:
+    """Return the weights that a run saved after a step, of those that the shadow trains; empty if none."""
     folder = run / ("final" if number + 1 == steps else f"checkpoints/step_{number + 1:06d}")
-    trained = [name for name, w in own.items() if w.requires_grad]
+    trained = [name for name, w in shadow.items() if w.requires_grad]
     adapter = next(folder.glob("**/adapter_model.safetensors"), None)
     if adapter is not None:
         names = {f"base_model.model.{name}.weight": name for name in trained}
@@ -126,6 +126,7 @@ def saved(run: Path, number: int, steps: int, own: NamedWeights) -> NamedWeights
     recorded = {name: w.double() for name, w in load_file(folder / "model.safetensors").items()}
     masters = folder / "optimizer.safetensors"
     if masters.exists():
-        kept = load_file(masters)  # a bfloat16 model's float32 weights, numbered as they are trained
-        recorded |= {name: kept.get(f"master.{i}", recorded[name]).double() for i, name in enumerate(trained)}
+        optimizer = load_file(masters)  # has a bfloat16 model's float32 weights, numbered as they are trained
+        for i, name in enumerate(trained):
+            recorded[name] = optimizer.get(f"master.{i}", recorded[name]).double()
     return recorded

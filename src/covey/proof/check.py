@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.learner.advantage import off_centre
 from covey.learner.batching import Batch, with_signal
@@ -70,7 +69,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
         algorithm = run.loaded.algorithm
         console.doing("sampling one batch")
         sampled = next(run.rollouts())
-        old = old_logprob_source(algorithm, run.sampler, updates_of(config))
+        old = old_logprob_source(algorithm, run.sampler, config.train.updates_per_rollout_batch)
         groups = sampled.groups or sampled.filtered
         batch = prepare(run, groups, old)
         if not batch.advantages.any():
@@ -78,7 +77,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
             # Without any advantage the gradient is 0 and every claim would hold for any code.
             batch = with_signal(prepare(run, told_apart(groups), old))
         # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
-        if algorithm.advantage.own and off_centre(batch, groups) is not None:
+        if algorithm.advantage.written_by_user and off_centre(batch, groups) is not None:
             console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
         minibatch = next(updates(batch, run.loaded, old, step=0))
         console.doing("measuring")

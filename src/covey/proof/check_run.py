@@ -52,8 +52,8 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
         if why:
             console.say(f"skipping {stage.name}: {why}")
         else:
-            found = _of_stage(stage, steps, console, trust)
-            claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in found]
+            of_stage = _of_stage(stage, steps, console, trust)
+            claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in of_stage]
     if not claims:
         raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {why}")
     return claims
@@ -77,10 +77,10 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
     loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
     if why := unrepeatable(loaded.config.method):
         raise ConfigError(f"{stage}: no step can be repeated: {why}")
-    begun = changed_after(stage)
-    if begun:
+    change = changed_after(stage)
+    if change:
         raise ConfigError(
-            f"{stage}: after {begun} steps it continued with other settings (healing.jsonl), and the second "
+            f"{stage}: after {change} steps it continued with other settings (healing.jsonl), and the second "
             f"trainer takes one config. Check {archive_of(stage, 1)}, the run before that"
         )
     console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
@@ -90,15 +90,15 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
 
 
 def from_stage_before(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
-    """Return a stage's config with the model from which it must have begun: an earlier stage's.
+    """Return a stage's config with the model from which it must have begun: that of an earlier stage.
 
-    That is the one its record names. If the record names none of them, it is the last earlier stage that left
-    a policy, whatever the record says.
+    This is the one that its record names. If the record names none of them, it is that of the last earlier
+    stage that left a policy.
     """
     number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
     earlier = [s for s in stages_in(stage.parent) if stage_number(s) < number]
     policies = [s / "final" for s in earlier if stage_method(s) in POLICIES]
-    if not policies or str(loaded.config.model) in {str(place) for place in policies}:
+    if not policies or str(loaded.config.model) in map(str, policies):
         return loaded
     return replace(loaded, config=loaded.config.model_copy(update={"model": str(policies[-1])}))
 
@@ -125,13 +125,13 @@ CLAIMS = (
     ),
     ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
 )
-"""(claim, difference that decides on it, its unit, the largest that float32 causes in a few steps)."""
+"""(claim, difference that decides on it, its unit, the largest one that float32 causes in a few steps)."""
 NO_STEP = "no step has been recorded yet"
 REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model families that the second trainer knows."""
 
 
-def hides(policy: Policy) -> bool:
+def has_sliding_window(policy: Policy) -> bool:
     """Whether some layer has a sliding window of attention."""
     return policy.decoder is not None and policy.decoder.windows != {None}
 
@@ -144,17 +144,21 @@ def coarsely_computed(stage: Path) -> bool:
     record = read_environment(stage) or {}
     if "rounded" not in record:
         raise ConfigError(
-            f"{stage}: env.json is missing, which says whether numbers were rounded and so how close the "
+            f"{stage}: env.json is missing, which says whether numbers were rounded, and so how close the "
             "repeat must be. Restore the file"
         )
     return record["rounded"] and not record.get("rounds_products")
 
 
 def _repeated(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConsole) -> list[Claim]:
-    # Only its weights are asked for, which a machine has that cannot compute as the run did.
+    # Only the weights are needed, so that a machine without the run's precision can load them too.
     loaded = replace(loaded, config=loaded.config.model_copy(update={"precision": "float32"}))
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
-    if policy.model.config.model_type not in REPLAYED or not supported(policy.model) or hides(policy):
+    if (
+        policy.model.config.model_type not in REPLAYED
+        or not supported(policy.model)
+        or has_sliding_window(policy)
+    ):
         raise ConfigError(
             f"{stage}: the replay supports models of the Llama family, not {policy.model.config.model_type}"
         )
@@ -185,14 +189,16 @@ def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
     where = f"in steps 0 to {agreements[-1].step}"
     for claim, quantity, unit, limit in CLAIMS:
         steps = [a for a in agreements if getattr(a, quantity) is not None]
-        found = [getattr(a, quantity) for a in steps]
-        apart = list(accumulate((getattr(a.apart, quantity, 0.0) for a in steps), max))  # running maximum
-        if not found:
+        if not steps:
             continue
-        holds = all(f < max(scale * limit, AS_TWINS * a) for f, a in zip(found, apart, strict=True))
-        evidence = f"largest difference {max(found):.1e} {unit} {where}"
-        if apart[-1] and max(found) >= scale * limit:
-            evidence += f"; rounding alone comes to {apart[-1]:.1e}"
+        differences = [getattr(a, quantity) for a in steps]
+        # Running maximum of what rounding alone causes.
+        rounding = list(accumulate((getattr(a.apart, quantity, 0.0) for a in steps), max))
+        limits = [max(scale * limit, AS_TWINS * largest) for largest in rounding]
+        holds = all(difference < most for difference, most in zip(differences, limits, strict=True))
+        evidence = f"largest difference {max(differences):.1e} {unit} {where}"
+        if rounding[-1] and max(differences) >= scale * limit:
+            evidence += f"; rounding alone comes to {rounding[-1]:.1e}"
         yield Claim(claim, holds, evidence)
 
 

@@ -60,11 +60,10 @@ class TemplateReport:
             yield f"refused    {facts.refusal}"
             return
         yield f"prompt     ends with {facts.answer_header!r}"
-        yield (
-            f"end        {self.end!r}"
-            if self.end
-            else "end        no token: the tokenizer's own end is put there"
-        )
+        if self.end:
+            yield f"end        {self.end!r}"
+        else:
+            yield "end        no token: the tokenizer's own end is put there"
         if facts.end_count > 1:
             yield f"           {facts.end_count} of them stand behind a last answer; the first is trained"
         yield from self._thoughts()
@@ -93,8 +92,8 @@ class TemplateReport:
     def _calls(self) -> str:
         if not self.call.text:
             return "not shown by the template"
-        said = "read back" if self.call.right else "NOT read back: tools are refused"
-        return f"{self.call.text!r}, {said}"
+        outcome = "read back" if self.call.right else "NOT read back: tools are refused"
+        return f"{self.call.text!r}, {outcome}"
 
 
 def check_template(folder: Path) -> TemplateReport:

@@ -30,10 +30,14 @@ class ShadowConfig:
     mask_truncated: bool
     group_size: int
     seed: int
-    rounded: bool = False  # whether it computes with bfloat16 copies of float32 weights
-    product: Product = exactly  # how it multiplies
-    known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
-    staleness: int = 0  # by how many steps a completion may be behind
+    rounded: bool = False
+    """Whether the run computes with bfloat16 copies of float32 weights."""
+    product: Product = exactly
+    """The product of a layer's input and its weight."""
+    vocabulary: int | None = None
+    """Number of ids that may be drawn; the model's others are padding."""
+    staleness: int = 0
+    """Number of steps by which a completion may lag behind the weights."""
 
 
 @dataclass
@@ -67,7 +71,7 @@ def gradient_step(
                 total[name] += 0.0 if gradient is None else gradient
     norms = [math.sqrt(math.fsum(float(g.square().sum()) for g in total.values())) for total in totals]
     for learner, total, norm in zip(learners, totals, norms, strict=True):
-        if norm or learner.first:  # what has never learned is left alone
+        if norm or learner.first:  # a learner without a gradient so far has no moments to move it
             adamw(learner, setting, total, norm, at)
     return norms
 

@@ -16,7 +16,7 @@ from covey.models.policy import Policy
 from covey.types import Group
 
 AGAINST = 0.02
-"""Fraction of tokens that a loss may pull against their advantage, as a penalty on a few tokens does."""
+"""Fraction of tokens that a loss may pull against their advantage, as a penalty on some tokens does."""
 RATES = (1e-5, 1e-4, 1e-3)
 """Learning rates to try, until a step moves log-probs by more than rounding."""
 UNMOVED = 1e-6
@@ -50,12 +50,12 @@ def above_mean(batch: Batch) -> Tensor:
     """Return (N,) rewards minus the mean of the group, or of the batch if each group has one completion."""
     trained = batch.mask.any(-1) & ~batch.rewards.isnan()
     alone = len(batch.group[trained].unique()) == int(trained.sum())
-    found = torch.zeros(len(batch), dtype=torch.float64)
+    gains = torch.zeros(len(batch), dtype=torch.float64)
     for group in batch.group.unique():
-        own = trained & ((batch.group == group) | alone)
-        if own.any():
-            found[own] = batch.rewards[own] - batch.rewards[own].mean()
-    return found
+        compared = trained & ((batch.group == group) | alone)
+        if compared.any():
+            gains[compared] = batch.rewards[compared] - batch.rewards[compared].mean()
+    return gains
 
 
 def small_step(
@@ -70,9 +70,11 @@ def small_step(
     saved = [w.detach().clone() for w in weights]
     paid = above_mean(batch)
     scale = float((paid.abs() * batch.mask.sum(-1)).sum())
+    if not scale:
+        return None
     before = _sums(learner, objective, batch)
     try:
-        for rate in RATES if scale else ():
+        for rate in RATES:
             learner.clear()
             learner.forward_backward(batch, objective)
             learner.step(lr=rate)

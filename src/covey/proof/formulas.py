@@ -27,7 +27,7 @@ class ShadowRow:
 
     prompt: list[int]
     tokens: list[int]
-    drawn: list[int]
+    positions: list[int]
     """Indices of its T sampled tokens in ``tokens``; the others were inserted, and are only read."""
     sampled: Tensor
     """(T,) float64 log-probs, as the sampler recorded them."""
@@ -39,8 +39,8 @@ class ShadowRow:
     truncated: bool
     steps: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
     """(first token, one after the last, value) of each reasoning step, by the function that judged them."""
-    kept: Sequence[Sequence[int]] | None = None
-    """(T,) lists of the tokens that top-p or top-k had left to draw from; None: all."""
+    allowed: Sequence[Sequence[int]] | None = None
+    """For each token of ``tokens``, the ids that top-p or top-k allowed; None: all."""
     greedy: float | None = None
     """Reward of the greedy completion to the same prompt."""
     running: float = 0.0
@@ -128,9 +128,9 @@ def by_component(rows: Sequence[ShadowRow], score: Callable[[list[float]], list[
     """Score each reward function's values on their own, then sum them by weight."""
     totals = [0.0] * len(rows)
     for name, weight in rows[0].weights.items():
-        known = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
-        scored = score([rows[i].components[name] for i in known]) if known else []
-        for i, value in zip(known, scored, strict=True):
+        applies = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
+        scores = score([rows[i].components[name] for i in applies]) if applies else []
+        for i, value in zip(applies, scores, strict=True):
             totals[i] += weight * value
     return totals
 
@@ -189,7 +189,7 @@ def _length_weighted(group: JudgedGroup) -> list[float]:
     rewards = group.rewards
     if group.keeps_reward:
         return list(rewards)
-    lengths = [len(row.drawn) * row.trained for row in rows]
+    lengths = [len(row.positions) * row.trained for row in rows]
     baseline = math.fsum(n * r for n, r in zip(lengths, rewards, strict=True)) / max(sum(lengths), 1)
     if not sum(lengths):
         baseline = mean(rewards)
@@ -214,15 +214,16 @@ def _process_zscore(group: JudgedGroup) -> list[Tensor]:
             # One flat list over all rows' steps, handed out again in the same order.
             scores = iter(zscores(values, s["ddof"], s["eps"]) if values else ())
             for row, advantage in zip(rows, advantages, strict=True):
-                own = [next(scores) for _ in row.steps[name]]
+                of_row = [next(scores) for _ in row.steps[name]]
                 for k, (start, end, _) in enumerate(row.steps[name]):
-                    advantage[start:end] += weight * _step_credit(own, k, s["credit"])
+                    advantage[start:end] += weight * _step_credit(of_row, k, s["credit"])
         else:
-            known = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
-            values = [rows[i].components[name] for i in known]
-            for i, score in zip(known, zscores(values, s["ddof"], s["eps"]) if values else (), strict=True):
+            applies = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
+            values = [rows[i].components[name] for i in applies]
+            of_rows = zscores(values, s["ddof"], s["eps"]) if values else []
+            for i, score in zip(applies, of_rows, strict=True):
                 advantages[i] += weight * score
-    return [advantage[row.drawn] for row, advantage in zip(rows, advantages, strict=True)]
+    return [advantage[row.positions] for row, advantage in zip(rows, advantages, strict=True)]
 
 
 def _step_credit(scores: Sequence[float], k: int, how: str) -> float:
@@ -251,7 +252,7 @@ def _prefix_tree(group: JudgedGroup) -> list[Tensor]:
         values = [value(row.tokens[:t]) for t in range(len(row.tokens) + 1)]
         whole = group.settings["outcome"] * (reward - mean(rewards))
         gains = torch.tensor([b - a + whole for a, b in pairwise(values)]).double()
-        advantages.append(gains[row.drawn])
+        advantages.append(gains[row.positions])
     return advantages
 
 
@@ -262,16 +263,18 @@ def _optimal_token_baseline(group: JudgedGroup) -> list[Tensor]:
     for row in rows:
         # |grad log p|^2 by the logits: 1 - 2 p(token) + sum_v p(v)^2, summed up to each token.
         energy = (1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained
-        energies.append(dict(zip(row.drawn, energy.tolist(), strict=True)))
+        energies.append(dict(zip(row.positions, energy.tolist(), strict=True)))
     shifted = [r - mean(group.rewards) for r in group.rewards]
     advantages = []
-    for row, own in zip(rows, shifted, strict=True):
-        advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
-        for place, t in enumerate(row.drawn):
-            there = [i for i, other in enumerate(rows) if other.trained and t in energies[i]]
-            total = math.fsum(energies[i][t] for i in there)
-            pulled = math.fsum(shifted[i] * energies[i][t] for i in there)
-            advantage[place] = own - (pulled / max(total, 1e-12) if len(there) > 1 else 0.0)
+    for row, reward in zip(rows, shifted, strict=True):
+        advantage = torch.zeros(len(row.positions), dtype=torch.float64)
+        for n, t in enumerate(row.positions):
+            reach = [i for i, other in enumerate(rows) if other.trained and t in energies[i]]
+            baseline = 0.0  # the group's mean, where only one completion reaches the token
+            if len(reach) > 1:
+                total = math.fsum(energies[i][t] for i in reach)
+                baseline = math.fsum(shifted[i] * energies[i][t] for i in reach) / max(total, 1e-12)
+            advantage[n] = reward - baseline
         advantages.append(advantage)
     return advantages
 
@@ -282,8 +285,9 @@ def _segment_difference(group: JudgedGroup) -> list[Tensor]:
     for row, reward in zip(group.rows, group.rewards, strict=True):
         ends = [*(end for end, _ in row.segments), len(row.tokens) - 1]
         values = [mean(group.rewards), *(value for _, value in row.segments), reward]
-        mine = [next(k for k, end in enumerate(ends) if place <= end) for place in row.drawn]
-        advantages.append(torch.tensor([values[k + 1] - values[k] for k in mine], dtype=torch.float64))
+        segments = [next(k for k, end in enumerate(ends) if t <= end) for t in row.positions]
+        gains = [values[k + 1] - values[k] for k in segments]
+        advantages.append(torch.tensor(gains, dtype=torch.float64))
     return advantages
 
 
@@ -291,7 +295,7 @@ def _length_penalized(group: JudgedGroup) -> list[float]:
     """r - weight * mean(r) * |y| / max |y|, centred."""
     rewards = group.rewards
     weight = group.settings["weight"]
-    lengths = [len(row.drawn) * row.trained for row in group.rows]
+    lengths = [len(row.positions) * row.trained for row in group.rows]
     short = [r - weight * mean(rewards) * n / max(*lengths, 1) for r, n in zip(rewards, lengths, strict=True)]
     return [s - mean(short) for s in short]
 
@@ -322,18 +326,19 @@ def _process_leave_one_out(group: JudgedGroup) -> list[Tensor]:
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
         by_step = name in rows[0].steps
-        given = [
+        rewards = [
             [value for _, _, value in row.steps[name]] if by_step else [row.components[name]] for row in rows
         ]
-        known = [i for i, g in enumerate(given) if g and not any(map(math.isnan, g))]
-        for i in known:
-            others = [mean(given[j]) for j in known if j != i]
-            left = [v - (mean(others) if others else mean(given[i])) for v in given[i]]
+        scored = [i for i, values in enumerate(rewards) if values and not any(map(math.isnan, values))]
+        for i in scored:
+            others = [mean(rewards[j]) for j in scored if j != i]
+            baseline = mean(others) if others else mean(rewards[i])
+            gains = [value - baseline for value in rewards[i]]
             spans = rows[i].steps[name] if by_step else [(0, len(rows[i].tokens), 0.0)]
             for n, (start, end, _) in enumerate(spans):
-                togo = math.fsum(gamma**m * value for m, value in enumerate(left[n:]))
-                advantages[i][start:end] += weight * togo
-    return [advantage[row.drawn] for row, advantage in zip(rows, advantages, strict=True)]
+                to_go = math.fsum(gamma**m * gain for m, gain in enumerate(gains[n:]))
+                advantages[i][start:end] += weight * to_go
+    return [advantage[row.positions] for row, advantage in zip(rows, advantages, strict=True)]
 
 
 def gae_of_row(row: ShadowRow, gamma: float, lam: float) -> Tensor:
@@ -363,7 +368,7 @@ def _gae(group: JudgedGroup) -> list[Tensor]:
     for row in group.rows:
         lam = float(s["lam"])
         if s["length_adaptive"]:
-            lam = max(0.0, 1 - 1 / (s["length_adaptive"] * len(row.drawn)))
+            lam = max(0.0, 1 - 1 / (s["length_adaptive"] * len(row.positions)))
         advantages.append(gae_of_row(row, s["gamma"], lam))
     return advantages
 
@@ -395,16 +400,16 @@ ESTIMATORS: Mapping[str, Callable[[JudgedGroup], Sequence[float | Tensor]]] = {
 
 def whitened(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     """Normalize the advantages over the trained completions of the whole batch."""
-    own = [float(row.advantage.mean()) for row in rows]
+    means = [float(row.advantage.mean()) for row in rows]
     tokens = torch.cat([row.advantage for row in rows]).tolist()
     if name == "batch_centered":
-        return [row.advantage - level(own) for row in rows]
+        return [row.advantage - level(means) for row in rows]
     if name == "batch_std":
-        spread = deviation([row.reward for row in rows] if s["of"] == "rewards" else own, s["ddof"])
+        spread = deviation([row.reward for row in rows] if s["of"] == "rewards" else means, s["ddof"])
         return [row.advantage / ((spread + s["eps"]) or 1.0) for row in rows]
     if name == "sample_zscore":
-        spread = deviation(own, s["ddof"]) + s["eps"]
-        return [(row.advantage - level(own)) / (spread or 1.0) for row in rows]
+        spread = deviation(means, s["ddof"]) + s["eps"]
+        return [(row.advantage - level(means)) / (spread or 1.0) for row in rows]
     if name == "token_zscore":
         spread = math.sqrt(max(deviation(tokens, s["ddof"]) ** 2 + s["eps"], s["floor"]))
         return [(row.advantage - level(tokens)) / (spread or 1.0) for row in rows]

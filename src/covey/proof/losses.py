@@ -108,13 +108,13 @@ def _divergence_mask(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSetting
 
 def _group_classification(logprobs: Tensor, row: ShadowRow, tau: float) -> Tensor:
     """log(1 + sum of e^(-+ mean log-ratio / tau)) of each class of the group, the others held fixed. REAL."""
-    own = (logprobs - row.old).clamp(-FAR, FAR).mean()
+    score = (logprobs - row.old).clamp(-FAR, FAR).mean()
     sign = float(row.advantage.sum().sign())
     loss = torch.zeros((), dtype=torch.float64)
     for side in (1.0, -1.0):
         others = math.fsum(math.exp(-side * m / tau) for x, m in row.siblings if x == side)
-        mine = (-side * own / tau).exp() if sign == side else torch.zeros(())
-        loss = loss + (1 + others + mine).log()
+        this = (-side * score / tau).exp() if sign == side else torch.zeros(())
+        loss = loss + (1 + others + this).log()
     return loss.expand_as(logprobs)
 
 
@@ -162,16 +162,17 @@ def _future_influence(moved: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """Return e to a decayed sum of the log-ratios of each token and of later ones, within bounds."""
     decay = 0.5 ** (1 / s["half_life"])
     running = 0.0
-    later = row.drawn[-1]
+    later = row.positions[-1]
     influence = torch.zeros_like(moved)
     for t in reversed(range(len(moved))):
-        own = float(moved[t])
+        log_ratio = float(moved[t])
         # Inserted tokens count in the distance; outliers are left out of the sum.
-        distance = later - row.drawn[t]
-        later = row.drawn[t]
-        running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
+        distance = later - row.positions[t]
+        later = row.positions[t]
+        counted = log_ratio if math.exp(log_ratio) <= s["outlier"] else 0.0
+        running = decay**distance * running + counted
         factor = min(max(math.exp(running), s["low"]), s["high"])
-        risky = float(row.advantage[t]) < 0 and math.exp(own) > s["safety"]
+        risky = float(row.advantage[t]) < 0 and math.exp(log_ratio) > s["safety"]
         influence[t] = min(factor, 1.0) if risky else factor
     return influence
 
@@ -210,9 +211,9 @@ def token_weight(
     trained = [r for r in step if r.trained]
     count = len(step) if s.get("rows") == "all" else len(trained)
     if name == "token_mean":
-        return 1 / (sum(len(r.drawn) for r in trained) + s["eps"])
+        return 1 / (sum(len(r.positions) for r in trained) + s["eps"])
     if name == "sequence_mean":
-        return 1 / (count * (len(row.drawn) + s["eps"]))
+        return 1 / (count * (len(row.positions) + s["eps"]))
     if name == "sequence_sum":
         return 1 / count
     if name == "constant_length":
@@ -220,7 +221,7 @@ def token_weight(
     if name == "token_sum":
         return 1.0
     if name == "prompt_mean":
-        siblings = sum(len(r.drawn) for r in trained if r.group == row.group)
+        siblings = sum(len(r.positions) for r in trained if r.group == row.group)
         return 1 / (len({r.group for r in trained}) * siblings)
     raise KeyError(name)
 
@@ -307,10 +308,9 @@ def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -
     if name == "dpo":
         return _of_margin(name, s["beta"] * (_slope(good.gain.exp(), s) - _slope(bad.gain.exp(), s)), s)
     if name == "mpo":
-        plain = _cross_entropy("dpo", s["beta"] * (good.gain - bad.gain), 0.0)
-        return s["preference_weight"] * plain + s["quality_weight"] * _of_each(
-            "bco", s["beta"], good.gain, bad.gain
-        )
+        preference = _cross_entropy("dpo", s["beta"] * (good.gain - bad.gain), 0.0)
+        quality = _of_each("bco", s["beta"], good.gain, bad.gain)
+        return s["preference_weight"] * preference + s["quality_weight"] * quality
     if name == "ln_dpo":
         return (1 + (s["beta"] * (bad.gain / bad.length - good.gain / good.length)).exp()).log()
     if name in OF_MARGIN:

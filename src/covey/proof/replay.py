@@ -17,6 +17,7 @@ from covey.proof.formulas import AxisSettings, ShadowRow
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts
+from covey.types import SamplingMask
 from covey_verify.errors import ConfigError
 
 
@@ -39,23 +40,22 @@ def replay(
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         rows, _ = read_rows(folder, number)
         pairs = list(zip(trainers, pasts, strict=True))
-        own, *twins = [_repeated(folder, trainer, past, setting, number) for trainer, past in pairs]
-        # Tokens whose version the shadow still has; without versions, all tokens are of this step's.
-        known = [slice(None) if v is None else torch.from_numpy(np.isin(v, list(pasts[0]))) for *_, v in rows]
-        written = StepFigures(
+        figures, *twins = [_repeated(folder, trainer, past, setting, number) for trainer, past in pairs]
+        tokens = [_of_versions(versions, pasts[0]) for _, _, versions in rows]
+        recorded = StepFigures(
             [row.sampled for row, *_ in rows],
             [advantage for _, advantage, _ in rows],
             record.get("optimizer/grad_norm", 0.0),
             record.get("kl/coef"),
-            saved(folder, number, setting.train["steps"], own.weights),
+            saved(folder, number, setting.train["steps"], figures.weights),
         )
-        apart = next((agreement(number, own, other, known, start) for other in twins), None)
-        yield replace(agreement(number, own, written, known, start), apart=apart)
+        apart = next((agreement(number, figures, twin, tokens, start) for twin in twins), None)
+        yield replace(agreement(number, figures, recorded, tokens, start), apart=apart)
 
 
 def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> ShadowTrainer:
     start = copied(model)
-    # Without its adapters a model is the one they were put into.
+    # Without its adapters a model is the one into which they were put.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl = setting.algorithm["kl"]
     bonus = setting.algorithm["entropy"]
@@ -69,10 +69,15 @@ Past = dict[int, NamedWeights]
 """Version -> the weights by which completions of the present step may have been sampled."""
 
 
+def _of_versions(versions: np.ndarray | None, past: Past) -> slice | torch.Tensor:
+    """Select the tokens whose version the shadow still has; without versions, all are of this step's."""
+    return slice(None) if versions is None else torch.from_numpy(np.isin(versions, list(past)))
+
+
 def _remember(past: Past, trainer: ShadowTrainer, staleness: int) -> None:
     """Keep the weights at the start of a step, and those of as many earlier steps as completions may lag."""
     past[trainer.updates] = {
-        # The optimizer updates weights in place; a copy is needed only if they are asked for later.
+        # The optimizer updates weights in place; a copy is needed only if a later step reads them.
         name: w.detach().clone() if w.requires_grad and staleness else w.detach()
         for name, w in trainer.weights.items()
     }
@@ -93,15 +98,17 @@ def _repeated(
     except KeyError as error:
         raise ConfigError(f"{folder}: the replay supports only covey's own functions, not {error}") from None
     # Log-probs under the present weights; tokens of older versions are replaced one version at a time.
-    drawn = list(done.logprobs)
-    for place, (row, _, versions) in enumerate(recorded):
-        for version in (set() if versions is None else set(versions.tolist()) & set(past)) - {now}:
+    logprobs = list(done.logprobs)
+    for n, (row, _, versions) in enumerate(recorded):
+        if versions is None:
+            continue
+        for version in set(versions.tolist()) & set(past) - {now}:
             with torch.no_grad():
                 under = shadow.picked(shadow.distribution(past[version], setting, row), row)
-            drawn[place] = torch.where(torch.from_numpy(versions == version), under, drawn[place])
+            logprobs[n] = torch.where(torch.from_numpy(versions == version), under, logprobs[n])
     shadow.update_coefficients(trainer, setting, done, sampled)
     norm = sum(done.norms) / max(len(done.norms), 1)
-    return StepFigures(drawn, [row.advantage for row in done.rows], norm, coefficient, trainer.weights)
+    return StepFigures(logprobs, [row.advantage for row in done.rows], norm, coefficient, trainer.weights)
 
 
 def _critic(setting: ShadowConfig, start: NamedWeights, folder: Path) -> ShadowTrainer | None:
@@ -109,10 +116,10 @@ def _critic(setting: ShadowConfig, start: NamedWeights, folder: Path) -> ShadowT
     axis = setting.algorithm["critic"]
     if not axis:
         return None
-    own = axis["trunk"] == "own"
-    if own and (axis["model"] or any("lora_" in name for name in start)):
+    own_trunk = axis["trunk"] == "own"
+    if own_trunk and (axis["model"] or any("lora_" in name for name in start)):
         raise ConfigError(f"{folder}: the replay does not support a critic that starts from another model")
-    body = {name: w.clone() for name, w in start.items() if own and name != "lm_head.weight"}
+    body = {name: w.clone() for name, w in start.items() if own_trunk and name != "lm_head.weight"}
     width = len(start["model.norm.weight"])
     head = {"value.weight": torch.zeros(width).double(), "value.bias": torch.zeros(()).double()}
     return ShadowTrainer({name: w.requires_grad_() for name, w in {**body, **head}.items()}, {})
@@ -138,7 +145,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> ShadowConfig:
         config["seed"],
         rounded=config["dtype"] == "bfloat16",
         product=coarse_product if record.get("rounds_products") else exactly,
-        known=record.get("known_tokens"),
+        vocabulary=record.get("known_tokens"),
         staleness=rollout["staleness"],
     )
 
@@ -149,33 +156,38 @@ def read_rows(
     """Read a step: (row, advantages, versions) of each trained completion, and the number of groups."""
     log = read_rollouts(folder, number)
     rows = []
-    for place, line in enumerate(log.rows):
+    for n, line in enumerate(log.rows):
         if line["trained"]:
-            own = log.of_completion(place)
-            mask = log.completion(place).sampling_mask
+            arrays = log.of_completion(n)
+            mask = log.completion(n).sampling_mask
             # Indices of sampled tokens; tool answers between them are read but not trained.
-            drawn = np.flatnonzero(own.get("sampled", np.ones(len(own["tokens"]))))
+            sampled = np.flatnonzero(arrays.get("sampled", np.ones(len(arrays["tokens"]))))
             row = ShadowRow(
                 prompt=log.prompts[line["group"]].tolist(),
-                tokens=own["tokens"].tolist(),
-                drawn=drawn.tolist(),
-                sampled=torch.from_numpy(own["logprobs"][drawn]).double(),
+                tokens=arrays["tokens"].tolist(),
+                positions=sampled.tolist(),
+                sampled=torch.from_numpy(arrays["logprobs"][sampled]).double(),
                 reward=_number(line["reward"]),
                 components={k: _number(v) for k, v in line["components"].items()},
                 weights=line["weights"],
                 truncated=line["finish"] == "length",
                 steps=line["steps"],
-                kept=None if mask is None else [ids.tolist() for ids in np.split(mask.ids, mask.ends[:-1])],
+                allowed=_ids_of(mask),
                 greedy=line["greedy_reward"],
                 running=line.get("running_mean", 0.0),
                 segments=[(int(end), float(value)) for end, value in line.get("segments", ())],
                 correct=line.get("correct", False),
                 group=line["group"],
             )
-            advantages = torch.from_numpy(own["advantages"][drawn]).double()
-            versions = own["versions"][drawn] if "versions" in own else None
+            advantages = torch.from_numpy(arrays["advantages"][sampled]).double()
+            versions = arrays["versions"][sampled] if "versions" in arrays else None
             rows.append((row, advantages, versions))
     return rows, len(log.prompts)
+
+
+def _ids_of(mask: SamplingMask | None) -> list[list[int]] | None:
+    """Return the ids that could be drawn at each token; None if all could be."""
+    return None if mask is None else [ids.tolist() for ids in np.split(mask.ids, mask.ends[:-1])]
 
 
 def _number(value: float | None) -> float:

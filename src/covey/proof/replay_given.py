@@ -38,15 +38,15 @@ def replay_given(
     trainers = [ShadowTrainer(w, copied(w)) for w in with_twin(model, setting.rounded, twin)]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         norm, values = given_step(trainers[0], setting, lessons, number)
-        own = trainers[0].weights
-        kept = saved(folder, number, setting.train["steps"], own)
+        weights = trainers[0].weights
+        recorded = saved(folder, number, setting.train["steps"], weights)
         comparison = _compared(number, norm, record["optimizer/grad_norm"], values, record)
-        gap, course = weights_apart(own, kept, start)
+        gap, course = weights_apart(weights, recorded, start)
         apart = None
         for other in trainers[1:]:
-            its_norm, its = given_step(other, setting, lessons, number)
-            nearby = _compared(number, norm, its_norm, values, its)
-            apart = replace(nearby, course=weights_apart(own, other.weights, start)[1])
+            its_norm, its_values = given_step(other, setting, lessons, number)
+            nearby = _compared(number, norm, its_norm, values, its_values)
+            apart = replace(nearby, course=weights_apart(weights, other.weights, start)[1])
         yield replace(comparison, weights=gap, course=course, apart=apart)
 
 
@@ -62,16 +62,17 @@ def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
     config = loaded.config
     stage = loaded.run
     source = with_schemas(load_source(loaded), toolbox_of(loaded))
-    known = ((read_environment(stage) if stage is not None else None) or {}).get("files", {})
+    environment = read_environment(stage) if stage is not None else None
+    digests = (environment or {}).get("files", {}).values()
     for path in data_files(loaded):
-        if known and digest_of(path) not in known.values():
+        if digests and digest_of(path) not in digests:
             raise ConfigError(
                 f"{path} has changed since {stage} read it, so its steps cannot be repeated. Restore the file"
             )
     with compute_as_run(stage, policy.device):  # a template may print the date
         learned, held_out = (
-            [_example(p) for p in encode_examples(policy, own, config)]
-            for own in (source.examples, source.held_out)
+            [_example(prompted) for prompted in encode_examples(policy, examples, config)]
+            for examples in (source.examples, source.held_out)
         )
     settings = loaded.loss.all_settings if loaded.loss is not None else {}
     return Lessons(config.method, settings, learned, held_out, policy.context)

@@ -49,13 +49,13 @@ def distribution(weights: NamedWeights, setting: ShadowConfig, row: ShadowRow) -
     """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
     read = [*row.prompt, *row.tokens[:-1]]
     every = logits(computed_weights(weights, setting), setting.model, read, setting.product)
-    scaled = every[len(row.prompt) - 1 :, : setting.known][row.drawn] / setting.temperature
-    if row.kept is not None:
+    scaled = every[len(row.prompt) - 1 :, : setting.vocabulary][row.positions] / setting.temperature
+    if row.allowed is not None:
         # top-p or top-k left only these ids: renormalize over them, as the sampler did.
-        left = torch.full_like(scaled, -math.inf)
-        for t, place in enumerate(row.drawn):
-            left[t, torch.tensor(row.kept[place])] = 0.0
-        scaled = scaled + left
+        mask = torch.full_like(scaled, -math.inf)
+        for t, position in enumerate(row.positions):
+            mask[t, torch.tensor(row.allowed[position])] = 0.0
+        scaled = scaled + mask
     return scaled.log_softmax(-1)
 
 
@@ -63,19 +63,21 @@ def critic_values(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow,
     """V of what was read before each token, under the critic. (T,)."""
     assert trainer.critic is not None
     head = trainer.critic.weights
-    own = setting.algorithm["critic"]["trunk"] == "own"
-    trunk = {n: w for n, w in (head if own else trainer.weights).items() if not n.startswith("value.")}
+    own_trunk = setting.algorithm["critic"]["trunk"] == "own"
+    body = head if own_trunk else trainer.weights
+    trunk = {name: w for name, w in body.items() if not name.startswith("value.")}
     tokens = [*row.prompt, *row.tokens[:-1]]
     every = states(computed_weights(trunk, setting), setting.model, tokens, setting.product)
-    read = every[len(row.prompt) - 1 :][row.drawn]
+    read = every[len(row.prompt) - 1 :][row.positions]
     # The value is unchanged; the gradient into the shared trunk is scaled by `pull` (0: none).
-    read = read if own else read.detach() + pull * (read - read.detach())
+    if not own_trunk:
+        read = read.detach() + pull * (read - read.detach())
     return read @ head["value.weight"] + head["value.bias"]
 
 
 def picked(log_pi: Tensor, row: ShadowRow) -> Tensor:
     """Return the log-probs of the sampled tokens. (T, V) -> (T,)."""
-    return log_pi.gather(1, torch.tensor(row.tokens)[row.drawn, None])[:, 0]
+    return log_pi.gather(1, torch.tensor(row.tokens)[row.positions, None])[:, 0]
 
 
 def entropy(log_pi: Tensor) -> Tensor:
@@ -120,14 +122,14 @@ def freeze_inputs(
     noise = torch.from_numpy(
         splitmix_uniforms(stream_key(setting.seed, "noise", number), len(rows) * longest)
     ).double()
-    for place, row in enumerate(rows):
+    for n, row in enumerate(rows):
         log_pi = distribution(trainer.weights, setting, row)
         unscored = math.isnan(row.reward)
-        row.trained = bool(row.drawn) and not (unscored or (setting.mask_truncated and row.truncated))
+        row.trained = bool(row.positions) and not (unscored or (setting.mask_truncated and row.truncated))
         row.old = picked(log_pi, row)
         row.old_entropy = entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
-        row.noise = noise[place * longest :][: len(row.tokens)][row.drawn]
+        row.noise = noise[n * longest :][: len(row.tokens)][row.positions]
         if setting.algorithm["kl"] and setting.algorithm["kl"]["to"] == "sampler":
             row.reference = row.sampled
         elif setting.algorithm["kl"]:
@@ -145,10 +147,10 @@ def give_advantages(trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequenc
             estimate_group(trainer, setting, judged)
     trained = [row for row in rows if row.trained]
     by_token = axes["advantage"]["name"] in ("gae", "discounted_return")
-    for row in trained if not by_token else ():
-        # A token's advantage loses the KL cost of itself and of all later tokens; gae and discounted_return
-        # have it in `token_rewards` already.
-        row.advantage -= trainer.kl_coef * row.kl_costs.flip(0).cumsum(0).flip(0)
+    if not by_token:  # gae and discounted_return have the KL costs in `token_rewards` already
+        for row in trained:
+            # A token's advantage loses the KL cost of itself and of all later tokens.
+            row.advantage -= trainer.kl_coef * row.kl_costs.flip(0).cumsum(0).flip(0)
     set_targets(setting, trained)
     if axes["whiten"] and trained:
         after = formulas.whitened(axes["whiten"]["name"], trained, axes["whiten"])
@@ -156,7 +158,7 @@ def give_advantages(trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequenc
             row.advantage = advantage
     for row in rows:
         if not row.trained:
-            row.advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
+            row.advantage = torch.zeros(len(row.positions), dtype=torch.float64)
 
 
 def estimate_group(trainer: ShadowTrainer, setting: ShadowConfig, judged: Sequence[ShadowRow]) -> None:
@@ -170,7 +172,7 @@ def estimate_group(trainer: ShadowTrainer, setting: ShadowConfig, judged: Sequen
     axis = setting.algorithm["advantage"]
     estimates = formulas.ESTIMATORS[axis["name"]](formulas.JudgedGroup(judged, rewards, axis))
     for row, value in zip(judged, estimates, strict=True):
-        row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
+        row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.positions)).clone()
 
 
 def completion_cost(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow) -> float:
@@ -186,21 +188,24 @@ def set_targets(setting: ShadowConfig, trained: Sequence[ShadowRow]) -> None:
     """Set the critic's targets: its values plus GAE with its own lambda and the advantages' discount."""
     gamma = setting.algorithm["advantage"].get("gamma", 1.0)
     critic = setting.algorithm["critic"]
-    for row in trained if critic else ():
+    if not critic:
+        return
+    for row in trained:
         row.targets = formulas.gae_of_row(row, gamma, critic["lam"]) + row.values
 
 
 def set_token_rewards(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow) -> None:
     """Set the reward of each token: steps at their ends, the rest at the last token, minus a KL by token."""
     kl = setting.algorithm["kl"]
-    row.token_rewards, row.kl_costs = torch.zeros(2, len(row.drawn), dtype=torch.float64)
-    if not row.drawn:
+    row.token_rewards, row.kl_costs = torch.zeros(2, len(row.positions), dtype=torch.float64)
+    if not row.positions:
         return
     row.token_rewards[-1] = row.reward
     for name, steps in row.steps.items():
         for _, end, value in steps:
-            place = max(bisect_right(row.drawn, end - 1) - 1, 0)  # what is inserted gets no reward
-            row.token_rewards[place] += row.weights[name] * value
+            # The last sampled token of the step, since inserted ones get no reward.
+            last = max(bisect_right(row.positions, end - 1) - 1, 0)
+            row.token_rewards[last] += row.weights[name] * value
             row.token_rewards[-1] -= row.weights[name] * value
     if kl and kl["place"] == "reward" and kl["level"] == "token":
         gap = old_logprobs(setting, row) - row.reference
@@ -221,7 +226,7 @@ def update_parts(setting: ShadowConfig, rows: Sequence[ShadowRow], number: int) 
         order = np.random.Generator(np.random.PCG64(seed)).permutation(len(groups))
         for part in np.array_split(order, setting.train["updates_per_batch"]):
             if len(part):
-                yield [row for place in part for row in rows if row.group == groups[place]]
+                yield [row for n in part for row in rows if row.group == groups[n]]
 
 
 def mark_selected(setting: ShadowConfig, minibatch: Sequence[ShadowRow]) -> None:
@@ -259,7 +264,7 @@ def row_loss(
         value = value - trainer.entropy_coef * entropy(log_pi)
     loss = row_weight(setting, row, minibatch) * value.sum()
     if axes["nll"] and row.correct:
-        tokens = sum(len(r.drawn) for r in minibatch if r.trained and r.correct)
+        tokens = sum(len(r.positions) for r in minibatch if r.trained and r.correct)
         loss = loss - axes["nll"] * logprobs.sum() / tokens
     if axes["critic"] and axes["critic"]["trunk"] == "policy":
         loss = loss + value_loss_part(trainer, setting, row, minibatch, axes["critic"]["pull"])
@@ -275,8 +280,8 @@ def policy_term(
     if axes["surrogate"]["name"] == "group_classification":
         # This loss is the same at every token of the group, this row's and its siblings'.
         siblings = [r for r in minibatch if r.trained and r.group == row.group]
-        whole = sum(row_weight(setting, r, minibatch) * len(r.drawn) for r in siblings)
-        value = value * whole / (row_weight(setting, row, minibatch) * len(row.drawn))
+        whole = sum(row_weight(setting, r, minibatch) * len(r.positions) for r in siblings)
+        value = value * whole / (row_weight(setting, row, minibatch) * len(row.positions))
     for factor in axes["correction"]:
         value = value * losses.correction(factor["name"], logprobs, row, factor)
     for factor in axes["token_weights"]:
@@ -297,7 +302,7 @@ def value_loss_part(
     each = losses.value_loss_of_row(
         critic_values(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
     )
-    return each.sum() / sum(len(r.drawn) for r in minibatch if r.trained)
+    return each.sum() / sum(len(r.positions) for r in minibatch if r.trained)
 
 
 def kl_cost(
@@ -322,8 +327,8 @@ def kl_cost(
         straight = losses.divergence("k2", difference)
         return clamped(value, kl["bound"]).detach() + straight - straight.detach()
     # Equal to 1, with the gradient of log pi: it adds the score-function term.
-    drawn = (difference - difference.detach()).exp()
-    value = value * {"ratio": rho, "score": drawn}.get(kl["gradient"], torch.ones(()))
+    one = (difference - difference.detach()).exp()
+    value = value * {"ratio": rho, "score": one}.get(kl["gradient"], torch.ones(()))
     return clamped(value, kl["bound"])
 
 
@@ -363,7 +368,9 @@ def set_siblings(
 ) -> None:
     """Note for each completion the sign of advantage and the mean log-ratio of its trained siblings."""
     moved: dict[int, tuple[float, float]] = {}
-    for row in (row for row in minibatch if row.trained):
+    for row in minibatch:
+        if not row.trained:
+            continue
         now = picked(distribution(trainer.weights, setting, row), row)
         gap = torch.zeros_like(now) if unmoved else (now - row.old).clamp(-losses.FAR, losses.FAR)
         moved[id(row)] = (float(row.advantage.sum().sign()), float(gap.mean()))
@@ -399,8 +406,8 @@ def update_coefficients(
             trainer.reference[name] = (1 - mix) * trainer.reference[name] + mix * w.detach().clone()
     if kl and kl["target"] is not None and done.drifts:
         error = formulas.mean(done.drifts) / kl["target"] - 1
-        seen = min(groups * setting.group_size / kl["horizon"], 1.0)
-        trainer.kl_coef *= 1 + min(max(error, -0.2), 0.2) * seen
+        weight = min(groups * setting.group_size / kl["horizon"], 1.0)
+        trainer.kl_coef *= 1 + min(max(error, -0.2), 0.2) * weight
     if bonus and bonus["target"] is not None and done.entropies:
         low = formulas.mean(done.entropies) < bonus["target"]
         trainer.entropy_coef = min(max(trainer.entropy_coef + (0.005 if low else -0.005), 0.0), 0.1)

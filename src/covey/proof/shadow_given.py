@@ -119,11 +119,12 @@ def compared(
     batch: Sequence[ShadowExample],
     metrics: StepMetrics,
 ) -> Iterator[Tensor]:
-    """Yield the losses of pairs, as a mean. ORPO also imitates chosen answers with prompts, per token; MPO
-    without prompts.
+    """Yield the losses of pairs, as a mean.
+
+    ORPO also imitates the chosen answers, by token and with their prompts; MPO imitates them without prompts.
     """
-    said = sum(len(e.answers[0].trained) for e in batch)
-    tokens = sum(len(e.prompt) - 1 + len(e.answers[0].trained) for e in batch)
+    answer_tokens = sum(len(e.answers[0].trained) for e in batch)
+    tokens = sum(len(e.prompt) - 1 for e in batch) + answer_tokens
     for example in batch:
         good, bad = (judged(trainer, setting, lessons, example, answer) for answer in example.answers)
         loss = losses.pair_loss(lessons.method, good, bad, lessons.loss) / len(batch)
@@ -131,7 +132,7 @@ def compared(
             whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
             loss = loss - whole.sum() / tokens
         if lessons.method == "mpo":
-            loss = loss - lessons.loss["generation_weight"] * good.total / said
+            loss = loss - lessons.loss["generation_weight"] * good.total / answer_tokens
         up, down = (float(implied(lessons, answer)) for answer in (good, bad))
         for name, value in {"margin": up - down, "chosen": up, "rejected": down}.items():
             metrics[f"preference/{name}"] += value / len(batch)
@@ -172,7 +173,8 @@ def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
     before = [every[row - back] for back in range(1, len(every))]
     other = next((e for e in before if list(e.prompt) != list(prompt)), every[row - 1]).answers[0]
     room = max(1, lessons.context - len(prompt))
-    return ShadowExample(prompt, [ShadowAnswer(other.tokens[:room], [p for p in other.trained if p < room])])
+    truncated = ShadowAnswer(other.tokens[:room], [index for index in other.trained if index < room])
+    return ShadowExample(prompt, [truncated])
 
 
 def judged(
@@ -198,11 +200,15 @@ def logprobs(
     answer: ShadowAnswer,
     with_prompt: bool = False,
 ) -> Tensor:
-    """Return log-probs of an answer's trained tokens, with the prompt also of its tokens but the first."""
+    """Return the log-probs of an answer's trained tokens; ``with_prompt``: those of the prompt's tokens too.
+
+    The first token of a prompt has none.
+    """
     whole = [*example.prompt, *answer.tokens]
     first = len(example.prompt)
-    said = [*(range(1, first) if with_prompt else ()), *(first + place for place in answer.trained)]
-    # The logits at position t predict token t + 1, hence `place - 1` below.
+    predicted = list(range(1, first)) if with_prompt else []
+    predicted += [first + index for index in answer.trained]
+    # The logits at position t predict token t + 1, hence `t - 1` below.
     every = logits(computed_weights(weights, setting), setting.model, whole[:-1], setting.product)
-    every = every[:, : setting.known].log_softmax(-1)
-    return every[[place - 1 for place in said], [whole[place] for place in said]]
+    every = every[:, : setting.vocabulary].log_softmax(-1)
+    return every[[t - 1 for t in predicted], [whole[t] for t in predicted]]

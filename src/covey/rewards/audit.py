@@ -21,6 +21,7 @@ from covey.types import Group, Problem, Transcript
 from covey_verify.contract import FULL, PROVIDED, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
 from covey_verify.extract import TAGS
+from covey_verify.types import Score
 
 SHOWN = 5
 """Number of bad rows that an error lists."""
@@ -42,12 +43,12 @@ def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
     Raises DataError naming row and column.
     """
     # Rows of one file mostly share their columns, so each set of columns is checked once.
-    seen: set[tuple[str, ...]] = set()
+    checked: set[tuple[str, ...]] = set()
     for problem in problems:
         columns = tuple(problem.columns)
-        if columns in seen:
+        if columns in checked:
             continue
-        seen.add(columns)
+        checked.add(columns)
         for reward in rewards:
             if complaint := reward.problem_with(columns):
                 raise DataError(
@@ -67,8 +68,8 @@ def check_references(
     rows = [p.columns for p in problems]
     for reward in rewards:
         if reward.options.check_references is not None:
-            found = reward.options.check_references(rows, **reward.settings)
-            for problem, complaint in zip(problems, found, strict=True):
+            complaints = reward.options.check_references(rows, **reward.settings)
+            for problem, complaint in zip(problems, complaints, strict=True):
                 if complaint:
                     # The first reward that complains gives the reason.
                     bad.setdefault(problem.id, f"{reward.name}: {complaint}")
@@ -89,30 +90,31 @@ def rehearse(problem: Problem, rewards: Rewards, environment: Mapping[str, objec
     none and a reward asks for it.
     """
     # A column of that name is data of the problem, so a reward that asks for it gets the column.
-    asked = {"environment", "environments"} - set(problem.columns)
+    state_arguments = {"environment", "environments"} - set(problem.columns)
     for reward in rewards if environment is None else ():
-        if asked & set(reward.parameters):
+        if state_arguments & set(reward.parameters):
             raise ConfigError(
                 f"reward {reward.name} asks for the completion's environment, but there is none: set "
                 "rollout.tools.environment"
             )
-    begun = Transcript(environment=environment)
-    canned = [replace(completion_of(t), transcript=begun) for t in ("", "<answer>0</answer>")]
+    transcript = Transcript(environment=environment)
+    canned = [replace(completion_of(t), transcript=transcript) for t in ("", "<answer>0</answer>")]
     return rewards.score_group(problem, canned[0].tokens, canned, strict=True)
 
 
 def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
-    """Raise ConfigError where steps are to be credited and no reward ever gives any.
+    """Raise ConfigError if an algorithm needs scores of steps and no reward gives any.
 
-    A reward gives some if it did so in the rehearsal, or asks for ``token_ends`` (and its ``split_by`` is
-    set, where it has one). A reward that did not apply to the rehearsal gets the benefit of the doubt.
+    A reward counts as giving them if it did so in the rehearsal, or if it asks for ``token_ends`` (and its
+    ``split_by`` is set, where it has one). A reward that did not apply to the rehearsal gets the benefit of
+    the doubt.
     """
     splits = [r for r in rewards if "token_ends" in r.parameters]
-    may = [r for r in splits if "split_by" not in r.parameters or _setting(r, "split_by") is not None]
+    may_give = any("split_by" not in r.parameters or _setting(r, "split_by") is not None for r in splits)
     # NaN for every canned completion: the reward did not apply, so it has not shown whether it gives steps.
     unknown = any(np.isnan(c.values).all() for c in tried.components.values())
     gave = any(c.steps for c in tried.components.values())
-    if not (gave or may or unknown):
+    if not (gave or may_give or unknown):
         raise ConfigError(
             f"algorithm.advantage {advantage} needs scores of steps, but no reward judges steps "
             f"({', '.join(r.name for r in rewards)}). Add one: calculations, step_labels, judge with "
@@ -155,8 +157,8 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
     """Return the fraction of some correct completions that the verdict calls correct for another problem too.
 
     An honest verdict does so as often as two problems have the same answer. A value near 1 means that it is
-    fooled, for example by a text that lists every answer. Verdicts whose calls are slow or cost money are
-    not asked, nor those that look at the completion only: they cannot tell problems apart, by design.
+    fooled, for example by a text that lists every answer. A verdict is not asked if its calls are slow or
+    cost money, or if it looks at the completion only and so cannot tell problems apart.
     """
     verdict = scorer.rewards.verdict
     if verdict.is_async or verdict.place in ("process", "sandbox") or "sandbox" in verdict.parameters:
@@ -165,33 +167,46 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
         return {}
     # (group, its first correct completion), for the groups that have one.
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
-    asked = max(4, len(groups) // ELSEWHERE)
+    trials = max(4, len(groups) // ELSEWHERE)
     payments = list[bool]()
-    for number, sample in paid[:asked]:
-        # The groups after this one, cyclically, until one has another problem.
-        others = (groups[(number + shift) % len(groups)].problem for shift in range(1, len(groups)))
-        other = next((p for p in others if p.id != groups[number].problem.id), None)
-        text = groups[number].completions[sample].text
-        score = scorer.score(verdict, other, text) if other else None
-        payments += [score.value > 0.5] if score and score.value is not None else []
+    for number, sample in paid[:trials]:
+        other = _next_problem(groups, number)
+        if other is None:
+            continue
+        score = scorer.score(verdict, other, groups[number].completions[sample].text)
+        if score.value is not None:
+            payments.append(score.value > 0.5)
     return {"reward/paid_elsewhere": sum(payments) / len(payments)} if payments else {}
 
 
-def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
-    """Return whether its score can depend on the problem.
+def _next_problem(groups: Sequence[Group], number: int) -> Problem | None:
+    """Return the next problem, cyclically, that is not this group's; None if all groups have the same."""
+    for shift in range(1, len(groups)):
+        other = groups[(number + shift) % len(groups)].problem
+        if other.id != groups[number].problem.id:
+            return other
+    return None
 
-    TRL's signature takes all columns and may read none.
-    """
-    kinds = {n: p.kind for n, p in reward.parameters.items()}
-    rows = OF_PROBLEM | (set(columns) - PROVIDED)
-    asked = {n for n in kinds if n in rows or kinds[n] is inspect.Parameter.VAR_KEYWORD}
-    # A signature is no proof: look for a load of one of these names in the bytecode. A callable without
-    # bytecode (a C function, an object) is believed.
+
+def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
+    """Return whether a reward's score can depend on the problem."""
+    row_columns = OF_PROBLEM | (set(columns) - PROVIDED)
+    row_arguments = {
+        name
+        for name, parameter in reward.parameters.items()
+        if name in row_columns or parameter.kind is inspect.Parameter.VAR_KEYWORD
+    }
+    # A signature proves little, as TRL's takes all columns and may read none: the function's bytecode has to
+    # load one of these names. The signature decides only where there is no bytecode (C functions, objects).
     code = getattr(inspect.unwrap(reward.function), "__code__", None)
     if code is None:
-        return bool(asked)
-    words = [i.argval for i in dis.get_instructions(code)]  # from Python 3.13 on some load two names
-    return any(name in asked for word in words for name in (word if isinstance(word, tuple) else (word,)))
+        return bool(row_arguments)
+    for instruction in dis.get_instructions(code):
+        # From Python 3.13 on, some instructions load two names.
+        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        if not row_arguments.isdisjoint(names):
+            return True
+    return False
 
 
 def count_failures(
@@ -205,9 +220,10 @@ def count_failures(
     """
     unknown = [(g, int(i)) for g in groups for i in np.flatnonzero(~g.scorable)]
     # A completion is also unscorable when no reward applied to it; only those with an infra_error count.
-    scores = [[c.scores[i] for c in g.components.values()] for g, i in unknown]
-    reasons = [[s for s in own if s.status == "infra_error"] for own in scores]
-    failures = [own[0] for own in reasons if own]
+    failures = list[Score]()
+    for group, sample in unknown:
+        scores = [component.scores[sample] for component in group.components.values()]
+        failures += [score for score in scores if score.status == "infra_error"][:1]
     count = sum(len(g.completions) for g in groups)
     recent = [*before, (len(failures), count)][-window:]
     # Sums over the window of (failures, completions).

@@ -18,6 +18,7 @@ from covey.rewards.environments import environment_reward
 from covey.rewards.scorer import Rewards
 from covey_verify.contract import PROVIDED, Options
 from covey_verify.errors import ConfigError, RewardError
+from covey_verify.hosting import sandbox_for_functions
 from covey_verify.rewards import BUILT_IN as VERIFIERS
 from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.choice import choose
@@ -53,20 +54,16 @@ def load_rewards(
     names = [r.name for r in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
-    record = None
-    for reward in rewards:
+    sandbox_record = None
+    for index, reward in enumerate(rewards):
         _check_gate(reward, names)
-        asks = "sandbox" in reward.parameters
-        boxed = "sandbox" in (reward.isolate, reward.options.isolate)
-        if asks or boxed:
+        if _takes_sandbox(reward) or _called_in_sandbox(reward):
             # The sandbox is chosen only if some reward needs it, as the choice probes the machine.
             chosen = choose(**(sandbox or SandboxConfig()).model_dump())
-            record = chosen.record()
-            given = {**reward.settings, "sandbox": chosen.sandbox} if asks else reward.settings
-            box = _box(reward, chosen.sandbox) if boxed else None
-            rewards[names.index(reward.name)] = replace(reward, settings=given, box=box)
+            sandbox_record = chosen.record()
+            rewards[index] = _with_sandbox(reward, chosen.sandbox)
     settings = (scoring or ScoringConfig()).model_dump(include={"timeout", "max_infra", "noise"})
-    return Rewards(_with_verdict(rewards), **settings, sandbox=record)
+    return Rewards(_with_verdict(rewards), **settings, sandbox=sandbox_record)
 
 
 def _check_gate(reward: Reward, names: Sequence[str]) -> None:
@@ -82,27 +79,42 @@ def _check_gate(reward: Reward, names: Sequence[str]) -> None:
         )
 
 
+def _takes_sandbox(reward: Reward) -> bool:
+    """Return whether a function runs model code itself, in a sandbox that it gets as an argument."""
+    return "sandbox" in reward.parameters
+
+
+def _called_in_sandbox(reward: Reward) -> bool:
+    """Return whether the function itself is called in the sandbox."""
+    return "sandbox" in (reward.isolate, reward.options.isolate)
+
+
+def _with_sandbox(reward: Reward, sandbox: SandboxBackend) -> Reward:
+    """Return the reward with its sandbox. Raises ConfigError if it cannot be called in one."""
+    if _called_in_sandbox(reward):
+        reward = replace(reward, box=_box(reward, sandbox))
+    if _takes_sandbox(reward):
+        reward = replace(reward, settings={**reward.settings, "sandbox": sandbox})
+    return reward
+
+
 def _box(reward: Reward, sandbox: SandboxBackend) -> ProcessSandbox:
     """Return the sandbox of a function's calls. Raises ConfigError if it cannot be called in one."""
-    asked = f'rewards: {reward.name}: @reward(isolate="sandbox")'
+    setting = f'rewards: {reward.name}: @reward(isolate="sandbox")'
     if reward.place != "sandbox":
-        raise ConfigError(f"{asked} needs a function from a file, named as module.py:function")
-    if reward.is_async or "sandbox" in reward.parameters:
+        raise ConfigError(f"{setting} needs a function from a file, named as module.py:function")
+    if reward.is_async or _takes_sandbox(reward):
         why = (
             "an async function, which waits for others" if reward.is_async else "one with a `sandbox` itself"
         )
-        raise ConfigError(f'{asked} is not for {why}. Use isolate="worker"')
-    if not isinstance(sandbox, ProcessSandbox):
-        raise ConfigError(
-            f"{asked} needs sandbox.backend bwrap or landlock: {sandbox.name} runs programs only"
-        )
-    return sandbox
+        raise ConfigError(f'{setting} is not for {why}. Use isolate="worker"')
+    return sandbox_for_functions(sandbox, setting)
 
 
 def _with_verdict(rewards: list[Reward]) -> list[Reward]:
     """Return the rewards with the verdict marked, if it can be determined.
 
-    An undecided verdict is no error here, since scoring files needs none; a run asks for
+    An undecided verdict is not an error here, since scoring a file needs none; a run asks for
     ``Rewards.verdict`` before it begins.
     """
     try:
@@ -129,9 +141,9 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     function = _function(target, folder, learned)
     # `module.py:function`, the only form that another process can load again.
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
-    # The name that the config says: a lambda, a partial or an object has another or none of its own.
-    called = str(target).rpartition(":")[2] if home else name_of(function)
-    reward = Reward(str(settings.pop("name", None) or called), function, home=home)
+    # The name in the config: a lambda, a partial or an object may have another `__name__`, or none.
+    default_name = str(target).rpartition(":")[2] if home else name_of(function)
+    reward = Reward(str(settings.pop("name", None) or default_name), function, home=home)
     # The settings of covey itself (name, weight, verdict, gated_by) are popped one by one; the rest are the
     # function's.
     weight = settings.pop("weight", reward.options.weight)
@@ -170,8 +182,8 @@ def _entry(spec: object) -> tuple[object, dict[str, Any]]:
 def _with_settings(reward: Reward, folder: Path) -> Reward:
     """Return the reward with its function's settings checked. Raises ConfigError for a wrong one."""
     settings = dict(reward.settings)
-    # PROVIDED arguments come from the run. A `**kwargs` takes columns, not settings, so that typing errors
-    # are found.
+    # PROVIDED arguments come from the run. A `**kwargs` takes columns and no settings: if it took any name,
+    # a misspelled setting would pass for one.
     taken = [n for n, p in reward.parameters.items() if n not in PROVIDED and p.kind is not p.VAR_KEYWORD]
     unknown = [s for s in settings if s not in taken]
     if unknown:
@@ -179,8 +191,8 @@ def _with_settings(reward: Reward, folder: Path) -> Reward:
         raise ConfigError(f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], words)}")
     # Built-in functions are annotated, so the types of their settings can be checked.
     if reward.ours:
-        known = parameters_of(reward.function)
-        typed = {name: value for name, value in settings.items() if name in known}
+        annotated = parameters_of(reward.function)
+        typed = {name: value for name, value in settings.items() if name in annotated}
         settings |= checked_settings(f"rewards: {reward.name}", reward.function, typed)
         reward = replace(reward, settings=settings)
     if "config_folder" in reward.parameters:
@@ -209,11 +221,12 @@ def _signature_fault(reward: Reward) -> str | None:
     if unnamed:
         return f"takes {', '.join(unnamed)} by position only; arguments go by name: remove the `/`"
     of_group = [n for n in ("completions", "completion_ids", "sampled_ids") if n in parameters]
-    one = [n for n in ("completion", "solution_str") if n in parameters]
+    of_one = [n for n in ("completion", "solution_str") if n in parameters]
     # With a default, `completions` is optional, and the function judges one at a time.
-    if one and "completions" in parameters and parameters["completions"].default is inspect.Parameter.empty:
-        return f"takes both `{one[0]}` (one) and `completions` (all of a group); keep one of them"
-    if one or of_group or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    needs_group = "completions" in parameters and parameters["completions"].default is inspect.Parameter.empty
+    if of_one and needs_group:
+        return f"takes both `{of_one[0]}` (one) and `completions` (all of a group); keep one of them"
+    if of_one or of_group or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
     taken = f"; it takes {', '.join(parameters)}" if parameters else ""
     return f"takes neither `completions` (all of a group) nor `completion` (one){taken}"
@@ -229,7 +242,7 @@ def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], F
     # Learned rewards import torch, so they are imported only when a config names one.
     if isinstance(target, str) and target in learned:
         return learned[target]()
-    known = (*BUILT_IN, *learned)
+    names = (*BUILT_IN, *learned)
     raise ConfigError(
-        f"rewards: {target!r} is unknown{hint(str(target), known)}; name your own as module.py:function"
+        f"rewards: {target!r} is unknown{hint(str(target), names)}; name your own as module.py:function"
     )

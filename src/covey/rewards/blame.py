@@ -46,7 +46,7 @@ class Ask(Protocol):
 def scores_with_blame(ask: Ask, count: int, context: Context, seconds: float) -> list[Score]:
     """Return the scores of a call; a text that hangs it, ends its process or raises in its own code gets 0.
 
-    A text is to blame if that happens with it twice, and no hang or end without it. All else is the
+    A text is to blame if it happens with this text twice, and never without it. Anything else is the
     function's fault or the machine's. Raises CallFailed for these, or RewardError if the function breaks its
     contract.
     """
@@ -61,8 +61,9 @@ def scores_with_blame(ask: Ask, count: int, context: Context, seconds: float) ->
     context.faults.append(f"{ended.detail}; {TO_BLAME if guilty else TRANSIENT}")
     if len(guilty) == count:
         return [guilty[i] for i in range(count)]
-    # A function of a group may not take an empty text: in place of the guilty ones it gets an innocent one.
-    outcome = ask(guilty, seconds, next(i for i in range(count) if i not in guilty))
+    # A function of a group may not accept an empty text: in place of the guilty ones it gets an innocent one.
+    innocent = next(i for i in range(count) if i not in guilty)
+    outcome = ask(guilty, seconds, innocent)
     if _ended_by(outcome) is not None:
         raise CallFailed(ended.detail, _trace(outcome))
     return [guilty.get(i, score) for i, score in enumerate(_scores(outcome, context))]
@@ -79,12 +80,12 @@ def _trace(outcome: Outcome) -> str:
 
 
 def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
-    """Return the completions whose text alone, all others empty, hangs or ends a call, with their scores.
+    """Return the score of each completion whose text hangs or ends a call in which all others are empty.
 
-    None if the call hangs or ends without any text too. A text alone gets its part of the call's seconds, in
-    addition to those that the call takes without any text. So the search takes little longer than the call,
-    however many texts hang. A function that evaluates texts may take no empty one: it gets one text in the
-    place of all, in the time of a whole call.
+    None if the call hangs or ends without any text too. A single text gets its share of the call's seconds,
+    in addition to those that the call takes without any text. So the search takes little longer than the
+    call, however many texts hang. A function that evaluates texts may not accept an empty one: it gets the
+    single text in place of every other, and the seconds of a whole call.
     """
     began = time.monotonic()
     without_texts = ask(range(count), seconds)
@@ -94,8 +95,12 @@ def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
     limit = max(1.0, seconds / count) + 2 * (time.monotonic() - began)
     limit = seconds if needs_text else min(seconds, limit)
     others = {i: [j for j in range(count) if j != i] for i in range(count)}
-    alone = {i: _ended_by(ask(others[i], limit, i if needs_text else None)) for i in range(count)}
-    return {i: score for i, score in alone.items() if score is not None}
+    guilty = dict[int, Score]()
+    for i in range(count):
+        score = _ended_by(ask(others[i], limit, i if needs_text else None))
+        if score is not None:
+            guilty[i] = score
+    return guilty
 
 
 def _by_text(outcome: Outcome) -> bool:
@@ -127,17 +132,19 @@ def with_texts(
         if per_sample:
             changed[name] = _silent(value)
         else:
-            stand_ins = map(_silent, value) if instead is None else [value[instead]] * len(value)
-            pairs = zip(value, stand_ins, strict=True)
-            changed[name] = [other if i in left_out else own for i, (own, other) in enumerate(pairs)]
+            stand_ins = [_silent(text) if instead is None else value[instead] for text in value]
+            changed[name] = [stand_ins[i] if i in left_out else text for i, text in enumerate(value)]
     return changed
 
 
 def _silent(text: Any) -> object:
     if isinstance(text, str):
         return ""
-    turns = [turn for turn in text if isinstance(turn, Mapping)]  # there are none among token ids
-    return [{**turn, "content": ""} if turn.get("role") == "assistant" else turn for turn in turns]
+    silent = list[Mapping[str, Any]]()
+    for turn in text:
+        if isinstance(turn, Mapping):  # a list of token ids has none, so nothing is left of it
+            silent.append({**turn, "content": ""} if turn.get("role") == "assistant" else turn)
+    return silent
 
 
 def scores_of(reply: CallReply, context: Context) -> list[Score]:

@@ -42,7 +42,7 @@ class Context:
     extra: dict[str, list[str]] = field(default_factory=dict)
     """Logged texts of one call: column -> a text for each completion."""
     faults: list[str] = field(default_factory=list)
-    """Ends of one call that were not its last, in words."""
+    """Failed attempts at one call, in words: the call was repeated after each of them."""
 
     def of_call(self) -> Context:
         """Return a context for one call: metrics are shared, logged columns and faults are the call's own."""
@@ -55,11 +55,11 @@ class Context:
     def with_extra(self, scores: list[Score]) -> list[Score]:
         """Return the scores of a call, each with the texts that were logged for its completion."""
         # A column of another length cannot be assigned to completions and is dropped.
-        whole = {column: own for column, own in self.extra.items() if len(own) == len(scores)}
-        return [
-            replace(score, extra={column: own[i] for column, own in whole.items()}) if whole else score
-            for i, score in enumerate(scores)
-        ]
+        columns = {name: texts for name, texts in self.extra.items() if len(texts) == len(scores)}
+        if not columns:
+            return scores
+        rows = [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
+        return [replace(score, extra=row) for score, row in zip(scores, rows, strict=True)]
 
     def log_metric(self, name: object, value: float) -> None:
         """Log a value of a metric, as TRL's ``log_metric`` does."""
@@ -72,8 +72,8 @@ class Context:
             "log_extra": self.log_extra,
             "log_metric": self.log_metric,
         }
-        every = reward.takes_all and not reward.ours
-        return {name: value for name, value in values.items() if every or name in reward.parameters}
+        takes_all = reward.takes_all and not reward.ours
+        return {name: value for name, value in values.items() if takes_all or name in reward.parameters}
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Reward(RewardFunction):
 
     weight: float = 1.0
     gated_by: str | None = None
-    """The reward that has to find an answer (`name`), a correct one (`name:correct`) or an incorrect
-    one (`name:incorrect`) for this one to count."""
+    """The reward that this one depends on: it counts only where that one finds an answer (`name`), a correct
+    answer (`name:correct`) or an incorrect one (`name:incorrect`)."""
     home: tuple[str, str] | None = None
     """(its name in the config, the folder that the name is relative to); None for an object from Python."""
     isolate: Place | None = None
@@ -137,7 +137,7 @@ class Reward(RewardFunction):
 
         def ends(reply: Reply) -> list[int]:
             read = reply.tagged if self.ours else Tagged(reply.text)
-            return read.places(drawn_ends(reply.completion, context.reader.decode))
+            return read.positions(drawn_ends(reply.completion, context.reader.decode))
 
         makers: dict[str, Callable[[Reply], object]] = {
             "sampled_ids": lambda r: r.completion.tokens[r.completion.drawn].tolist(),
@@ -150,9 +150,13 @@ class Reward(RewardFunction):
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
             makers[state] = lambda r: _attributes(r.completion.transcript.environment)
-        asked = {n: [make(r) for r in replies] for n, make in makers.items() if n in self.parameters}
-        # A function of one completion gets a value, a function of a group a list.
-        return {n: found[0] if self.per_sample else found for n, found in asked.items()}
+        arguments = dict[str, object]()
+        for name, make in makers.items():
+            if name in self.parameters:
+                values = [make(reply) for reply in replies]
+                # A function of one completion gets a value, a function of a group a list.
+                arguments[name] = values[0] if self.per_sample else values
+        return arguments
 
 
 def _attributes(environment: Mapping[str, object] | None) -> Attributes | None:
@@ -165,12 +169,15 @@ def verdict_of(rewards: Sequence[Reward]) -> Reward:
     It is the one declared with `verdict: true`, or the only reward, or the only one that may be it.
     """
     declared = [r for r in rewards if r.verdict]
-    candidates = declared or (
-        list(rewards) if len(rewards) == 1 else [r for r in rewards if r.may_be_verdict]
-    )
+    if declared:
+        candidates = declared
+    elif len(rewards) == 1:
+        candidates = list(rewards)
+    else:
+        candidates = [r for r in rewards if r.may_be_verdict]
     if len(candidates) == 1:
         return candidates[0]
-    # The likeliest first, as the error shows how to mark it.
+    # The likeliest comes first, because the error shows how to mark the first.
     undecided = sorted(candidates or rewards, key=lambda r: (not r.options.verdict, r.name))
     names = [r.name for r in undecided]
     line = getattr(undecided[0].function, "__covey_name__", names[0])

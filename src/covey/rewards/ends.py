@@ -14,20 +14,20 @@ def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) ->
     character.
     """
     # tokens[before:read] are the last ones with complete characters, which give the next ones their context;
-    # `known` characters are decoded up to `read`.
+    # the tokens up to `read` have `length` characters.
     ends = []
-    known = 0
+    length = 0
     before = 0
     read = 0
-    for place in range(1, len(tokens) + 1):
+    for stop in range(1, len(tokens) + 1):
         old = decode(tokens[before:read])
-        new = decode(tokens[before:place])
+        new = decode(tokens[before:stop])
         # U+FFFD at the end: the character is not complete yet, so its tokens all end where it begins.
         if len(new) > len(old) and not new.endswith("\ufffd"):
-            known = known + len(new) - len(old)
+            length = length + len(new) - len(old)
             before = read
-            read = place
-        ends.append(known)
+            read = stop
+        ends.append(length)
     return ends
 
 
@@ -35,8 +35,8 @@ def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -
     """Return ``token_ends`` in a completion's text, to which inserted tokens and turn ends add nothing."""
     ends = list[int]()
     before = 0
-    for drawn, tokens in completion.parts:
-        own = token_ends(tokens.tolist(), decode) if drawn else [0] * len(tokens)
-        ends += [before + end for end in own]
+    for sampled, tokens in completion.parts:
+        part_ends = token_ends(tokens.tolist(), decode) if sampled else [0] * len(tokens)
+        ends += [before + end for end in part_ends]
         before = ends[-1]
     return ends

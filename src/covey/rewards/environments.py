@@ -43,7 +43,7 @@ def environment_reward(
             "environment_reward: the environment has neither a method get_reward nor an attribute reward; "
             f"it has {', '.join(vars(environment)) or 'no attributes'}"
         )
-    own = environment.reward
-    if own is not None and not isinstance(own, int | float):
-        raise RewardError(f"environment_reward: the environment's reward must be a number, not {own!r}")
-    return Score(own)
+    value = environment.reward
+    if value is not None and not isinstance(value, int | float):
+        raise RewardError(f"environment_reward: the environment's reward must be a number, not {value!r}")
+    return Score(value)

@@ -54,15 +54,15 @@ def _component(
     reward: Reward, scores: Mapping[str, Sequence[Score]], samples: Sequence[int], verdict: bool
 ) -> Component:
     """Return one reward's part of a group: its values are 0 behind a closed gate, NaN where it gave none."""
-    own = scores[reward.name]
+    by_sample = tuple(scores[reward.name])
     # 1 where the gate is open, 0 where it is closed.
     factors = [_gate_open(reward.gated_by, scores, sample) for sample in samples]
-    pairs = list(zip(own, factors, strict=True))
+    pairs = list(zip(by_sample, factors, strict=True))
     values = np.array([np.nan if score.value is None else score.value * factor for score, factor in pairs])
     steps: tuple[StepRewards, ...] = ()
-    if any(score.steps is not None for score in own):
+    if any(score.steps is not None for score in by_sample):
         steps = tuple(_steps(score, factor) for score, factor in pairs)
-    return Component(values, reward.weight, tuple(own), steps, verdict)
+    return Component(values, reward.weight, by_sample, steps, verdict)
 
 
 def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
@@ -81,7 +81,7 @@ def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) ->
     if reward.weight == 0:
         return False
     gate = (reward.gated_by or "").partition(":")[0]
-    # Without the gate's score nobody knows whether this reward would count.
+    # Without the gate's score it is unknown whether this reward would count.
     if gate and scores[gate][sample].status == "infra_error":
         return True
     failed = scores[reward.name][sample].status == "infra_error"
@@ -91,8 +91,9 @@ def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) ->
 def _steps(score: Score, factor: float) -> StepRewards:
     """Return the step rewards of a completion, summed if steps end together; none if it was not judged."""
     ends: dict[int, list[float]] = {}
+    judged_steps = () if score.value is None else score.steps or ()
     # A Score's steps are (begin, end, value) with an exclusive end; a StepRewards wants the last token.
-    for _, end, value in (score.steps or ()) if score.value is not None else ():
+    for _, end, value in judged_steps:
         ends.setdefault(end - 1, []).append(factor * value)
     return StepRewards([math.fsum(ends[end]) for end in sorted(ends)], sorted(ends))
 
@@ -128,7 +129,7 @@ def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) 
 
     The sum is rounded once, so the order of the rewards changes no bit.
     """
-    # One of weight 0 only measures: with nothing else to pay it, a completion has no reward, not one of 0.
+    # A reward of weight 0 only measures: if no other applies, the completion has no reward rather than 0.
     paying = [name for name in components if weights[name] != 0] or list(components)
     with np.errstate(over="ignore"):
         values = np.stack([weights[name] * components[name] for name in paying])
@@ -144,15 +145,16 @@ def _total(values: Sequence[float]) -> float:
 
 
 def with_label_noise(group: Group, rewards: Sequence[Reward], noise: float, streams: Sequence[int]) -> Group:
-    """Return the group as a judge would score it that errs on a fraction ``noise`` of its labels.
+    """Return the group as a judge would score it who errs on a fraction ``noise`` of the labels.
 
     A flipped score v in 0..1 becomes 1 - v, others stay; a flipped step's v becomes -v. Each score and each
     step has a draw of its own, keyed by the completion's stream (G,) and the reward's name.
     """
-    scores = {
-        name: [_flipped(s, key(t, "noise", name), noise) for s, t in zip(own.scores, streams, strict=True)]
-        for name, own in group.components.items()
-    }
+    scores = dict[str, list[Score]]()
+    for name, component in group.components.items():
+        keys = [key(stream, "noise", name) for stream in streams]
+        pairs = zip(component.scores, keys, strict=True)
+        scores[name] = [_flipped(score, noise_key, noise) for score, noise_key in pairs]
     return assemble(group.problem, group.prompt, group.completions, rewards, scores)
 
 
@@ -161,12 +163,15 @@ def _flipped(score: Score, stream: int, noise: float) -> Score:
         return score
     steps = score.steps or ()
     # The first draw is the score's, the others are the steps'.
-    verdict, *flips = (uniforms(stream, 1 + len(steps)) < noise).tolist()
-    verdict &= 0 <= score.value <= 1
-    signs = [-1 if flip else 1 for flip in flips]
+    flip_value, *flips = (uniforms(stream, 1 + len(steps)) < noise).tolist()
+    flip_value &= 0 <= score.value <= 1
+    flipped_steps = tuple(
+        (begin, end, -value if flip else value)
+        for (begin, end, value), flip in zip(steps, flips, strict=True)
+    )
     return replace(
         score,
-        value=1 - score.value if verdict else score.value,
-        steps=score.steps and tuple((a, b, sign * v) for (a, b, v), sign in zip(steps, signs, strict=True)),
-        metrics={**score.metrics, "flipped": float(np.mean([verdict, *flips]))},
+        value=1 - score.value if flip_value else score.value,
+        steps=flipped_steps if score.steps else score.steps,
+        metrics={**score.metrics, "flipped": float(np.mean([flip_value, *flips]))},
     )

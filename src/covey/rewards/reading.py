@@ -30,12 +30,13 @@ class Tagged(NamedTuple):
     moved: Sequence[tuple[int, int]] = ()
     """(end of one of the model's marks, number of characters by which all text after it has moved)."""
 
-    def places(self, ends: Sequence[int]) -> list[int]:
-        """Return where places of the model's own text are in this text."""
-        steps = [place for place, _ in self.moved]
+    def positions(self, positions: Sequence[int]) -> list[int]:
+        """Return positions in the model's own text as positions in this text."""
+        mark_ends = [end for end, _ in self.moved]
         shifts = [0, *(shift for _, shift in self.moved)]
-        # bisect finds the last mark that ends at or before the place; its shift holds from there on.
-        return [min(len(self.text), end + shifts[bisect_right(steps, end)]) for end in ends]
+        # bisect counts the marks that end at or before a position; the shift of the last one holds there.
+        moved = [position + shifts[bisect_right(mark_ends, position)] for position in positions]
+        return [min(len(self.text), position) for position in moved]
 
 
 def in_tags(text: str, thoughts: Thoughts) -> Tagged:
@@ -44,15 +45,15 @@ def in_tags(text: str, thoughts: Thoughts) -> Tagged:
     >>> in_tags("so it is[/THINK]3", Thoughts("[THINK]", "[/THINK]", begun=True)).text
     '<think>so it is</think>3'
     """
-    begun = THINK_OPEN if thoughts.begun else ""
+    opening = THINK_OPEN if thoughts.begun else ""
     # Marks around the answer are removed, as rewards expect none.
     marks = {thoughts.open: THINK_OPEN, thoughts.close: THINK_CLOSE, **dict.fromkeys(thoughts.answer, "")}
     if all(mark == tag for mark, tag in marks.items()):
-        return Tagged(begun + text, ((0, len(begun)),) if begun else ())
-    parts = [begun]
-    moved = [(0, len(begun))]
+        return Tagged(opening + text, ((0, len(opening)),) if opening else ())
+    parts = [opening]
+    moved = [(0, len(opening))]
     read = 0
-    shift = len(begun)
+    shift = len(opening)
     inside = thoughts.begun
     # Longest first: one mark may be the beginning of another.
     words = sorted({*marks, THINK_OPEN, THINK_CLOSE}, key=len, reverse=True)
@@ -108,36 +109,40 @@ class Reply:
         """The turns of model and tools in order, the model's with their calls."""
         if self.completion.transcript.turns:
             return [dict(turn) for turn in self.completion.transcript.turns]
-        called = list(map(as_message, self.reader.calls(self.problem, self.completion)))
-        return [{"role": "assistant", "content": self.text, **({"tool_calls": called} if called else {})}]
+        message: dict[str, object] = {"role": "assistant", "content": self.text}
+        calls = self.reader.calls(self.problem, self.completion)
+        if calls:
+            message["tool_calls"] = list(map(as_message, calls))
+        return [message]
 
     @cached_property
     def tagged(self) -> Tagged:
         """The text with thoughts in tags."""
-        if self.completion.transcript.turns and self._own[-1][1].begun:
+        if self.completion.transcript.turns and self._marked_turns[-1][1].begun:
             # The last turn begins within thoughts, so its own opening tag has to be shown.
-            return _joined([in_tags(*own) for own in self._own])
+            return _joined([in_tags(text, marks) for text, marks in self._marked_turns])
         return in_tags(self.text, self.problem.thoughts)
 
     @property
     def answer(self) -> str | None:
-        """The text after its thoughts, of several turns after those of the last; None if they never end."""
+        """The text after the thoughts, of the last turn if there are several; None if they never end."""
         return read_turn(self.tagged.text).answer
 
     @cached_property
     def tagged_turns(self) -> Sequence[Message]:
         """The turns with thoughts in tags."""
-        own = (in_tags(*one).text for one in self._own)
-        return [{**t, "content": next(own)} if t["role"] == "assistant" else t for t in self.turns]
+        texts = (in_tags(text, marks).text for text, marks in self._marked_turns)
+        return [{**t, "content": next(texts)} if t["role"] == "assistant" else t for t in self.turns]
 
     @cached_property
-    def _own(self) -> Sequence[tuple[str, Thoughts]]:
-        """The text of each turn of the model, with the marks of thoughts that its header has left."""
+    def _marked_turns(self) -> Sequence[tuple[str, Thoughts]]:
+        """The text of each turn of the model, with the marks of its thoughts, which its header may open."""
         first = self.problem.thoughts
         if not self.completion.transcript.turns:
             return [(self.text, first)]
         # A tool's answer is followed by the next turn's header, which may open thoughts as the prompt does.
-        inserted = (self.reader.decode(ids.tolist()) for drawn, ids in self.completion.parts if not drawn)
+        parts = self.completion.parts
+        inserted = (self.reader.decode(ids.tolist()) for sampled, ids in parts if not sampled)
         marks = chain([first], map(first.begun_by, inserted), repeat(first._replace(begun=False)))
         texts = [str(turn["content"]) for turn in self.turns if turn["role"] == "assistant"]
         return list(zip(texts, marks, strict=False))
@@ -146,11 +151,11 @@ class Reply:
 def _joined(parts: Sequence[Tagged]) -> Tagged:
     """Return the texts of several turns as one."""
     moved = list[tuple[int, int]]()
-    length = 0  # of the model's own text
+    length = 0  # of the model's own text, in which the marks have not moved anything
     shift = 0
     for part in parts:
-        moved += [(length + place, shift + own) for place, own in part.moved]
-        last = part.moved[-1][1] if part.moved else 0
-        length += len(part.text) - last
-        shift += last
+        moved += [(length + end, shift + part_shift) for end, part_shift in part.moved]
+        last_shift = part.moved[-1][1] if part.moved else 0
+        length += len(part.text) - last_shift
+        shift += last_shift
     return Tagged("".join(part.text for part in parts), moved)

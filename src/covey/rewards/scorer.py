@@ -92,7 +92,7 @@ class Rewards:
 
     @property
     def verdict(self) -> Reward:
-        """The reward that says what is correct. Raises ConfigError where that cannot be known."""
+        """The reward that decides what is correct. Raises ConfigError if that cannot be determined."""
         return verdict_of(self.rewards)
 
     @property
@@ -135,7 +135,7 @@ class Rewards:
         if reward.place != "inline":
             arguments = arguments_to_send(reward, arguments)
         call = UserCall(problem, arguments, len(completions), context, seconds)
-        # This thread only waits, for calls that are timed one by one.
+        # The thread only waits, without a limit: ``scores_by`` times each call that it makes.
         wait = partial(scores_by, self._caller(reward), call)
         return self.executor.submit(reward.name, waiting_threads(reward), wait, math.inf)
 
@@ -200,12 +200,15 @@ class ScoringStats:
     @classmethod
     def summed(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
         """Return the sum over several processes; their waits overlapped, so the longest counts."""
-        names = dict.fromkeys(name for part in parts for name in part.logged)
+        logged = dict[str, list[float]]()
+        for part in parts:
+            for name, values in part.logged.items():
+                logged.setdefault(name, []).extend(values)
         return cls(
             sum(part.calls for part in parts),
             sum(part.completions for part in parts),
             max(part.waited for part in parts),
-            {name: [v for part in parts for v in part.logged.get(name, ())] for name in names},
+            logged,
         )
 
 
@@ -272,7 +275,7 @@ class PendingCall(NamedTuple):
 
 
 class GroupScoring:
-    """A group whose completions are being scored."""
+    """A group whose completions are still being scored."""
 
     def __init__(self, scorer: Scorer, problem: Problem, prompt: np.ndarray, size: int) -> None:
         self.scorer = scorer
@@ -343,13 +346,13 @@ def completion_of(answer: str | Messages, tokens: int = 1) -> Completion:
 
 def _reason_of_failure(reward: Reward, error: Exception) -> str:
     if isinstance(error, CallFailed | JudgeFailed):
-        return str(error)  # it was put into words where it happened
+        return str(error)  # the reason was put into words where the call failed
     return described(error, reward.file)
 
 
 def _trace_of_failure(error: Exception) -> str:
     if isinstance(error, CallFailed):
         return error.trace
-    if isinstance(error, TimeoutError | JudgeFailed):  # their traces show the waiter only
+    if isinstance(error, TimeoutError | JudgeFailed):  # their traces show only the code that waited
         return ""
     return trace_of(error)

@@ -77,10 +77,12 @@ def serve_user(setup: UserSetup) -> None:
     # The folder may have been removed since the trainer started; the function may not need it.
     with contextlib.suppress(OSError):
         os.chdir(setup["folder"])
-    if "environment" in setup:  # the fork server may be older: a key set between two runs of a notebook
+    # The fork server may be older than the trainer's environment, as when a notebook has set a key since.
+    if "environment" in setup:
         os.environ.clear()
         os.environ.update(setup["environment"])
-    sys.path += [place for place in setup["path"] if place not in sys.path]  # it may have grown since
+    # The trainer's path may have grown since the fork server started.
+    sys.path += [folder for folder in setup["path"] if folder not in sys.path]
     # PEER is the trainer's screen: the function's prints, also those of C code, go there.
     os.dup2(PEER, 1)
     os.dup2(PEER, 2)
@@ -92,7 +94,7 @@ def serve_user(setup: UserSetup) -> None:
         send(CHANNEL, {"raised": described(error, "")})
         return
     send(CHANNEL, {"ready": True})
-    # Replies come from several threads, and a frame must not be interleaved with another.
+    # Several threads send replies, and their frames must not be interleaved.
     writing = threading.Lock()
     loop = asyncio.new_event_loop()
     if reward.is_async:
@@ -157,8 +159,9 @@ def _logged(context: Context) -> CallReply:
 def handle_call(reward: Reward, request: CallRequest) -> CallReply:
     """Call a reward function and return the outcome as plain values."""
     context = Context(request["step"])
-    found = call_reward(reward, request["problem"], _arguments(reward, request, context), request["count"])
-    return {**found, **_logged(context)}
+    arguments = _arguments(reward, request, context)
+    reply = call_reward(reward, request["problem"], arguments, request["count"])
+    return {**reply, **_logged(context)}
 
 
 async def handle_call_async(reward: Reward, request: CallRequest) -> CallReply:
@@ -168,10 +171,10 @@ async def handle_call_async(reward: Reward, request: CallRequest) -> CallReply:
     clock = asyncio.timeout(request["seconds"])
     try:
         async with clock:
-            found = await call_reward_async(reward, request["problem"], arguments, request["count"])
+            reply = await call_reward_async(reward, request["problem"], arguments, request["count"])
     except TimeoutError:
-        found = {"late": True}
-    return {**found, **_logged(context)}
+        reply = {"late": True}
+    return {**reply, **_logged(context)}
 
 
 def call_reward(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
@@ -188,7 +191,7 @@ async def call_reward_async(
     """Await a call of an async reward function and return its scores, or how it failed."""
     try:
         return _scores(reward, row, await reward.function(**arguments), count)
-    except asyncio.CancelledError:  # it takes too long
+    except asyncio.CancelledError:  # the call has taken too long, which handle_call_async reports
         raise
     except BaseException as error:
         return _failure(reward, error)
@@ -216,9 +219,9 @@ def _failure(reward: Reward, error: BaseException) -> CallReply:
 
 
 def _by_text(error: BaseException) -> bool:
-    """Return whether an exception comes from code without a file, as `eval` and `exec` make it of a text."""
+    """Return whether an exception comes from code without a file, as `eval` and `exec` compile it."""
     if isinstance(error, SyntaxError) and str(error.filename).startswith("<"):
         return True
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # The methods of a dataclass have no file either, but they are no module.
+    # The methods that `dataclass` generates have no file either, but they are not the code of a module.
     return any(code.co_name == "<module>" and code.co_filename.startswith("<") for code in codes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import sys
 import threading
@@ -28,6 +27,7 @@ from covey.rewards.serving import CallReply, CallRequest, UserSetup, call_reward
 from covey.types import Problem
 from covey_verify.contract import FROM_TRAINER, own_copy
 from covey_verify.errors import RewardError
+from covey_verify.hosting import UserCode, call_limits, module_of
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.client import GRACE, ForkServer, trusted_environment
 from covey_verify.sandbox.confine import Limits
@@ -35,12 +35,9 @@ from covey_verify.sandbox.driver import MAX_FRAME
 from covey_verify.sandbox.wire import Attributes, encode_value
 from covey_verify.threads import Call, Executor
 from covey_verify.types import Score
-from covey_verify.usercode import code_folder
 
-PACKAGE = Path(__file__).parents[1]
-"""The folder of covey's code."""
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
-"""Limits of a worker: it is ended by a call that it does not answer, not by its age."""
+"""Limits of a worker: a call that it does not answer ends it, not its age."""
 IMPORT_SECONDS = 600.0
 """Seconds that importing the user's file may take."""
 MOST_LOST = 3
@@ -75,7 +72,7 @@ class WorkerLink(Protocol):
         """Send a request and return the future of its reply. Raises CallFailed if the process has ended."""
 
     def kept_waiting(self, look: bool = True) -> float:
-        """Return the seconds in which it had no processor, as far as known; without ``look`` as last seen."""
+        """Return the seconds in which it had no processor; without ``look``, by the last report of them."""
 
     def close(self, why: str) -> None:
         """Kill the process and fail all waiting requests."""
@@ -187,20 +184,14 @@ class Isolated:
 
     def __init__(self, reward: Reward) -> None:
         self.reward, self.setup = reward, setup_of(reward)
-        file, base = self.setup["spec"].partition(":")[0], Path(self.setup["base"])
-        # The fork server imports the user's module once, so each call costs a fork, not an import.
-        module = str((base / file).resolve()) if file.endswith(".py") else file
-        preload = [SERVING, module]
-        path = [str(Path(reward.file).parent), str(base), *sys.path]
-        if reward.box is None:
-            self.server = ForkServer(preload=preload, landlock=False, syscalls=False, path=path)
-        else:
-            self.server = reward.box.host(preload, PACKAGE, [code_folder(module)], path)
+        base = Path(self.setup["base"])
+        code = UserCode(SERVING, [module_of(self.setup["spec"], base)], base)
+        self.server = code.limited_server() if reward.box is None else code.sandboxed_server(reward.box)
 
     def attempt(self, call: UserCall) -> Outcome:
         """Make a call; see ``Caller``."""
         request = request_of(self.reward, call)
-        limits = Limits(wall=call.seconds, cpu=math.ceil(call.seconds), memory=8 << 30)
+        limits = call_limits(call.seconds)
         outcome = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
         if outcome.kind in ("crashed", "flood"):
             return Outcome("crashed", text=f"it ended its own process ({outcome.text})")
@@ -273,7 +264,7 @@ class Link:
         """The reason why it no longer answers; None while it does."""
         self.lock = threading.Lock()
         self.stack = contextlib.ExitStack()
-        with _screen() as screen:
+        with _standard_error() as screen:
             self.child = self.stack.enter_context(server().child("serve", FOREVER, peer=screen))
         self.child.send({**setup, "environment": trusted_environment()})
         # The child imports the user's file, then reports ready or the exception.
@@ -334,10 +325,11 @@ class Link:
 def sendable(reward: Reward, values: Mapping[str, object], what: str) -> object:
     """Return a reward function's arguments encoded. Raises RewardError if one would not arrive as it is."""
     for name, value in values.items():
-        if (odd := _odd(value)) is not None:
+        type_name = _unsendable_type(value)
+        if type_name is not None:
             raise RewardError(
-                f"reward {reward.name}: {what} {name!r} holds a {odd}, which cannot be sent to the reward's "
-                "process. Leave it out of the signature, or declare the function with "
+                f"reward {reward.name}: {what} {name!r} holds a {type_name}, which cannot be sent to the "
+                "reward's process. Leave it out of the signature, or declare the function with "
                 '@reward(isolate="inline")'
             )
     try:
@@ -346,23 +338,26 @@ def sendable(reward: Reward, values: Mapping[str, object], what: str) -> object:
         raise RewardError(f"reward {reward.name}: {what}s cannot be sent: {error}") from None
 
 
-def _odd(value: object) -> str | None:
+def _unsendable_type(value: object) -> str | None:
     """Return the name of a type within the value that would not arrive as it is, or None."""
     if type(value) not in PLAIN_TYPES:
         return type(value).__name__
     if isinstance(value, dict):
-        return _odd([*value, *value.values()])
+        return _unsendable_type([*value, *value.values()])
     if isinstance(value, list | tuple | set | frozenset):
         # Fast way for long lists of numbers or strings: no recursion for each element.
-        kinds = {type(v) for v in value}
-        if kinds <= PLAIN_TYPES and not kinds & {list, tuple, set, frozenset, dict}:
+        types = {type(element) for element in value}
+        if types <= PLAIN_TYPES and not types & {list, tuple, set, frozenset, dict}:
             return None
-        return next((odd for v in value if (odd := _odd(v)) is not None), None)
+        for element in value:
+            type_name = _unsendable_type(element)
+            if type_name is not None:
+                return type_name
     return None
 
 
-def _screen() -> FileIO:
-    """Return the file that a worker prints to: this process's standard error, if it has one."""
+def _standard_error() -> FileIO:
+    """Return this process's standard error, to which a worker prints; the null device if there is none."""
     try:
         return FileIO(os.dup(2), "w")
     except OSError:

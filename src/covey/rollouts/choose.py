@@ -49,21 +49,21 @@ class Chooser:
         return rollout.curriculum != "off" or rollout.adapt_group_size or rollout.retire_after > 0
 
     def choose(
-        self, step: int, cursor: int, used: int, wanted: int, seen: Collection[int], difficulty: Difficulty
+        self, step: int, cursor: int, used: int, count: int, earlier: Collection[int], difficulty: Difficulty
     ) -> ProblemRound:
-        """Return the next ``wanted`` problems; the step has used ``used`` places before.
+        """Return the next ``count`` problems; the step has used ``used`` places before.
 
-        Under ``curriculum: frontier`` they are drawn with pass rates near 1/2, those ``seen`` excluded.
+        Under ``curriculum: frontier`` they have pass rates near 1/2, and none of them came ``earlier``.
         """
         retired = difficulty.retired(self.rollout.retire_after)
         if self.rollout.curriculum == "frontier":
             stream = key(self.seed, "frontier", step, used)
-            excluded = {*seen, *map(int, np.flatnonzero(retired))}
-            drawn = difficulty.choose(stream, wanted, without=list(excluded))
-            return ProblemRound([ProblemTurn(problem, step) for problem in drawn], len(drawn))
+            excluded = {*earlier, *map(int, np.flatnonzero(retired))}
+            chosen = difficulty.choose(stream, count, without=list(excluded))
+            return ProblemRound([ProblemTurn(problem, step) for problem in chosen], len(chosen))
         choices: list[ProblemTurn] = []
         passed = 0
-        while len(choices) < wanted:
+        while len(choices) < count:
             choice = self.at(cursor + used + passed)
             # A retired problem moves the cursor as well, so that it is not met again in this epoch.
             passed += 1

@@ -10,7 +10,7 @@ from covey.config.sampling import Rollout
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.rng import key
 from covey.rollouts.groups import Progress, complete_groups
-from covey.rollouts.prefetch import CompletionStore, stored_or_sampled
+from covey.rollouts.store import CompletionStore, stored_or_sampled
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.sampling.prompts import Prompted
 

@@ -39,13 +39,13 @@ def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
 
 def passes_filter(group: Group, algorithm: Algorithm) -> bool:
     """Whether the step trains on a group. Raises CoveyError for a filter that returns no truth value."""
-    known = group.scorable
-    if not known.any():
+    scored = group.scorable
+    if not scored.any():
         return False
     if algorithm.filter is None:
         return True
     # A filter sees scorable completions only.
-    rewards, correct = (torch.from_numpy(values[known]) for values in (group.rewards, group.correct))
+    rewards, correct = (torch.from_numpy(values[scored]) for values in (group.rewards, group.correct))
     passes: object = algorithm.filter(FilterData(rewards, correct, group.dead))
     # A user's filter may return a truth value of Python, numpy or torch, but only a single one.
     if not isinstance(passes, bool | np.bool_ | torch.Tensor) or np.asarray(passes).size != 1:

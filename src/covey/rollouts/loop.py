@@ -6,7 +6,7 @@ follow from the seed, so a run that resumes at a cursor continues exactly as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -25,8 +25,9 @@ from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, wi
 from covey.rollouts.groups import Progress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
-from covey.rollouts.prefetch import CompletionStore, Prefetcher
+from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments
+from covey.rollouts.store import CompletionStore
 from covey.sampling.base import Request, Sampler
 from covey.sampling.prompts import Prompted
 from covey.sampling.tools.turns import seconds_waited
@@ -41,8 +42,8 @@ class StepGroups:
 
     kept: list[Group] = field(default_factory=list)
     filtered: list[Group] = field(default_factory=list)
-    by_problem: dict[int, Group] = field(default_factory=dict)
-    """All groups, by the number of their problem."""
+    by_problem: list[tuple[int, Group]] = field(default_factory=list)
+    """All groups with the numbers of their problems; a step may sample a problem several times."""
     used: int = 0
     """Places of the data that the step has used."""
     rounds: int = 0
@@ -117,8 +118,13 @@ class Rollouts:
         ]
         scorer = Scorer(self.rewards)
         groups = score_all(self.problems, requests, self.sampler, self.params, scorer, self.progress)
-        for index, group in enumerate(groups):
-            self.difficulty.update(index, group.pass_rate)
+        self._remember(enumerate(groups))
+
+    def _remember(self, groups: Iterable[tuple[int, Group]]) -> None:
+        """Record the pass rates of groups with the numbers of their problems, of those that were judged."""
+        for problem, group in groups:
+            if group.scorable.any():
+                self.difficulty.update(problem, group.pass_rate)
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:
         """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
@@ -137,8 +143,7 @@ class Rollouts:
         stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         # After all rounds: a step's own results do not change its choice of problems.
-        for index, group in sampled.by_problem.items():
-            self.difficulty.update(index, group.pass_rate)
+        self._remember(sampled.by_problem)
         metrics = {**self._metrics(sampled, kept, groups, stats), **elsewhere}
         remembered: Memory = {}
         if self.chooser.remembers:
@@ -180,9 +185,8 @@ class Rollouts:
         while len(sampled.kept) < needed and sampled.rounds <= self.rollout.max_resampling_rounds:
             # Only as many as are missing, so that no more groups are sampled than needed.
             missing = needed - len(sampled.kept)
-            chosen = self.chooser.choose(
-                step, cursor, sampled.used, missing, sampled.by_problem, self.difficulty
-            )
+            seen = {problem for problem, _ in sampled.by_problem}
+            chosen = self.chooser.choose(step, cursor, sampled.used, missing, seen, self.difficulty)
             draw = partial(self._draw_now, step, chosen.choices, scorer)
             if self.prefetcher is not None:
                 ticket = cursor + sampled.used
@@ -193,7 +197,7 @@ class Rollouts:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
                 sampled.continued_tokens += tokens
             for choice, group in zip(chosen.choices, groups, strict=True):
-                sampled.by_problem[choice.problem] = group
+                sampled.by_problem.append((choice.problem, group))
                 passes = passes_filter(group, self.algorithm)
                 (sampled.kept if passes else sampled.filtered).append(group)
             sampled.used += chosen.passed
@@ -273,8 +277,8 @@ class Rollouts:
     def _own_tickets(self, tickets: range) -> list[int]:
         """Return the places of the data that this process samples."""
         # Shared by place of the data, not by round, so that both threads agree on who draws it.
-        asked = set(share(tickets.stop, self.sampler))
-        return [ticket for ticket in tickets if ticket in asked]
+        assigned = set(share(tickets.stop, self.sampler))
+        return [ticket for ticket in tickets if ticket in assigned]
 
     def _steps_ahead(self, step: int) -> int:
         """Return for how many later steps groups may be drawn; each uses at least ``prompts_per_step``."""

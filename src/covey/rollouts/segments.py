@@ -83,8 +83,8 @@ def expected_continuations(algorithm: Algorithm, limit: int, length: float) -> C
     each = settings.continuations
     if settings.split_by == "tokens":
         size = part_size(limit, settings.most)
-        left = [length - end for end in range(size, math.ceil(length), size)]
-        return Continuations(len(left), each, sum(left) / max(len(left), 1))
+        lengths = [length - end for end in range(size, math.ceil(length), size)]
+        return Continuations(len(lengths), each, sum(lengths) / max(len(lengths), 1))
     return Continuations(min(settings.most - 1, length - 1), each, length / 2)
 
 

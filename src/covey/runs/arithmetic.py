@@ -31,9 +31,9 @@ def source_run(loaded: ResolvedConfig) -> Path | None:
     return enclosing_run(loaded.folder / model)
 
 
-def enclosing_run(place: Path) -> Path | None:
+def enclosing_run(model: Path) -> Path | None:
     """Return the run in whose folder a model lies: in `final`, `checkpoints/...` or `sync/...`."""
-    above = list(place.resolve().parents)[:2] if place.is_dir() else []
+    above = list(model.resolve().parents)[:2] if model.is_dir() else []
     return next((p for p in above if all((p / name).is_file() for name in ("config.yaml", "env.json"))), None)
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from covey.system.integrity import MANIFEST, manifest_of
-from covey.system.opening import naming
+from covey.system.opening import naming, open_to_readers
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
@@ -81,6 +81,7 @@ def committed_folder(target: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
+        open_to_readers(temporary)
         files = sorted(p for p in temporary.rglob("*") if p.is_file())
         (temporary / MANIFEST).write_text(manifest_of(temporary))
         for path in (*files, temporary / MANIFEST, *{p.parent for p in files}, temporary):

@@ -56,18 +56,18 @@ def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
     than the newest are left out. None if nothing was measured. Raises CheckpointError for a damaged record.
     """
     # Step 0 is the model before training, which no checkpoint holds.
-    found = [(int(str(r["step"])), Evaluation.from_record(r)) for r in records if r["step"]]
-    if not found:
+    evaluations = [(int(str(r["step"])), Evaluation.from_record(r)) for r in records if r["step"]]
+    if not evaluations:
         return None
-    newest = found[-1][1]
-    known = [(step, e) for step, e in found if not incomparable(e, newest)]
-    step, best = max(known, key=lambda one: _rank(one[1], newest))
-    return Best(step, best, newest, len(known))
+    newest = evaluations[-1][1]
+    comparable = [(step, e) for step, e in evaluations if not incomparable(e, newest)]
+    step, best = max(comparable, key=lambda one: _rank(one[1], newest))
+    return Best(step, best, newest, len(comparable))
 
 
 def _rank(evaluation: Evaluation, newest: Evaluation) -> tuple[float, float, float]:
     # A curriculum or --eval.problems may change the set: ranks are comparable on shared problems only.
-    own, _ = on_shared_problems(evaluation, newest)
-    scored = own.reward[~np.isnan(own.reward)]
+    shared, _ = on_shared_problems(evaluation, newest)
+    scored = shared.reward[~np.isnan(shared.reward)]
     reward = float(scored.mean()) if len(scored) else -math.inf
-    return float(own.pass_rate.mean()), float(own.greedy.mean()), reward
+    return float(shared.pass_rate.mean()), float(shared.greedy.mean()), reward

@@ -50,8 +50,9 @@ class Clock:
     def recall(self, laps: Iterable[Mapping[str, object]]) -> None:
         """Restore the seconds of each phase from the laps of an interrupted run, as they were logged."""
         for lap in laps:
-            known = {name: s for name, s in lap.items() if isinstance(s, float | int)}
-            self.last |= {n.removeprefix("seconds/"): s for n, s in known.items() if n.startswith("seconds/")}
+            for name, seconds in lap.items():
+                if name.startswith("seconds/") and isinstance(seconds, float | int):
+                    self.last[name.removeprefix("seconds/")] = seconds
 
     def add(self, phase: str, seconds: float) -> None:
         """Add seconds that were measured elsewhere."""

@@ -90,8 +90,8 @@ def effect_of_change(key: str, schedule: str = "") -> Resume:
     if key.startswith("algorithm."):
         # Settings of the algorithm have rows of their own. A name without a row belongs to a user's function,
         # of which nothing is known.
-        own = [row.setting.resume for row in algorithm_rows() if row.key == key]
-        return own[0] or BREAKS_EXACTNESS if own else BREAKS_EXACTNESS
+        effects = [row.setting.resume for row in algorithm_rows() if row.key == key]
+        return effects[0] or BREAKS_EXACTNESS if effects else BREAKS_EXACTNESS
     return fact_of(key, "resume") or BREAKS_EXACTNESS
 
 
@@ -105,13 +105,13 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
     kept = "train.schedule" not in keys
     schedule = loaded.config.train.schedule if kept else ""
-    found = []
+    differences = []
     for k in keys:
         words = f"{k} is {before.get(k)} there, {now.get(k)} here"
         if k not in before:  # another version of covey wrote the record, or it is damaged
             words = f"config.yaml has no {k}, which is {now.get(k)} here"
-        found.append(Difference(k, words, effect_of_change(k, schedule)))
-    return found
+        differences.append(Difference(k, words, effect_of_change(k, schedule)))
+    return differences
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -130,9 +130,9 @@ def refuse_foreign(folder: Path) -> None:
 def refuse_other_config(loaded: ResolvedConfig, changes: bool) -> None:
     """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
     refuse_foreign(loaded.config.output)
-    found = changed_settings(loaded)
-    refused = [d for d in found if d.effect == "refused"]
-    harmful = [d for d in found if d.effect != "safe"]
+    differences = changed_settings(loaded)
+    refused = [d for d in differences if d.effect == "refused"]
+    harmful = [d for d in differences if d.effect != "safe"]
     if refused or (harmful and not changes):
         way_on = f"continue with these changes by `covey resume {loaded.config.output} ...`"
         if refused:
@@ -168,8 +168,8 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
 
 
 def _library() -> str | None:
-    found = tested_kernels()
-    return None if found is None else f"{found.instructions}, {found.origin}, sha256 {found.digest}"
+    library = tested_kernels()
+    return None if library is None else f"{library.instructions}, {library.origin}, sha256 {library.digest}"
 
 
 @cache

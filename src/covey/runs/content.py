@@ -51,7 +51,7 @@ def rows_hash(rows: Iterable[object]) -> str:
 
 def _parts(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     code = function.__code__
-    known = function.__globals__
+    module_globals = function.__globals__
     yield "the code", code
     yield "the defaults", (function.__defaults__, function.__kwdefaults__)
     yield "what @reward declares", vars(function).get(MARK)
@@ -63,8 +63,8 @@ def _parts(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     # co_names mixes globals and attributes. For `helpers.score(x)` both names are in it, so of a user's
     # module only the attributes that the function may use are hashed.
     names = _names(code)
-    for name in sorted(names & set(known)):
-        value = known[name]
+    for name in sorted(names & set(module_globals)):
+        value = module_globals[name]
         if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
             value = {n: v for n, v in vars(value).items() if n in names}
         yield f"the global `{name}`", value
@@ -144,8 +144,8 @@ class _Content:
         if isinstance(value, types.FunctionType):
             yield from (self.of(part) for _, part in _parts(value))
             return
-        own = {n: v for n, v in vars(value).items() if n not in COMMON_ATTRIBUTES}
-        yield self.of(own)
+        attributes = {n: v for n, v in vars(value).items() if n not in COMMON_ATTRIBUTES}
+        yield self.of(attributes)
         yield from (self.of(base) for base in value.__bases__)
 
     def _object(self, value: object) -> Iterator[str]:

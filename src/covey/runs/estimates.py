@@ -77,12 +77,12 @@ class Evaluation:
     def summary(self) -> dict[str, Estimate]:
         """The estimates by name: greedy, pass@1, pass@2, ... pass@k, maj@k, reward."""
         n = len(self.greedy)
-        found = {"greedy": wilson(int(self.greedy.sum()), n)}
+        estimates = {"greedy": wilson(int(self.greedy.sum()), n)}
         for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= self.samples):
-            found[f"pass@{k}"] = mean_interval(unbiased_pass_at_k(self.correct, self.samples, k))
-        found[f"maj@{self.samples}"] = wilson(int(self.majority.sum()), n)
-        found["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
-        return found
+            estimates[f"pass@{k}"] = mean_interval(unbiased_pass_at_k(self.correct, self.samples, k))
+        estimates[f"maj@{self.samples}"] = wilson(int(self.majority.sum()), n)
+        estimates["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
+        return estimates
 
     def reaches(self, bar: float, second_measurement: bool) -> bool:
         """Whether sampled accuracy has reached a bar.
@@ -224,8 +224,8 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray) -> Estimate:
     difference = difference[~np.isnan(difference)]
     if not len(difference):
         return Estimate(math.nan, -math.inf, math.inf, share=False)
-    known = np.concatenate((before, after))
-    doubt = float(np.ptp(known[~np.isnan(known)]))
+    values = np.concatenate((before, after))
+    doubt = float(np.ptp(values[~np.isnan(values)]))
     padded = np.concatenate((difference, [doubt, -doubt]))
     # (4000, n + 2) differences, each row one resampled set of problems.
     means = np.random.default_rng(0).choice(padded, (4000, len(padded))).mean(1)
@@ -273,11 +273,11 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
 def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     """(hash, its number of earlier occurrences) -> its index: a problem may occur twice."""
     seen = Counter[str]()
-    found = dict[tuple[str, int], int]()
-    for place, one in enumerate(hashes):
-        found[one, seen[one]] = place
+    indices = dict[tuple[str, int], int]()
+    for index, one in enumerate(hashes):
+        indices[one, seen[one]] = index
         seen[one] += 1
-    return found
+    return indices
 
 
 def gains(before: Evaluation, after: Evaluation, errors: float = Z95) -> dict[str, Estimate]:

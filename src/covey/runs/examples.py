@@ -57,9 +57,9 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
             yield [_logged(log, place, prompt, tokenizers[folder]) for place in places]
 
 
-def _logged(log: RolloutLog, place: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
-    row = log.rows[place]
-    completion = log.completion(place)
+def _logged(log: RolloutLog, index: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
+    row = log.rows[index]
+    completion = log.completion(index)
     fields = {name: row[name] for name in LOGGED_FIELDS if name in row}
     tokens = AnswerTokens(tuple(completion.tokens.tolist()), tuple(completion.drawn.tolist()))
     return LoggedSample(**fields, tokens=tokens, prompt_tokens=prompt, tokenizer=tokenizer)

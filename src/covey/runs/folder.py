@@ -133,10 +133,10 @@ class RunFolder:
             sync(path)
         for name, meant in self._meant.items():
             self._check_written(self.path / name, meant)
-        known = {
+        streams = {
             name: (meant.size, meant.digest.hexdigest()) for name, meant in self._meant.items() if meant.size
         }
-        return LogState(known, len(self.rollout_files()))
+        return LogState(streams, len(self.rollout_files()))
 
     def _check_written(self, path: Path, meant: ExpectedStream) -> None:
         """Raise CheckpointError unless a stream ends with the bytes appended since the last check."""
@@ -183,9 +183,9 @@ class RunFolder:
         before = [path for path, number in self.rollout_files().items() if number < step]
         numbers = sorted({number for path, number in self.rollout_files().items() if number < step})
         complaints = []
-        place = self.path / "rollouts"
+        folder = self.path / "rollouts"
         if (lost := logged.rollouts - len(before)) > 0:
-            complaints.append(f"{place} lacks {lost} of {logged.rollouts} files")
+            complaints.append(f"{folder} lacks {lost} of {logged.rollouts} files")
         for number in numbers if every else [n for n in numbers[:1] if n == 0]:
             try:
                 _ = read_rollouts(self.path, number).arrays
@@ -217,8 +217,8 @@ class RunFolder:
 
     def rollout_files(self) -> dict[Path, int]:
         """Return the files that ``write_rollouts`` wrote, with their steps; users may keep others there."""
-        found = ((p, ROLLOUT.fullmatch(p.name)) for p in (self.path / "rollouts").iterdir())
-        return {path: int(match[1]) for path, match in found if match}
+        matches = ((p, ROLLOUT.fullmatch(p.name)) for p in (self.path / "rollouts").iterdir())
+        return {path: int(match[1]) for path, match in matches if match}
 
     def write_rollouts(
         self,
@@ -270,8 +270,8 @@ def checkpoint_at(run: Path, step: int) -> Path:
 
 def checkpoints(run: Path) -> list[Path]:
     """Return the committed checkpoints of a run, oldest first, without anything else in that folder."""
-    found = ((p, CHECKPOINT.fullmatch(p.name)) for p in (run / "checkpoints").glob("step_*") if p.is_dir())
-    return [path for _, path in sorted((int(match[1]), path) for path, match in found if match)]
+    matches = ((p, CHECKPOINT.fullmatch(p.name)) for p in (run / "checkpoints").glob("step_*") if p.is_dir())
+    return [path for _, path in sorted((int(match[1]), path) for path, match in matches if match)]
 
 
 def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
@@ -312,8 +312,8 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
 
 def readable_stream(folder: Path, stream: str) -> tuple[list[dict[str, object]], int]:
     """Return the readable records of a stream, and the number of lines that cannot be read."""
-    found = [record for _, record in _lines(folder / stream)]
-    return [record for record in found if record is not None], found.count(None)
+    records = [record for _, record in _lines(folder / stream)]
+    return [record for record in records if record is not None], records.count(None)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:

@@ -35,12 +35,12 @@ class OtherInputs(ConfigError):
 def inputs_of(loaded: ResolvedConfig) -> dict[str, str]:
     """Return description -> hash for given rows, data files and the parts of the user's functions."""
     data = loaded.config.data
-    found = dict[str, str]()
+    inputs = dict[str, str]()
     for key, value in (("data.train", data.train), ("data.test", data.test)):
         if isinstance(value, RowsObject):
-            found[f"rows of {key}"] = rows_hash(value.rows)
-    found |= {str(path): digest_of(path) for path in data_files(loaded) if path.is_file()}
-    return found | _of_functions(loaded)
+            inputs[f"rows of {key}"] = rows_hash(value.rows)
+    inputs |= {str(path): digest_of(path) for path in data_files(loaded) if path.is_file()}
+    return inputs | _of_functions(loaded)
 
 
 def _of_functions(loaded: ResolvedConfig) -> dict[str, str]:
@@ -86,12 +86,12 @@ def changed_inputs(loaded: ResolvedConfig) -> list[str]:
     path = loaded.config.output / INPUTS
     if not path.is_file():
         return []
-    known = _read(path)
-    if known["python"]["version"] != _python():  # bytecode is another; the environment says so
+    recorded = _read(path)
+    if recorded["python"]["version"] != _python():  # bytecode is another; the environment says so
         return []
     now = inputs_of(loaded)
     # An input that equals its state at the end is unchanged too: the run itself changed it, as a cache.
-    begun, ended = (changes(known[when], now) for when in ("begun", "ended"))
+    begun, ended = (changes(recorded[when], now) for when in ("begun", "ended"))
     return [f"{name} {what}" for name, what in begun.items() if name in ended]
 
 

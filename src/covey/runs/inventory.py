@@ -63,15 +63,15 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]
     >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
     {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
     """
-    found = {}
+    change_of = {}
     for name in sorted({**before, **now}):
         if name not in before:
-            found[name] = "is new"
+            change_of[name] = "is new"
         elif name not in now:
-            found[name] = "is gone"
+            change_of[name] = "is gone"
         elif before[name] != now[name]:
-            found[name] = "changed"
-    return found
+            change_of[name] = "changed"
+    return change_of
 
 
 def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Path]:
@@ -81,14 +81,14 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     below the folder of such a file.
     """
     begun = {path for f in functions for path in _begin(f, folder)}
-    known = _with_imports(begun, folder)
+    named = _with_imports(begun, folder)
     trees = tuple({f"{str(path.parent).rstrip(os.sep)}{os.sep}" for path in begun})
     # A copy of the values: another thread may import while this iterates.
     modules = list(sys.modules.values()) if trees else []
     files = [getattr(module, "__file__", None) for module in modules]
     loaded = [_real_path(file) for file in files if file]
     beside = {Path(file) for file in loaded if file.startswith(trees) and not is_library_file(Path(file))}
-    return {p for p in known | beside if p.is_file()}
+    return {p for p in named | beside if p.is_file()}
 
 
 @cache
@@ -107,13 +107,13 @@ def code_of(function: Callable[..., object], folder: Path) -> str:
 def _with_imports(files: set[Path], folder: Path) -> set[Path]:
     # Where the project's modules are found: the config's folder, and what the user added to sys.path.
     places = [folder, *(Path(p) for p in sys.path if p and not is_library_file(Path(p)))]
-    known = set[Path]()
+    files_read = set[Path]()
     waiting = set(files)
     while waiting:
         path = waiting.pop()
-        known.add(path)
-        waiting |= {p for p in _imported(path, places) if not is_library_file(p)} - known
-    return known
+        files_read.add(path)
+        waiting |= {p for p in _imported(path, places) if not is_library_file(p)} - files_read
+    return files_read
 
 
 def _begin(function: Callable[..., object], folder: Path) -> Iterator[Path]:
@@ -167,11 +167,11 @@ def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
 
 def _module(parts: list[str], places: Iterable[Path]) -> Iterator[Path]:
     """Yield a module's file and those of its packages, from the first place that has any of them."""
-    for place in places:
-        packages = [place.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
-        found = [p.resolve() for p in (*packages, place.joinpath(*parts).with_suffix(".py")) if p.is_file()]
-        if found:
-            yield from found
+    for folder in places:
+        packages = [folder.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
+        files = [p.resolve() for p in (*packages, folder.joinpath(*parts).with_suffix(".py")) if p.is_file()]
+        if files:
+            yield from files
             return
 
 
@@ -186,11 +186,11 @@ def _of_given(given: ModelObject, adapters: bool) -> dict[str, str]:
         "model/config.json": model.config.to_json_string(use_diff=False),
         "model/tokenizer": json.dumps([tokenizer.get_vocab(), tokenizer.chat_template], sort_keys=True),
     }
-    found = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     # Without adapters the weights are what is trained, and each checkpoint has them; with adapters the base
     # is needed again on a resume and has to be the same.
     weights = {k: v for k, v in model.state_dict().items() if "lora_" not in k}
-    return found | ({"model/weights": weights_hash(weights)} if adapters else {})
+    return hashes | ({"model/weights": weights_hash(weights)} if adapters else {})
 
 
 @cache

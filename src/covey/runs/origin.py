@@ -38,12 +38,12 @@ def write_own(folder: Path, name: str, content: str) -> None:
     The mark comes first: a kill between the two writes leaves the old settings marked as well.
     """
     key = _key(make=True)
-    known = _marks(folder)
+    marks = _marks(folder)
     code = _code(content.encode(), key) if key is not None else ""
     # Marks of earlier settings stay: they are still needed if the write below does not happen. The oldest are
     # dropped, since every resume with other settings adds one.
-    if code and code not in known:
-        write_file(folder / MARKS, "".join(f"{m}\n" for m in (*known[-MOST_MARKS:], code)))
+    if code and code not in marks:
+        write_file(folder / MARKS, "".join(f"{m}\n" for m in (*marks[-MOST_MARKS:], code)))
     write_file(folder / name, content)
 
 

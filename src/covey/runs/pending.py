@@ -36,7 +36,7 @@ ARRAYS = {
 
 
 class PendingCompletions:
-    """A ``covey.rollouts.prefetch.CompletionStore`` in a run's folder."""
+    """A ``covey.rollouts.store.CompletionStore`` in a run's folder."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -51,8 +51,8 @@ class PendingCompletions:
         if ticket not in self._records:
             path = self._path(ticket)
             lines = path.read_bytes().split(b"\n") if path.exists() else []
-            found = (_read(line) for line in lines)
-            self._records[ticket] = {str(r.pop("name")): r for r in found if r}
+            records = (_read(line) for line in lines)
+            self._records[ticket] = {str(r.pop("name")): r for r in records if r}
         record = self._records[ticket].get(_name(request, sample, params))
         return None if record is None else _completion(record)
 
@@ -64,16 +64,16 @@ class PendingCompletions:
             arrays |= {"ids": c.sampling_mask.ids, "ends": c.sampling_mask.ends}
         if c.sampled is not None:
             arrays["sampled"] = c.sampled
-        said = c.transcript
+        transcript = c.transcript
         packed = {n: base64.b64encode(a.astype(ARRAYS[n]).tobytes()).decode() for n, a in arrays.items()}
         name = _name(request, done.sample, params)
         texts = {
             "name": name,
             "text": c.text,
             "finish": c.finish,
-            "turns": json.dumps(list(map(dict, said.turns))),
-            "environment": json.dumps(said.environment),
-            "fault": said.fault,
+            "turns": json.dumps(list(map(dict, transcript.turns))),
+            "environment": json.dumps(transcript.environment),
+            "fault": transcript.fault,
         }
         record = json.dumps({**texts, **packed}).encode()
         append_whole(self._path(ticket), b"\n" + _check(record) + b" " + record + b"\n")

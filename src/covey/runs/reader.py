@@ -43,8 +43,8 @@ def load_run(
     values = values or {}
     arrived = _arrived_at(stage)
     whole = arrived is not None and _is_whole(arrived)
-    found = {"model": str(arrived)} if whole else {}
-    settings = (stage, overrides, {**found, **values})
+    model_of_run = {"model": str(arrived)} if whole else {}
+    settings = (stage, overrides, {**model_of_run, **values})
     loaded = load_for_reading(*settings) if names_only else load_recorded(*settings, trust)
     refuse_others_code(loaded, stage, trust or is_own(stage), algorithm=False)
     if _has_ended(arrived) or "model" in values or loaded.origins.get("model", "").startswith("--"):
@@ -82,16 +82,16 @@ def _removed(loaded: ResolvedConfig) -> Path | None:
     meant = loaded.checkpoint or loaded.config.model
     if loaded.run is None or not isinstance(meant, str | Path):
         return None
-    place = Path(meant)
+    checkpoint = Path(meant)
     kept = (loaded.run / "checkpoints").resolve()
-    return place if place.parent == kept and not place.is_dir() else None
+    return checkpoint if checkpoint.parent == kept and not checkpoint.is_dir() else None
 
 
 def _arrived_at(stage: Path) -> Path | None:
     """Return the folder with a run's model: its final one, or its newest checkpoint."""
     final = stage / "final"
-    found = final if final.is_dir() else latest_checkpoint(stage)[0]
-    return found and found.resolve()
+    arrived = final if final.is_dir() else latest_checkpoint(stage)[0]
+    return arrived and arrived.resolve()
 
 
 def _has_ended(arrived: Path | None) -> bool:
@@ -167,11 +167,11 @@ def _of_stage(config: Config, folder: Path) -> Config:
         "rewards": config.rewards,
         "examples": list(map(str, config.data.examples)),
     }
-    found = {
+    absolute = {
         name: moved(value, EARLIER_STAGE, f"{folder.resolve().parent}/") for name, value in plain.items()
     }
-    data = config.data.model_copy(update={"examples": tuple(map(Path, found.pop("examples")))})
-    return config.model_copy(update={**found, "data": data})
+    data = config.data.model_copy(update={"examples": tuple(map(Path, absolute.pop("examples")))})
+    return config.model_copy(update={**absolute, "data": data})
 
 
 def last_stage(folder: Path) -> Path:
@@ -180,8 +180,8 @@ def last_stage(folder: Path) -> Path:
         return folder
     stages = stages_in(folder)
     if not stages:
-        found = (p for where in ("*/config.yaml", "*/*-*/config.yaml") for p in folder.glob(where))
-        below = sorted({p.relative_to(folder).parts[0] for p in found})
+        configs = (p for where in ("*/config.yaml", "*/*-*/config.yaml") for p in folder.glob(where))
+        below = sorted({p.relative_to(folder).parts[0] for p in configs})
         runs = f". Runs are below it: {', '.join(below[:8])}{', ...' if below[8:] else ''}" if below else ""
         raise ConfigError(f"{folder}: this folder has no run (no config.yaml, nor stages with one){runs}")
     return stages[-1]
@@ -257,9 +257,11 @@ def _lacking(recorded: Mapping[str, Any]) -> list[str]:
     """Return the missing settings of those sections that every record has; empty if it is complete."""
     # Sections with a default are always written out whole; others, as lora, may be None.
     always = [s for s, field in Config.model_fields.items() if isinstance(field.default, Section)]
-    known = ((s, name) for s in always for name in type(Config.model_fields[s].default).model_fields)
+    settings = ((s, name) for s in always for name in type(Config.model_fields[s].default).model_fields)
     return sorted(
-        f"{s}.{name}" for s, name in known if not isinstance(recorded[s], Mapping) or name not in recorded[s]
+        f"{s}.{name}"
+        for s, name in settings
+        if not isinstance(recorded[s], Mapping) or name not in recorded[s]
     )
 
 

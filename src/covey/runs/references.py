@@ -27,12 +27,12 @@ def read_sums(folder: Path) -> tuple[np.ndarray, str]:
 
     Raises ValueError for damage, and FileNotFoundError, CheckpointError or OSError if it cannot be opened.
     """
-    found = read_arrays(read_below(folder, REFERENCE, stream_bytes()))
-    if found.keys() != {"sums", "examples", "sha256"} or found["sums"].ndim != 1:
+    arrays = read_arrays(read_below(folder, REFERENCE, stream_bytes()))
+    if arrays.keys() != {"sums", "examples", "sha256"} or arrays["sums"].ndim != 1:
         raise ValueError("not as it was written")
-    sums = found["sums"]
-    examples = str(found["examples"])
-    if str(found["sha256"]) != _seal(sums, examples):
+    sums = arrays["sums"]
+    examples = str(arrays["examples"])
+    if str(arrays["sha256"]) != _seal(sums, examples):
         raise ValueError("not as it was written")
     return sums, examples
 

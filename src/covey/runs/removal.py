@@ -83,17 +83,17 @@ def move_to_trash(folder: Path, root: Path) -> tuple[Path, Path]:
         if trash.is_symlink():
             raise ConfigError(f"{trash} is a link. Remove it first")
         make_folder(trash)
-        place = trash / f"{home.name}-{time.time_ns()}"
-        home.rename(place)
+        target = trash / f"{home.name}-{time.time_ns()}"
+        home.rename(target)
         sync(home.parent)
-    return home, place
+    return home, target
 
 
-def put_back(home: Path, place: Path) -> None:
+def put_back(home: Path, trashed: Path) -> None:
     """Undo ``move_to_trash``. Raises ConfigError if something is in the old place."""
     if home.exists() or home.is_symlink():
-        raise ConfigError(f"{home} exists again, so {place} stays where it is")
-    place.rename(home)
+        raise ConfigError(f"{home} exists again, so {trashed} stays where it is")
+    trashed.rename(home)
     sync(home.parent)
 
 
@@ -108,8 +108,8 @@ def _foreign(home: Path) -> Iterator[str]:
     for one in stages or [home]:
         if not {"method", "train"} <= set(recorded_yaml(one)):
             yield f"{one.name}/config.yaml"
-    known = {*FILES, *FOLDERS, *OTHERS}
+    expected = {*FILES, *FOLDERS, *OTHERS}
     for one in (home, *stages):
         for path in one.iterdir():
-            if path not in stages and (path.name not in known or path.is_symlink()):
+            if path not in stages and (path.name not in expected or path.is_symlink()):
                 yield path.relative_to(home.parent).as_posix()

@@ -69,10 +69,10 @@ class RolloutLog:
     @cached_property
     def groups(self) -> dict[int, list[int]]:
         """Number of a group -> indices of its completions in ``rows``."""
-        found: dict[int, list[int]] = {}
-        for place, row in enumerate(self.rows):
-            found.setdefault(row["group"], []).append(place)
-        return found
+        indices: dict[int, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            indices.setdefault(row["group"], []).append(index)
+        return indices
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -82,15 +82,15 @@ class RolloutLog:
             content = read_below(path.parent.parent, f"{path.parent.name}/{path.name}", stream_bytes())
             if hashlib.sha256(content).hexdigest() != self.rows[0]["arrays"]:
                 raise ValueError("not as it was written")
-            found = read_arrays(content)
-            self._check(found)
+            content_arrays = read_arrays(content)
+            self._check(content_arrays)
         except CheckpointError as error:
             raise CheckpointError(f"{error}. {_remedy(self.path)}") from None
         except FileNotFoundError:
             raise CheckpointError(f"{path}: missing. {_remedy(self.path)}") from None
         except (ValueError, KeyError) as error:
             raise CheckpointError(f"{path}: damaged ({error}). {_remedy(self.path)}") from None
-        return found
+        return content_arrays
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise ValueError, or KeyError, unless these are the arrays of the rows."""
@@ -115,14 +115,14 @@ class RolloutLog:
         parts = np.split(self.arrays["prompt_tokens"], self.arrays["prompt_ends"][:-1])
         return dict(zip(self.groups, parts, strict=True))
 
-    def completion(self, place: int) -> Completion:
+    def completion(self, index: int) -> Completion:
         """Return the completion of a row as it was sampled. Raises as ``arrays``."""
-        row = self.rows[place]
-        arrays = self.of_completion(place)
+        row = self.rows[index]
+        arrays = self.of_completion(index)
         mask = None
         if "kept_ends" in arrays:
             # The ids of all completions lie one after another: these begin where the token before ended.
-            first = self._first(place)
+            first = self._first(index)
             start = int(self.arrays["kept_ends"][first - 1]) if first else 0
             ends = arrays["kept_ends"] - start
             stop = start + int(ends[-1]) if len(ends) else start
@@ -138,14 +138,14 @@ class RolloutLog:
             transcript=Transcript(tuple(row.get("turns", ())), row.get("environment"), fault),
         )
 
-    def _first(self, place: int) -> int:
+    def _first(self, index: int) -> int:
         """Return the index of a completion's first token in the flat arrays."""
-        return int(self.arrays["ends"][place - 1]) if place else 0
+        return int(self.arrays["ends"][index - 1]) if index else 0
 
-    def of_completion(self, place: int) -> dict[str, np.ndarray]:
+    def of_completion(self, index: int) -> dict[str, np.ndarray]:
         """Return the token-wise arrays of one completion, (T,) each."""
         ends = self.arrays["ends"]
-        part = slice(self._first(place), int(ends[place]))
+        part = slice(self._first(index), int(ends[index]))
         # Only arrays with one number per completion token can be sliced so; prompts and kept ids have other
         # lengths.
         return {name: a[part] for name, a in self.arrays.items() if a.ndim == 1 and len(a) == ends[-1]}
@@ -153,8 +153,8 @@ class RolloutLog:
 
 def recorded_steps(folder: Path) -> list[int]:
     """Return the steps whose completions a run has logged, in order."""
-    place = folder / "rollouts"
-    names = (ROLLOUT.fullmatch(p.name) for p in place.iterdir()) if place.is_dir() else ()
+    rollouts = folder / "rollouts"
+    names = (ROLLOUT.fullmatch(p.name) for p in rollouts.iterdir()) if rollouts.is_dir() else ()
     return sorted(int(match[1]) for match in names if match and match[2] == "jsonl")
 
 
@@ -253,7 +253,7 @@ def rollout_rows(
     the sha256 of ``arrays``, the content of the npz, so that a mixture of two logs is noticed.
     """
     # Consumed inside the generator: groups and completions are visited in the order of the advantages.
-    found = iter(advantages)
+    remaining = iter(advantages)
     count = len(advantages)
     digest = hashlib.sha256(arrays).hexdigest()
     rows = (
@@ -264,7 +264,7 @@ def rollout_rows(
             "trained": number < trained,
             "dead": group.dead,
             **_row(group, sample),
-            "advantage": _mean(next(found), completion),
+            "advantage": _mean(next(remaining), completion),
             "rows": count,
             "arrays": digest,
         }
@@ -312,14 +312,14 @@ def _row(group: Group, sample: int) -> dict[str, object]:
     components = group.components
     scores = {name: component.scores[sample] for name, component in components.items()}
     extra = {name: dict(score.extra) for name, score in scores.items() if score.extra}
-    said = completion.transcript
+    transcript = completion.transcript
     return {
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
         "completion": completion.text,
-        **({"turns": list(map(dict, said.turns))} if said.turns else {}),
-        **({} if said.environment is None else {"environment": dict(said.environment)}),
-        **({"environment_fault": said.fault} if said.fault else {}),
+        **({"turns": list(map(dict, transcript.turns))} if transcript.turns else {}),
+        **({} if transcript.environment is None else {"environment": dict(transcript.environment)}),
+        **({"environment_fault": transcript.fault} if transcript.fault else {}),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
         "version": completion.provenance.version,
@@ -337,23 +337,23 @@ def _row(group: Group, sample: int) -> dict[str, object]:
 
 def _for_estimators(group: Group, sample: int) -> dict[str, object]:
     """Return the verdict, and the values with which some estimators compare a reward."""
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     baselines = group.baselines
     if group.has_verdict:
-        found["correct"] = bool(group.correct[sample])
+        fields["correct"] = bool(group.correct[sample])
     if baselines.running_mean is not None:
-        found["running_mean"] = float(baselines.running_mean[sample])
+        fields["running_mean"] = float(baselines.running_mean[sample])
     if baselines.segments:
-        own = baselines.segments[sample]
-        found["segments"] = [[end, value] for end, value in zip(own.ends, own.values, strict=True)]
-    return found
+        segments = baselines.segments[sample]
+        fields["segments"] = [[end, value] for end, value in zip(segments.ends, segments.values, strict=True)]
+    return fields
 
 
-def _steps(own: StepRewards) -> list[list[float]]:
+def _steps(steps: StepRewards) -> list[list[float]]:
     """Return [first token, one after the last, reward] of each reasoning step."""
     # `ends` are inclusive; starts has one entry more than there are steps, hence strict=False.
-    starts = (0, *(end + 1 for end in own.ends))
-    return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
+    starts = (0, *(end + 1 for end in steps.ends))
+    return [[a, end + 1, value] for a, end, value in zip(starts, steps.ends, steps.values, strict=False)]
 
 
 def packed(**arrays: np.ndarray) -> bytes:

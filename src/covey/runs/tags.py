@@ -44,10 +44,10 @@ def checked_tags(tags: object) -> list[str]:
     """
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise ConfigError("tags are a list of words")
-    found = list(dict.fromkeys(filter(None, (tag.strip() for tag in tags))))
-    for tag in found:
+    words = list(dict.fromkeys(filter(None, (tag.strip() for tag in tags))))
+    for tag in words:
         if len(tag) > LONGEST or not tag.isprintable() or "," in tag:
             raise ConfigError(f"the tag {tag!r} is longer than {LONGEST} characters, or has a comma in it")
-    if len(found) > MOST:
-        raise ConfigError(f"{len(found)} tags: a run has {MOST} at most")
-    return found
+    if len(words) > MOST:
+        raise ConfigError(f"{len(words)} tags: a run has {MOST} at most")
+    return words

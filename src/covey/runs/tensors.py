@@ -30,43 +30,43 @@ def folder_of_all(target: Path) -> Iterator[Path]:
         on_rank_zero(stack.close)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
-    """Write tensors to ``place``.safetensors, or with several processes, which all call it, to a folder."""
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors to ``path``.safetensors, or with several processes, which all call it, to a folder."""
     if world_size() == 1:
-        file = place.with_suffix(".safetensors")
+        file = path.with_suffix(".safetensors")
         save_file(dict(tensors), file)
         check_written(file, tensors)
         return
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    writer = HuggingFaceStorageWriter(str(place), save_distributed=True)
+    writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
     with _plain_errors():
         save(dict(tensors), storage_writer=writer, process_group=objects_group())
 
 
-def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
+def load_tensors(path: Path, split_as: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
     """Load the tensors of ``save_tensors``; of those shaped as ``split_as`` this process' part only."""
-    file = place.with_suffix(".safetensors")
+    file = path.with_suffix(".safetensors")
     if file.exists():
         return load_file(file)
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = HuggingFaceStorageReader(str(place))
+    reader = HuggingFaceStorageReader(str(path))
     tensors: dict[str, Tensor] = {}
-    for name, known in reader.read_metadata().state_dict_metadata.items():
-        assert isinstance(known, TensorStorageMetadata), "safetensors hold nothing else"
+    for name, saved in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(saved, TensorStorageMetadata), "safetensors hold nothing else"
         like = split_as(name)
-        dtype = known.properties.dtype
+        dtype = saved.properties.dtype
         # The saved shape is the global one. If the learner's tensor has it too, `like` may be a DTensor, and
         # zeros_like gives a DTensor with the same placement: the reader then fills this process' part only.
-        split = like.shape == known.size
+        split = like.shape == saved.size
         tensors[name] = (
             torch.zeros_like(like, dtype=dtype, requires_grad=False)
             if split
-            else torch.zeros(known.size, dtype=dtype)
+            else torch.zeros(saved.size, dtype=dtype)
         )
     with _plain_errors(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what no_dist asks for

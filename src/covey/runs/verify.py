@@ -52,11 +52,11 @@ def verify_run(folder: Path) -> list[FileState]:
     """
     stages = [folder] if (folder / "config.yaml").exists() else stages_in(folder) or [last_stage(folder)]
     # A pipeline keeps the record of its start above its stages; a single run has it among its own files.
-    found = [_record(folder, START)] if (folder / START).exists() and folder not in stages else []
+    states = [_record(folder, START)] if (folder / START).exists() and folder not in stages else []
     for stage in stages:
-        place = "" if stage == folder else f"{stage.relative_to(folder)}/"
-        found += [FileState(place + v.file, v.state, v.why) for v in _of_run(stage)]
-    return found
+        prefix = "" if stage == folder else f"{stage.relative_to(folder)}/"
+        states += [FileState(prefix + v.file, v.state, v.why) for v in _of_run(stage)]
+    return states
 
 
 def _of_run(run: Path) -> Iterator[FileState]:
@@ -66,19 +66,19 @@ def _of_run(run: Path) -> Iterator[FileState]:
             yield _record(run, name)
     if (run / RECORD).exists():
         yield FileState(RECORD, "unsealed", "says why a run ended, and nothing is computed from it")
-    known = _known_to_checkpoint(run)
+    hashes = _known_to_checkpoint(run)
     for name in (*STREAMS, HEALING):
-        yield from _stream(run, name, known)
+        yield from _stream(run, name, hashes)
     for step in recorded_steps(run):
         yield _checked(run, f"rollouts/step_{step:06d}", _arrays(run, step))
     if (run / REFERENCE).exists():
         yield _checked(run, REFERENCE, lambda: read_sums(run))
     if (run / EXAMPLES).exists():
         yield _examples(run)
-    for place in (*checkpoints(run), run / "final"):
-        if place.is_dir():
-            problem = damage(place)
-            yield FileState(f"{place.relative_to(run)}/", "damaged" if problem else "whole", problem or "")
+    for model in (*checkpoints(run), run / "final"):
+        if model.is_dir():
+            problem = damage(model)
+            yield FileState(f"{model.relative_to(run)}/", "damaged" if problem else "whole", problem or "")
 
 
 def _checked(run: Path, name: str, check: Callable[[], object]) -> FileState:
@@ -102,10 +102,10 @@ def _arrays(run: Path, step: int) -> Callable[[], object]:
     return lambda: read_rollouts(run, step).arrays
 
 
-def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Iterator[FileState]:
+def _stream(run: Path, name: str, hashes: Mapping[str, tuple[int, str]]) -> Iterator[FileState]:
     """Check a log line by line, and against its hash in the newest checkpoint or in the result."""
     if not (run / name).exists():
-        if name in known:
+        if name in hashes:
             yield FileState(name, "missing")
         return
     # Bytes after the last newline are a line that a running process is still writing.
@@ -116,11 +116,11 @@ def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Itera
         more = ", ..." if bad[MOST_LINES:] else ""
         yield FileState(name, "damaged", f"line {', '.join(map(str, bad[:MOST_LINES]))}{more}")
         return
-    size, expected = known.get(name, (0, ""))
+    size, expected = hashes.get(name, (0, ""))
     # The checkpoint knows the hash of the first `size` bytes only: lines appended later are fine.
     lacks = bool(expected) and hashlib.sha256(content[:size]).hexdigest() != expected
-    said = _ended(run, name)
-    why = said or ("it has lost lines, or other ones, since the newest checkpoint" if lacks else "")
+    reason = _ended(run, name)
+    why = reason or ("it has lost lines, or other ones, since the newest checkpoint" if lacks else "")
     yield FileState(name, "damaged" if why else "whole", why)
 
 
@@ -136,8 +136,8 @@ def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
     if newest is None:
         return {}
     logged = read_sealed(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logged"]["streams"]
-    known = logged if isinstance(logged, dict) else {}
-    return {name: (int(size), str(digest)) for name, (size, digest) in known.items()}
+    streams = logged if isinstance(logged, dict) else {}
+    return {name: (int(size), str(digest)) for name, (size, digest) in streams.items()}
 
 
 def _examples(run: Path) -> FileState:

@@ -41,9 +41,9 @@ class Request:
     streams: Sequence[int]
     """One key per completion: its t-th token is drawn with the t-th uniform of this key."""
     prefix_tokens: int = 0
-    """Number of tokens at the end of the prompt that are the completion's first ones, drawn before."""
+    """Number of tokens at the end of the prompt that were drawn before, and belong to the completion."""
     room: int | None = None
-    """Most tokens of a completion, where that is less than ``SamplingParams.max_tokens``."""
+    """Most tokens of a completion, if fewer than ``SamplingParams.max_tokens``."""
     problem: Problem = NO_PROBLEM
     """The problem that the prompt belongs to, for tools that read its columns."""
     greedy: bool = False
@@ -82,7 +82,7 @@ class Sampler(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether each of several processes samples some of the requests; else rank 0 asks for all."""
+        """Whether several processes share the requests; otherwise rank 0 asks for all of them."""
 
     @property
     def bit_exact(self) -> bool:

@@ -52,7 +52,8 @@ class CacheEngine:
         longest = longest_of(prompts)
         self.room = (slots, longest + max_tokens)
         """Slots of the cache, and tokens of each."""
-        pages = min(slots, len(prompts)) + 1  # the last prompt may wait for its other completions
+        # One page more than slots: the last prompt may still wait for its other completions to start.
+        pages = min(slots, len(prompts)) + 1
         self.cache = kind(policy.decoder, slots, pages, longest, max_tokens)
         # The step holds the cache's buffers and no reference to this engine (see ``_step``).
         self.step: Step = _step(policy, policy.decoder, self.cache)
@@ -73,12 +74,13 @@ class CacheEngine:
     def memory(self) -> int:
         """Bytes of the cache, and of the weights packed for the compiled operations."""
         # ``alive_bytes`` counts each storage once, so tensors that are views of others cost nothing.
-        kept = [v for v in vars(self.cache).values() if isinstance(v, Tensor)]
-        return alive_bytes((*kept, *(m.packed for m in self.decoder.linears)))
+        stores = [v for v in vars(self.cache).values() if isinstance(v, Tensor)]
+        packed_weights = [linear.packed for linear in self.decoder.linears]
+        return alive_bytes((*stores, *packed_weights))
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether it shall serve the next rollout: its steps are recorded, and it is small for the device."""
+        """Whether it should serve the next rollout: it has recorded steps and is small for the device."""
         if not isinstance(self.step, GraphStep):
             return False
         return self.memory <= device_memory(self.policy.device) * KEPT_SHARE
@@ -150,7 +152,7 @@ class CacheEngine:
             yield chunk
 
     def _prefill(self, requests: list[int]) -> None:
-        packed, places = packed_prompts([self.prompts[r] for r in requests])
+        packed, positions = packed_prompts([self.prompts[r] for r in requests])
         packed = packed.to(self.policy.device)
         rotations = self.decoder.rotary.at(packed.positions)
         ops = self.decoder.ops
@@ -166,12 +168,13 @@ class CacheEngine:
 
         hidden = self.decoder(packed.tokens, attend)
         # Only the last token of each prompt needs the head: its logits draw the first token.
-        last = torch.stack([own[-1] for own in places]).to(hidden.device)
+        last = torch.stack([of_prompt[-1] for of_prompt in positions]).to(hidden.device)
+        logits = self.policy.head(hidden[last])
         keys, values = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
-        for r, own, first in zip(requests, places, self.policy.head(hidden[last]), strict=True):
-            tokens = own.to(hidden.device)
-            self.cache.add_prompt(r, keys[:, tokens], values[:, tokens])
-            self.logits[r] = first
+        for request, of_prompt, first_logits in zip(requests, positions, logits, strict=True):
+            tokens = of_prompt.to(hidden.device)
+            self.cache.add_prompt(request, keys[:, tokens], values[:, tokens])
+            self.logits[request] = first_logits
 
 
 def longest_of(prompts: Sequence[np.ndarray]) -> int:
@@ -180,33 +183,33 @@ def longest_of(prompts: Sequence[np.ndarray]) -> int:
 
 
 def packed_prompts(prompts: Sequence[np.ndarray]) -> tuple[Packed, list[Tensor]]:
-    """Pack prompts, with their common start only once. Return the row and the places of each one's tokens."""
+    """Pack prompts, a common start only once. Return the row, and where each prompt's tokens are in it."""
     shared = common_start(prompts)
-    # The shared beginning is packed as a prompt, the rests as its completions. A completion's last token is
-    # never read, so each rest gets one more.
+    # The shared beginning is packed as a prompt, the rest of each as a completion of it. A completion's last
+    # token is never read, so each rest gets a token more.
     if shared:
         packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
     else:
         packed = pack(prompts, [[] for _ in prompts])
-    # (start, length) of each prompt's own tokens; a shared beginning is the first span.
+    # (start, length) of the tokens that a prompt does not share; a shared beginning is the first span.
     spans = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
     beginning = torch.arange(shared)
-    return packed, [torch.cat((beginning, torch.arange(a, a + length))) for a, length in spans]
+    return packed, [torch.cat((beginning, torch.arange(start, start + n))) for start, n in spans]
 
 
 def common_start(prompts: Sequence[np.ndarray]) -> int:
-    """Count the tokens that all prompts begin with, a system prompt say; 0 where few would be saved.
+    """Count the tokens that all prompts begin with, such as a system prompt; 0 if few would be saved.
 
     >>> common_start([np.arange(40), np.arange(50)]), common_start([np.arange(9), np.arange(9)])
     (39, 0)
     """
-    # At least one token of each prompt stays its own, for its last logits.
+    # At least one token of each prompt is not shared, for its last logits.
     most = min(map(len, prompts)) - 1
-    # (most,) bool: the first False is where the prompts part.
+    # (most,) bool: the prompts differ from the first False on.
     alike = np.logical_and.reduce([p[:most] == prompts[0][:most] for p in prompts])
     count = most if alike.all() else int(alike.argmin())
-    # Computed once instead of once a prompt, the beginning saves this many tokens.
-    return count if count * (len(prompts) - 1) >= LEAST_SAVED else 0
+    saved = count * (len(prompts) - 1)  # tokens, as the beginning is computed once and not once a prompt
+    return count if saved >= LEAST_SAVED else 0
 
 
 def cache_length(count: int) -> int:
@@ -216,9 +219,9 @@ def cache_length(count: int) -> int:
 
 
 def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache) -> Step:
-    # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
+    # No method of the engine: it would keep the engine, and so its cache, alive until garbage collection.
     if isinstance(cache, _CompiledCache) and decoder.all_compiled and not decoder.hooked:
-        # All operations after the embedding are ours, so the step is recorded once and run again from C.
+        # All operations after the embedding are ours, so the step is recorded once and then repeated from C.
         rest = Recording(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
         return lambda tokens, _: rest(decoder.embedded(tokens))
     return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
@@ -270,9 +273,9 @@ class _TorchCache:
         """
         slots = self.rows[:rows]
         position = self.lengths[:rows]
-        places = self.positions[:kv_length]
+        columns = self.positions[:kv_length]
         # (rows, 1, 1, kv_length): true up to the new token itself, which is written before it is read.
-        before = (places <= position[:, None])[:, None, None]
+        before = (columns <= position[:, None])[:, None, None]
         # Each row turns by its own position: slots are at different lengths.
         rotations = {name: table._replace(positions=position) for name, table in self.tables.items()}
 
@@ -280,17 +283,17 @@ class _TorchCache:
             q, k, v = self.ops.split_heads(qkv, heads, rotations[heads.rotary])
             visible = before
             if heads.window is not None:
-                visible = before & (position[:, None] - places < heads.window)[:, None, None]
+                visible = before & (position[:, None] - columns < heads.window)[:, None, None]
             keys = self.keys[layer]
             values = self.values[layer]
             # (slots, kv_length, K, E) of this layer; the assignment writes into the cache in place.
             keys[slots, position] = k
             values[slots, position] = v
-            together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
+            queries = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
             keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
             if heads.cap is not None:
-                return capped_attention(together, keys, values, visible, heads).flatten(1)
-            mixed = F.scaled_dot_product_attention(together, keys, values, visible, scale=heads.factor)
+                return capped_attention(queries, keys, values, visible, heads).flatten(1)
+            mixed = F.scaled_dot_product_attention(queries, keys, values, visible, scale=heads.factor)
             return mixed.flatten(1)
 
         return attend
@@ -313,7 +316,7 @@ class _TorchCache:
 class _CompiledCache:
     """The layout of the compiled operation: prompts once for all their completions, keys as columns of 16.
 
-    A completion's keys lie in two blocks, its prompt's and its own, and the operation attends over both:
+    A completion's keys are in two blocks, its prompt's and its own, and the operation attends over both:
 
         prompt_keys        (layers, pages, K, P / 16, E, 16)  page = one prompt, shared by its completions
         prompt_values      (layers, pages, K, P, E)
@@ -333,8 +336,8 @@ class _CompiledCache:
         layers = len(decoder.layers)
         k = heads.keys
         e = heads.width
-        # In float32 whatever the model's dtype: converting at every read costs more than the memory. What was
-        # there before stays until it is written over: keys after the last token are read, but weigh nothing.
+        # Float32 whatever the model's dtype: converting at every read costs more than the memory. Nothing is
+        # set to zero, because the keys after the last token are read but weigh nothing.
         self.prompt_keys = torch.empty(layers, pages, k, p // NEIGHBOURS, e, NEIGHBOURS)
         self.prompt_values = torch.empty(layers, pages, k, p, e)
         self.completion_keys = torch.empty(layers, slots, k, s // NEIGHBOURS, e, NEIGHBOURS)
@@ -354,10 +357,10 @@ class _CompiledCache:
         page = self.free_pages.pop()
         length = keys.shape[1]
         self.prompts[request] = (page, length)
-        for k, into in zip(keys, self.prompt_keys, strict=True):
+        for layer_keys, store in zip(keys, self.prompt_keys, strict=True):
             # (K, P / 16, E, 16): the transposed blocks of 16 keys described above.
-            columns = key_columns(k)
-            into[page, :, : columns.shape[1]] = columns
+            columns = key_columns(layer_keys)
+            store[page, :, : columns.shape[1]] = columns
         self.prompt_values[:, page, :, :length] = values.transpose(1, 2)
 
     def start(self, first: int, requests: Sequence[int]) -> None:

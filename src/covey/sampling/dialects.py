@@ -27,7 +27,7 @@ AskServer = Callable[..., object]
 """(path, body or None) -> JSON, of one server."""
 Body = dict[str, object]
 REQUEST_ID = re.compile(r"question-[0-9a-f]{16}")
-"""The id of a request, by which its reply is told from those to others."""
+"""The id of a request, which tells its reply from the replies to others."""
 
 
 class Misbehaved(Exception):
@@ -61,14 +61,14 @@ class Dialect:
     load: Callable[[AskServer, str, int], None]
     """Take the weights of a folder as a version. Raises Misbehaved."""
     stamp: Callable[[object], object] = lambda _: None
-    """Reply -> a mark of this start of the server and these weights; None: it gives none."""
+    """Reply -> a mark that changes with the server's restart or its weights; None if it gives none."""
     ids: Callable[[object], Sequence[object]] = _reply_id
-    """Reply -> the ids that it gives of the request that it answers."""
+    """Reply -> the ids of its request that it mentions."""
     id_field: str = "request_id"
     """Field of a body that holds the request's id."""
     streams: bool = False
-    """Whether it draws with the given random streams, reports which tokens could be drawn, and always names
-    the request that it answers."""
+    """Whether it draws with the request's random streams, reports which tokens could be drawn, and always
+    names the request that it answers."""
 
 
 # pydantic reads replies: a missing field or another type raises ValidationError, unknown fields are ignored.
@@ -123,7 +123,7 @@ def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequenc
         "prompt": request.prompt.tolist(),
         "n": len(request.streams),
         "streams": list(request.streams),
-        # Where its draws continue: token t of the rest takes the uniform ``prefix_tokens`` + t of its stream.
+        # The draws continue: the rest's token t takes the uniform ``prefix_tokens`` + t of its stream.
         **({"prefix_tokens": request.prefix_tokens} if request.prefix_tokens else {}),
         **_common(params),
         "logprobs": 0,
@@ -141,7 +141,7 @@ def _common(params: SamplingParams) -> Body:
     }
 
 
-# Everything here is sent, or a generation_config.json would decide it (see above).
+# All of these are sent, because a generation_config.json would decide whatever is left out (see above).
 VLLM_NEUTRAL: Body = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -160,14 +160,14 @@ VLLM_NEUTRAL: Body = {
     "structured_outputs": None,
     "response_format": None,
     "truncate_prompt_tokens": None,
-    "skip_special_tokens": False,  # as all others here it decides where a stop string is found
+    "skip_special_tokens": False,  # changes draws too: it decides where a stop string is found
     "spaces_between_special_tokens": False,
     "include_stop_str_in_output": True,
     "echo": False,
     "suffix": None,
     "stream": False,
 }
-"""Fields that covey has no setting for, with values that change nothing; null where vLLM fills in none."""
+"""vLLM's fields that covey has no setting for, with values that change nothing."""
 SGLANG_NEUTRAL: Body = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -186,11 +186,11 @@ SGLANG_NEUTRAL: Body = {
     "spaces_between_special_tokens": False,
     "no_stop_trim": True,
 }
-"""Such fields of SGLang; null here replaces a value from --preferred-sampling-params."""
+"""The same for SGLang, where null replaces a value from --preferred-sampling-params."""
 
 
 def _seed(request: Request) -> int:
-    """Return a request's one seed. Each segment needs its own, or all begin with the same draws."""
+    """Return the one seed of a request. Each segment gets another, so that they do not repeat draws."""
     first = request.streams[0]
     return key(first, "segment", request.prefix_tokens) if request.prefix_tokens else first
 
@@ -217,7 +217,7 @@ def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Seque
 
 def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
     try:
-        # Requests end first; cached prefixes are of the old weights, so they are dropped before it resumes.
+        # It pauses once its requests have ended. The cached prefixes belong to the old weights.
         ask("/pause?mode=wait", {})
         ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         ask("/reset_prefix_cache", {})
@@ -265,9 +265,9 @@ class _Generated(BaseModel):
 
 
 def _generated(reply: object) -> list[_Meta]:
-    # With n = 1 SGLang answers with an object, else with a list of them.
-    several = reply if isinstance(reply, list) else [reply]
-    return [_Generated.model_validate(one).meta_info for one in several]
+    # With n = 1 SGLang answers with an object, otherwise with a list of them.
+    objects = reply if isinstance(reply, list) else [reply]
+    return [_Generated.model_validate(generated).meta_info for generated in objects]
 
 
 def _sglang_stamp(reply: object) -> object:
@@ -279,14 +279,12 @@ def _sglang_ids(reply: object) -> list[object]:
 
 
 def _read_generated(reply: object) -> list[ServerOutput]:
-    return [
-        ServerOutput(
-            [token for _, token, _ in meta.output_token_logprobs],
-            [logprob for logprob, _, _ in meta.output_token_logprobs],
-            meta.finish_reason.type,
-        )
-        for meta in _generated(reply)
-    ]
+    outputs = list[ServerOutput]()
+    for meta in _generated(reply):
+        tokens = [token for _, token, _ in meta.output_token_logprobs]
+        logprobs = [logprob for logprob, _, _ in meta.output_token_logprobs]
+        outputs.append(ServerOutput(tokens, logprobs, meta.finish_reason.type))
+    return outputs
 
 
 def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
@@ -312,27 +310,28 @@ def recognize(ask: AskServer, must_take_weights: bool) -> tuple[Dialect, str]:
     Raises Misbehaved if it is of no known kind, or says that it takes no weights where it must.
     """
     # Each kind has a route that the others lack; vLLM comes last, since all of them have /v1/models.
-    info = _there(ask, "/info")
+    info = _reply_of_route(ask, "/info")
     if isinstance(info, Mapping) and info.get("server") == "covey":
         if must_take_weights and info.get("takes_weights") is not True:
             raise Misbehaved("this server does not take weights: start it with --weights FOLDER")
         return COVEY, str(info.get("model"))
-    info = _there(ask, "/get_model_info")
+    info = _reply_of_route(ask, "/get_model_info")
     if isinstance(info, Mapping) and "model_path" in info:
         return SGLANG, str(info["model_path"])
-    models = _there(ask, "/v1/models")
-    served = models.get("data") if isinstance(models, Mapping) else None
-    if isinstance(served, list) and served and isinstance(served[0], Mapping) and _there(ask, "/version"):
-        return VLLM, str(served[0].get("id"))
+    listing = _reply_of_route(ask, "/v1/models")
+    models = listing.get("data") if isinstance(listing, Mapping) else None
+    first = models[0] if isinstance(models, list) and models else None
+    if isinstance(first, Mapping) and _reply_of_route(ask, "/version"):
+        return VLLM, str(first.get("id"))
     raise Misbehaved("this is not a server of `covey serve`, vLLM or SGLang: none of their routes answers")
 
 
-def _there(ask: AskServer, path: str) -> object:
+def _reply_of_route(ask: AskServer, path: str) -> object:
     """Return the reply of a route; None where there is no such route, or its reply is no JSON."""
     try:
         return ask(path, None)
     except HTTPError as error:
-        # A missing token is the user's mistake, and has to be said; any other status means "not this kind".
+        # A missing token is the user's mistake and has to be reported; other errors mean "not this kind".
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise
         return None
@@ -350,21 +349,21 @@ def read_outputs(
 ) -> list[ServerOutput]:
     """Return the completions of a reply, each checked to be possible. Raises Misbehaved."""
     try:
-        replies = dialect.read(reply)
+        outputs = dialect.read(reply)
     except ValidationError as error:
         # The first difference is enough for a message; a reply of another kind of server has hundreds.
         first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise Misbehaved(f"its reply has an unexpected form: {place}: {first['msg']}") from None
-    if len(replies) != len(request.streams):
-        raise Misbehaved(f"it returned {len(replies)} completions instead of {len(request.streams)}")
-    for output in replies:
+        field = ".".join(map(str, first["loc"]))
+        raise Misbehaved(f"its reply has an unexpected form: {field}: {first['msg']}") from None
+    if len(outputs) != len(request.streams):
+        raise Misbehaved(f"it returned {len(outputs)} completions instead of {len(request.streams)}")
+    for output in outputs:
         _check(output, params, vocabulary, ends)
-    return replies
+    return outputs
 
 
 def new_request_id() -> str:
-    """Return an id that no other request has; one that is sent again gets another."""
+    """Return an id that no other request has. A request that is repeated gets a new one."""
     return f"question-{secrets.token_hex(8)}"
 
 
@@ -374,40 +373,41 @@ def check_request_id(dialect: Dialect, reply: object, request_id: str) -> None:
     vLLM behind a proxy that renames requests, and SGLang for several completions, do not report the id.
     """
     # An id of ours may be part of a longer one: vLLM puts "cmpl-" before it.
-    named = REQUEST_ID.findall(" ".join(map(str, dialect.ids(reply))))
-    if set(named) - {request_id} or (dialect.streams and not named):
+    ids = REQUEST_ID.findall(" ".join(map(str, dialect.ids(reply))))
+    if set(ids) - {request_id} or (dialect.streams and not ids):
         raise Misbehaved("its reply belongs to another request: is there a proxy or a cache in between?")
 
 
-def _check(one: ServerOutput, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:
-    count = len(one.tokens)
-    if not 1 <= count <= params.max_tokens or len(one.logprobs) != count:
+def _check(output: ServerOutput, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:
+    count = len(output.tokens)
+    if not 1 <= count <= params.max_tokens or len(output.logprobs) != count:
         raise Misbehaved(
-            f"it returned {count} tokens and {len(one.logprobs)} log-probs, but at most {params.max_tokens} "
-            "were asked for"
+            f"it returned {count} tokens and {len(output.logprobs)} log-probs, but at most "
+            f"{params.max_tokens} were asked for"
         )
-    if not all(0 <= t < vocabulary for t in one.tokens):
+    if not all(0 <= t < vocabulary for t in output.tokens):
         raise Misbehaved(
             f"it returned a token id that the model does not have ({vocabulary} ids): does it serve "
             "another model?"
         )
     # Rounding may put a log-prob just above 0.
-    if not all(math.isfinite(x) and x <= 1e-3 for x in one.logprobs):
+    if not all(math.isfinite(x) and x <= 1e-3 for x in output.logprobs):
         raise Misbehaved("its log-probs are not logarithms of probabilities")
-    if any(t in ends for t in one.tokens[:-1]):
+    if any(t in ends for t in output.tokens[:-1]):
         raise Misbehaved("a completion continues after its end token")
-    if one.finish == "stop" and one.tokens[-1] not in ends and not params.stop:
+    if output.finish == "stop" and output.tokens[-1] not in ends and not params.stop:
         raise Misbehaved("a completion is marked as ended, but has no end token")
-    if one.finish == "length" and count < params.max_tokens:
+    if output.finish == "length" and count < params.max_tokens:
         raise Misbehaved(f"a completion is marked as truncated at {count} of {params.max_tokens} tokens")
-    # ``ids`` are the tokens that could be drawn, of all places one after another; ``ends`` (T,) is where each
-    # place's end. Every place has at least one, and the last end is the number of all.
-    mask = one.sampling_mask
-    if params.truncates and (
-        mask is None
-        or len(mask.ends) != count
-        or (mask.ends[-1:] != len(mask.ids)).any()
-        or (np.diff(mask.ends, prepend=0) < 1).any()
-        or not all(0 <= t < vocabulary for t in mask.ids)
-    ):
+    if params.truncates and not _is_mask(output.sampling_mask, count, vocabulary):
         raise Misbehaved("it does not say which tokens remained under top_p and top_k")
+
+
+def _is_mask(mask: SamplingMask | None, count: int, vocabulary: int) -> bool:
+    """Return whether a mask tells which tokens could be drawn for each of ``count`` tokens."""
+    # ``ids`` lists them for one token after another, and ``ends`` (T,) is where each token's list ends.
+    if mask is None or len(mask.ends) != count:
+        return False
+    each_has_some = bool((np.diff(mask.ends, prepend=0) >= 1).all())
+    ends_with_ids = bool((mask.ends[-1:] == len(mask.ids)).all())
+    return each_has_some and ends_with_ids and all(0 <= t < vocabulary for t in mask.ids)

@@ -70,7 +70,7 @@ class Fleet:
         self._weights = WeightsFolder(folder)
         self._weights_lock = threading.Lock()
         """Held while servers are given weights and compared: the snapshot must not change meanwhile."""
-        # Held for a moment: whether a server takes requests, and how many it works on, change together.
+        # Held only briefly: whether a server takes requests and how many it works on have to change together.
         self._requests_lock = threading.Lock()
         self._exact: bool | None = None
 
@@ -93,9 +93,10 @@ class Fleet:
 
     @property
     def patience(self) -> float:
-        """Seconds without any server until the run stops: two tries more where one only hangs."""
-        more = 2 * (self.settings.timeout + RETRY_SECONDS) if any(s.hangs for s in self.servers) else 0.0
-        return self.settings.patience + more
+        """Seconds without any server until the run stops; enough for two more tries if one only hangs."""
+        if any(server.hangs for server in self.servers):
+            return self.settings.patience + 2 * (self.settings.timeout + RETRY_SECONDS)
+        return self.settings.patience
 
     def sync(self, weights: Weights, snapshot: bool) -> None:
         """Sample from these weights from now on; they travel when a server is next asked for something.
@@ -117,9 +118,9 @@ class Fleet:
     def begin_request(self, server: RemoteServer, version: int) -> bool:
         """Count a request to a server, unless it takes none."""
         with self._requests_lock:
-            taken = self._takes_requests(server, version)
-            server.busy += taken
-            return taken
+            takes_it = self._takes_requests(server, version)
+            server.busy += takes_it
+            return takes_it
 
     def end_request(self, server: RemoteServer) -> None:
         """Count a request as answered: only an idle server is given weights."""
@@ -158,7 +159,8 @@ class Fleet:
 
     def give_weights(self, now: bool = False) -> None:
         """Let servers that lack the current weights take them, and probe them."""
-        for server in [server for server in self.servers if self._is_due(server, now)]:
+        due = [server for server in self.servers if self._is_due(server, now)]
+        for server in due:
             with self._weights_lock:
                 self._update(server)
 
@@ -227,7 +229,7 @@ class Fleet:
 
     def _fault(self, server: RemoteServer) -> str:
         """Return how a server's log-probs or draws differ from the policy's; empty if they do not."""
-        server.stamp = None  # the first reply says what is to be proven
+        server.stamp = None  # the first reply's stamp is the one that the probes prove
         ask = partial(self.client.complete, server)
         stream = partial(key, self.version, server.url)
         probes = sample_probes(ask, self.probes, self.temperature, stream)

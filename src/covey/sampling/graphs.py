@@ -38,8 +38,8 @@ class GraphStep:
         self.recorded: dict[tuple[int, int], Work] = {}
 
     def __call__(self, tokens: Tensor, kv_length: int) -> Tensor:
-        """Run the step; arguments and result as of ``Step``."""
-        # A graph reads fixed addresses: the tokens are copied to where it was recorded to look.
+        """Run the step; see ``Step`` for arguments and result."""
+        # A graph reads the addresses that it was recorded with, so the tokens are copied there.
         self.tokens[: len(tokens)] = tokens
         rows = bucket(len(tokens), FEWEST_SLOTS, self.most[0])
         length = bucket(kv_length, SHORTEST_KV, self.most[1])
@@ -66,7 +66,7 @@ def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
     def record(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device), _nondeterministic():
-            # Capture needs a stream of its own; it must not overtake what is under way on the current one.
+            # Capture needs its own stream, which must not overtake the work of the current one.
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 work()  # libraries initialize at their first call, which cannot be recorded

@@ -65,7 +65,7 @@ class LocalSampler:
         self.on_fewer_running = on_fewer_running
         self.on_token: Callable[[int, int], None] = lambda *_: None
         self.version = 0
-        self._kept: list[CacheEngine] = []
+        self._reusable: list[CacheEngine] = []
         """The engine of the last rollout, if its recorded steps can serve the next one: at most one."""
         self.most_memory = 0
         """Most bytes that sampling has taken."""
@@ -73,12 +73,12 @@ class LocalSampler:
         # sampling takes it again at once: ``_door`` lets ``sync`` in between two tokens (see ``_still``).
         self._door = threading.Lock()
         self._weights = threading.Lock()
-        self._known = policy.decoder is not None
-        """Whether its engine is known to be correct for this architecture: ours is, modules are tried."""
+        self._checked = policy.decoder is not None
+        """Whether the engine is known to be correct for this architecture: ours is, the modules are tried."""
 
     @property
     def bit_exact(self) -> bool:
-        """Whether log-probs are bit-exact: where the trained policy is, and no snapshot of it is sampled."""
+        """Whether log-probs are bit-exact: if the policy's are, and the policy itself is sampled from."""
         return self.policy.bit_exact and not self.lags
 
     def sync(self, weights: Weights) -> None:
@@ -93,17 +93,18 @@ class LocalSampler:
     @contextmanager
     def _still(self) -> Iterator[None]:
         """Keep the weights from changing inside the block."""
-        with self._door:  # held by a thread that waits for the weights, which comes before the next token
+        # A thread that waits to change the weights holds the door, so it comes before the next token.
+        with self._door:
             pass
         with self._weights:
             yield
 
     def check(self) -> None:
         """Raise ConfigError for an architecture that cannot be sampled from."""
-        if not self._known:
+        if not self._checked:
             with self._still():
                 check_sampling(self.policy)
-            self._known = True
+            self._checked = True
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order.
@@ -133,7 +134,7 @@ class LocalSampler:
                 full = True
             # Outside the handler, where the traceback no longer holds the tensors.
             if full and unfinished:
-                # What ran at once is at most what was left, so halving that makes progress.
+                # No more than the unfinished ones can have run at once, so half of these is a smaller number.
                 self._halve(min(self.max_running, len(unfinished)))
 
     def _halve(self, running: int) -> None:
@@ -150,21 +151,21 @@ class LocalSampler:
         self,
         requests: Sequence[Request],
         params: SamplingParams,
-        left: Sequence[Owner],
+        unfinished: Sequence[Owner],
         partial: dict[Owner, _PartialCompletion],
     ) -> Iterator[Sampled]:
-        """Complete what is left. New weights end the pass early, with what was under way in ``partial``."""
+        """Complete the unfinished. New weights end the pass early, with what was drawn in ``partial``."""
         # Interrupted ones first: they are the oldest.
-        waiting = deque([*partial, *(owner for owner in left if owner not in partial)])
+        waiting = deque([*partial, *(owner for owner in unfinished if owner not in partial)])
         slots = min(self.max_running, len(waiting))
         version = self.version
         running = _Running(self.policy, requests, params, slots, partial)
         engine = self._engine(running.prompts, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
-        drawn = 0
-        most = sum(requests[r].limit(params) for r, _ in waiting)
+        tokens_drawn = 0
+        most_tokens = sum(requests[r].limit(params) for r, _ in waiting)
         while waiting or running.owners:
-            self.on_token(drawn, most - drawn)
+            self.on_token(tokens_drawn, most_tokens - tokens_drawn)
             self.faults.in_memory("memory.sampling")
             with self._still(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
@@ -173,15 +174,15 @@ class LocalSampler:
                     break
                 count = min(engine.free_slots(running.count), len(waiting))
                 running.step(engine, [waiting.popleft() for _ in range(count)], version)
-                drawn += running.count
+                tokens_drawn += running.count
                 finished = running.finished(engine, by_token=self.lags)
                 if finished:
                     self.most_memory = max(self.most_memory, engine.memory)
-            most -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
+            most_tokens -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
             # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
         if isinstance(engine, CacheEngine) and engine.worth_keeping:
-            self._kept[:] = [engine]
+            self._reusable[:] = [engine]
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
         parts = (self.policy, prompts, slots, params.max_tokens)
@@ -194,13 +195,13 @@ class LocalSampler:
     def _restarted(
         self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int
     ) -> CacheEngine | None:
-        """Return the kept engine for other prompts, or None. One that is too small is freed."""
+        """Return the last rollout's engine for other prompts, or None. One that is too small is freed."""
         try:
-            # Taken, not shared: another rollout, perhaps of another thread, may begin before this one ends.
-            kept = self._kept.pop()
+            # Removed from the list, because another thread's rollout may begin before this one ends.
+            engine = self._reusable.pop()
         except IndexError:
             return None
-        return kept if kept.restart(prompts, slots, params.max_tokens) else None
+        return engine if engine.restart(prompts, slots, params.max_tokens) else None
 
 
 class _PartialCompletion(NamedTuple):
@@ -228,13 +229,14 @@ class _Running:
         self.requests = requests
         self.params = params
         self.partial = partial
-        # An interrupted completion has a prompt of its own, behind those of the requests. It ends with the
+        # An interrupted completion gets another prompt, listed after those of the requests. It ends with the
         # completion's tokens, which are prefilled under the new weights.
         self.prompts = [request.prompt for request in requests]
-        self.own_prompt: dict[Owner, int] = {}
-        for owner, drawn in partial.items():
-            self.own_prompt[owner] = len(self.prompts)
-            self.prompts.append(np.concatenate([requests[owner[0]].prompt, drawn.tokens.cpu().numpy()]))
+        self.extended_prompts: dict[Owner, int] = {}
+        for owner, completion in partial.items():
+            self.extended_prompts[owner] = len(self.prompts)
+            tokens = completion.tokens.cpu().numpy()
+            self.prompts.append(np.concatenate([requests[owner[0]].prompt, tokens]))
         # All on the device, so that a step needs no transfer; the host waits only in ``_ended``.
         shape = (slots, params.max_tokens)
         self.owners: list[Owner] = []
@@ -258,12 +260,12 @@ class _Running:
         return len(self.owners)
 
     def step(self, engine: Engine, admitted: Sequence[Owner], version: int) -> None:
-        """Draw a token of every running completion, and the first one of those that are admitted."""
+        """Draw the next token of every running completion, and the first token of each admitted one."""
         # New slots come after the running ones, so concatenating keeps slot b in row b.
         logits = [engine.decode(self.latest[: self.count])] if self.owners else []
         if admitted:
             self._admit(admitted)
-            logits.append(engine.admit([self.own_prompt.get(owner, owner[0]) for owner in admitted]))
+            logits.append(engine.admit([self.extended_prompts.get(owner, owner[0]) for owner in admitted]))
         self._draw(torch.cat(logits), version)
 
     def finished(self, engine: Engine, by_token: bool) -> list[Sampled]:
@@ -281,21 +283,23 @@ class _Running:
         slots = slice(self.count, self.count + len(owners))
         own_requests = [self.requests[r] for r, _ in owners]
         streams = [request.streams[s] for request, (_, s) in zip(own_requests, owners, strict=True)]
-        # (n, max_tokens): uniform t of each stream; a completion begun elsewhere starts at its own t.
-        draws = uniforms_of(
-            streams, self.params.max_tokens, [request.prefix_tokens for request in own_requests]
-        )
+        # (n, max_tokens): uniform t of each stream; a completion that began elsewhere starts at a later t.
+        first_draws = [request.prefix_tokens for request in own_requests]
+        draws = uniforms_of(streams, self.params.max_tokens, first_draws)
         draws[[request.greedy for request in own_requests]] = GREEDY
         self.uniform[slots] = torch.from_numpy(draws)
         self.limits[slots] = torch.tensor([request.limit(self.params) for request in own_requests])
         self.lengths[slots] = 0
         for slot, owner in enumerate(owners, start=self.count):
-            if (drawn := self.partial.get(owner)) is not None:
-                self.lengths[slot] = length = len(drawn.tokens)
-                self.tokens[slot, :length] = drawn.tokens
-                self.logprobs[slot, :length] = drawn.logprobs
-                self.versions[slot, :length] = drawn.versions
-        self.kept += [list(self.partial[owner].kept) if owner in self.partial else [] for owner in owners]
+            completion = self.partial.get(owner)
+            if completion is None:
+                self.kept.append([])
+                continue
+            self.lengths[slot] = length = len(completion.tokens)
+            self.tokens[slot, :length] = completion.tokens
+            self.logprobs[slot, :length] = completion.logprobs
+            self.versions[slot, :length] = completion.versions
+            self.kept.append(list(completion.kept))
         self.owners += owners
 
     def partial_completions(self) -> dict[Owner, _PartialCompletion]:
@@ -314,29 +318,27 @@ class _Running:
     def _draw(self, logits: Tensor, version: int) -> None:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
         index = self.starts[: self.count] + self.lengths[: self.count]
-        drawn = draw(
-            exclude_unknown(logits, self.policy.drawable_ids), self.uniform.view(-1)[index], self.params
-        )
-        self.tokens.view(-1)[index] = drawn.tokens
-        self.logprobs.view(-1)[index] = drawn.logprobs
+        logits = exclude_unknown(logits, self.policy.drawable_ids)
+        tokens, logprobs, kept = draw(logits, self.uniform.view(-1)[index], self.params)
+        self.tokens.view(-1)[index] = tokens
+        self.logprobs.view(-1)[index] = logprobs
         self.versions.view(-1)[index] = version
         self.lengths[: self.count] += 1
-        self.latest[: self.count] = drawn.tokens
-        self.kept_now = drawn.kept
+        self.latest[: self.count] = tokens
+        self.kept_now = kept
 
     def _ended(self) -> dict[int, Literal["stop", "length"]]:
         """Return the slots that ended with the latest token, and why. Here the host waits for the device."""
         if self.kept_now is not None:
-            # nonzero lists the kept ids row by row; the running sum of counts says where each row's end.
+            # nonzero lists the kept ids row by row; the running sum of their counts is where each row ends.
             ids = self.kept_now.nonzero()[:, 1].int().cpu().numpy()
             ends = self.kept_now.sum(-1).cumsum(-1).tolist()
-            for slot, kept in enumerate(np.split(ids, ends[:-1])):
-                self.kept[slot].append(kept)
+            for slot, slot_ids in enumerate(np.split(ids, ends[:-1])):
+                self.kept[slot].append(slot_ids)
         stopped = torch.isin(self.latest[: self.count], self.end_ids)
         if self.params.stop:
-            stopped |= torch.tensor(
-                [self._stop_string(slot) for slot in range(self.count)], device=stopped.device
-            )
+            by_string = [self._has_stop_string(slot) for slot in range(self.count)]
+            stopped |= torch.tensor(by_string, device=stopped.device)
         full = self.lengths[: self.count] == self.limits[: self.count]
         # One that stops with its last token has stopped: "stop" comes before "length".
         slots = (stopped | full).nonzero()[:, 0]
@@ -345,9 +347,9 @@ class _Running:
             for slot, stop in zip(slots.tolist(), stopped[slots].tolist(), strict=True)
         }
 
-    def _stop_string(self, slot: int) -> bool:
+    def _has_stop_string(self, slot: int) -> bool:
         # Only a tail is decoded, so that the cost of a step does not grow with the completion. It has a token
-        # per byte of the longest stop string, since a token may hold as little as that, and 8 more.
+        # for each byte of the longest stop string, as a token may be a single byte, and 8 more.
         length = max(len(stop.encode()) for stop in self.params.stop) + 8
         tail = self.tokens[slot, : self.lengths[slot]][-length:]
         text = self.policy.decode(tail.tolist())
@@ -366,8 +368,8 @@ class _Running:
             mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
             # ``version`` is that of the first token, the oldest.
             provenance = Provenance(int(versions[0]), versions if by_token else None)
-            done = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
-            results.append(Sampled(*self.owners[slot], done))
+            completion = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
+            results.append(Sampled(*self.owners[slot], completion))
         return results
 
     def _evict(self, compaction: Compaction) -> None:

@@ -1,7 +1,7 @@
 """Decoding through the Hugging Face modules: any architecture, correct and slower.
 
 Prompts are left-padded and repeated; a batch runs until all its completions have ended.
-Architectures differ in what they keep from token to token, and in whether padding changes it. So each is
+Architectures differ in what they store from token to token, and in whether padding changes it. So each is
 tried before it is sampled from (``check_sampling``).
 """
 
@@ -46,10 +46,12 @@ class ModulesEngine:
     def memory(self) -> int:
         """Bytes of keys, values and states."""
         layers = self.cache.layers if self.cache is not None else ()
+        values = list[object]()
         # Layers differ by kind: they hold tensors as attributes (keys, values), or dicts of them (states).
-        kept = [x for layer in layers for x in vars(layer).values()]
-        states = [x for each in kept if isinstance(each, dict) for x in each.values()]
-        return alive_bytes(x for x in (*kept, *states) if isinstance(x, Tensor))
+        for layer in layers:
+            for value in vars(layer).values():
+                values += value.values() if isinstance(value, dict) else [value]
+        return alive_bytes(value for value in values if isinstance(value, Tensor))
 
     def free_slots(self, running: int) -> int:
         """Return all slots or none: a new batch starts when the last one is done."""
@@ -62,31 +64,33 @@ class ModulesEngine:
         device = self.policy.device
         tokens = torch.zeros(shape, dtype=torch.int64)
         # (n, longest) attention mask: 0 on the padding at the left, 1 on tokens. It grows with each token.
-        self.seen = torch.zeros(shape, dtype=torch.int64, device=device)
-        for row, r in enumerate(requests):
-            tokens[row, longest - len(self.prompts[r]) :] = torch.from_numpy(self.prompts[r])
-            self.seen[row, longest - len(self.prompts[r]) :] = 1
+        self.mask = torch.zeros(shape, dtype=torch.int64, device=device)
+        for row, request in enumerate(requests):
+            prompt = self.prompts[request]
+            tokens[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+            self.mask[row, longest - len(prompt) :] = 1
         self.cache = None
         self.rows = list(range(len(requests)))
-        # Positions count from the first real token; those of padding are masked, and must only not be < 0.
-        return self._forward(tokens.to(device), (self.seen.cumsum(-1) - 1).clamp(min=0))
+        # Positions count from the first real token; padding is masked, but its position must not be negative.
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        return self._forward(tokens.to(device), positions)
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. Return the next logits (B, V)."""
-        if len(self.rows) < len(self.seen):
-            rows = torch.tensor(self.rows, device=self.seen.device)
+        if len(self.rows) < len(self.mask):
+            rows = torch.tensor(self.rows, device=self.mask.device)
             assert self.cache is not None, "completions are admitted before they are decoded"
-            # Not batch_select_indices, which layers with states do not have, or which forgets their states.
+            # Not batch_select_indices: layers with states lack it, or lose their states by it.
             self.cache.reorder_cache(rows)
-            self.seen = self.seen[rows]
+            self.mask = self.mask[rows]
             self.rows = list(range(len(rows)))
-        self.seen = torch.cat((self.seen, self.seen.new_ones(len(tokens), 1)), dim=1)
+        self.mask = torch.cat((self.mask, self.mask.new_ones(len(tokens), 1)), dim=1)
         # A row's position is its number of tokens so far, less one.
-        return self._forward(tokens[:, None], self.seen.sum(-1, keepdim=True) - 1)
+        return self._forward(tokens[:, None], self.mask.sum(-1, keepdim=True) - 1)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        # What has states alone masks the tokens that it is given, not those before them.
-        mask = self.seen if self.cache_name == KEYS else self.seen[:, -tokens.shape[1] :]
+        # Architectures with states alone mask only the tokens that they are given, not those before them.
+        mask = self.mask if self.cache_name == KEYS else self.mask[:, -tokens.shape[1] :]
         out = self.policy.model(
             input_ids=tokens,
             attention_mask=mask,
@@ -106,19 +110,22 @@ class ModulesEngine:
 
 
 def check_sampling(policy: Policy) -> None:
-    """Raise ConfigError unless a ragged batch of completions has the logits of each completion alone."""
+    """Raise ConfigError unless each completion has the same logits in a ragged batch as it has alone."""
     try:
         errors = _trial(policy)
     except Exception as reason:  # of whatever code an architecture has
-        # These are not the architecture's fault: a config's mistake, or too little memory.
+        # A mistake in the config, or too little memory, is not the architecture's fault.
         if isinstance(reason, CoveyError) or out_of_memory(reason):
             raise
-        what = (str(reason).strip().splitlines() or [""])[0][:300].rstrip(".")
-        why = f"its modules fail with a cache ({type(reason).__name__}: {what})"
+        first_line = (str(reason).strip().splitlines() or [""])[0][:300].rstrip(".")
+        why = f"its modules fail with a cache ({type(reason).__name__}: {first_line})"
         raise _refused(policy, why) from reason
-    rounded = any(p.dtype != torch.float32 for p in policy.model.parameters())
-    # Of rounded ones not the largest, where rounding alone may have chosen other experts.
-    if errors.median() > LARGEST_ROUNDED if rounded else errors.max() > LARGEST_ERROR:
+    if any(p.dtype != torch.float32 for p in policy.model.parameters()):
+        # The median, because rounding alone may choose other experts in some rows.
+        differs = errors.median() > LARGEST_ROUNDED
+    else:
+        differs = errors.max() > LARGEST_ERROR
+    if differs:
         raise _refused(
             policy,
             "in a batch of prompts of several lengths its logits differ from those of each prompt alone",
@@ -136,9 +143,10 @@ def _trial(policy: Policy) -> Tensor:
     logits = engine.admit(range(len(texts)))
     # Prefill (3 texts), then a step after the first was evicted (2), then one more (2): 7 comparisons.
     for ended in ([0], [], None):
-        for together, text in zip(logits, texts, strict=True):
+        for in_batch, text in zip(logits, texts, strict=True):
             alone = policy.model(input_ids=text[None].to(policy.device), use_cache=False).logits[0, -1]
-            errors.append((together - alone).float().square().mean().sqrt() / alone.float().std())
+            difference = (in_batch - alone).float().square().mean().sqrt()
+            errors.append(difference / alone.float().std())
         if ended is not None:
             compaction = Compaction.after(ended, len(texts))
             engine.evict(compaction)
@@ -148,9 +156,9 @@ def _trial(policy: Policy) -> Tensor:
 
 
 def _cache_name(policy: Policy) -> str:
-    taken = inspect.signature(policy.model.forward).parameters
+    parameters = inspect.signature(policy.model.forward).parameters
     for name in (KEYS, STATES):
-        if name in taken:
+        if name in parameters:
             return name
     raise _refused(policy, NO_CACHE)
 

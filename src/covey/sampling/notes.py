@@ -11,10 +11,11 @@ from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.tasks.examples import UNTRAINED, Example
 from covey.types import Problem
+from covey_verify.extract import message_texts
 from covey_verify.types import Messages
 
 TEXTS_TRIED = 1000
-"""Number of texts that are encoded and decoded again: each takes some ten thousandths of a second."""
+"""Number of texts that are encoded and decoded again; each takes less than a thousandth of a second."""
 
 
 def unseen_by_model(
@@ -22,11 +23,9 @@ def unseen_by_model(
 ) -> list[str]:
     """Return notes on data that the model does not read, or not as meant; a sentence each."""
     problems = [p for p in problems if p.sampled is None]
-    examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
-    # A chat is read with its first answer in messages, if it has one.
-    answers = [(e.problem, next((a for a in e.answers if not isinstance(a, str)), ())) for e in examples]
-    everything = [*answers, *((problem, ()) for problem in problems)]
-    chats = [(p, [*p.prompt, *answer]) for p, answer in everything if not isinstance(p.prompt, str)]
+    # Examples that an earlier stage sampled are tokens: a template has rendered them already.
+    examples = [e for e in examples if e.problem.sampled is None]
+    chats = _chats(problems, examples)
     notes = [*_unread_roles(policy, chats), *_unread_keys(policy, chats)]
     notes += _unread_by_texts(problems, config)
     notes += _forging(policy, problems)
@@ -36,8 +35,22 @@ def unseen_by_model(
     return [*notes, *_ignored_arguments(policy, problems)]
 
 
+def _chats(
+    problems: Sequence[Problem], examples: Sequence[Example]
+) -> list[tuple[Problem, Sequence[Mapping[str, object]]]]:
+    """Return each chat with its messages; an example's with its first answer in messages, if it has one."""
+    chats = list[tuple[Problem, Sequence[Mapping[str, object]]]]()
+    for example in examples:
+        in_messages = [answer for answer in example.answers if not isinstance(answer, str)]
+        answer = in_messages[0] if in_messages else ()
+        if not isinstance(example.problem.prompt, str):
+            chats.append((example.problem, [*example.problem.prompt, *answer]))
+    chats += [(problem, problem.prompt) for problem in problems if not isinstance(problem.prompt, str)]
+    return chats
+
+
 def _unread_by_texts(problems: Sequence[Problem], config: Config) -> list[str]:
-    """Return notes on what plain texts lose: they go to the tokenizer as they are, without a template."""
+    """Return notes on what plain-text prompts lose, as they go to the tokenizer without a template."""
     notes = []
     texts = [p for p in problems if isinstance(p.prompt, str)]
     if texts and config.data.chat_template_kwargs:
@@ -64,9 +77,10 @@ def _changed_by_template(policy: Policy, problems: Sequence[Problem]) -> list[st
             "rewards read that. Let chat_template.jinja in the model's folder begin that turn"
         )
     for problem, messages in chats[:TEXTS_TRIED]:
-        shown = "".join(chat_text(policy.tokenizer, messages, problem.template).split())
-        asked = [str(m["content"]) for m in messages if m["role"] == "user"]
-        if changed := [text for text in asked if "".join(text.split()) not in shown]:
+        rendered = "".join(chat_text(policy.tokenizer, messages, problem.template).split())
+        questions = [str(m["content"]) for m in messages if m["role"] == "user"]
+        changed = [text for text in questions if "".join(text.split()) not in rendered]
+        if changed:
             notes.append(
                 f"{problem.id}: the chat template changes a message of the user, {changed[0][:60]!r}"
             )
@@ -79,27 +93,29 @@ def _changed_by_tokenizer(
 ) -> list[str]:
     """Return a note on the first text that its tokens do not give back, as where all is lower-cased."""
     for problem, what, text in islice(_texts(problems, examples), TEXTS_TRIED):
+        # Many tokenizers put a space before a text, so both are compared without.
+        written = text.strip()
         read = policy.decode.text_with_specials(policy.decode.encode(text)).strip()
-        # Many tokenizers put a space before a text.
-        if read != text.strip():
-            place = next((n for n, (a, b) in enumerate(zip(read, text.strip(), strict=False)) if a != b), 0)
-            said, shown = (t[max(0, place - 10) :][:30] for t in (text.strip(), read))
-            note = (
-                f"{problem.id}: the tokenizer changes the {what}: {said!r} is {shown!r} for the model, which"
-            )
-            return [f"{note} cannot write the former. Take a model whose tokenizer knows these characters"]
+        if read == written:
+            continue
+        pairs = enumerate(zip(read, written, strict=False))
+        first_difference = next((n for n, (a, b) in pairs if a != b), 0)
+        start = max(0, first_difference - 10)
+        excerpt = slice(start, start + 30)
+        note = (
+            f"{problem.id}: the tokenizer changes the {what}: {written[excerpt]!r} is {read[excerpt]!r} for "
+            "the model, which cannot write the former. Take a model whose tokenizer knows these characters"
+        )
+        return [note]
     return []
 
 
 def _texts(problems: Iterable[Problem], examples: Iterable[Example]) -> Iterator[tuple[Problem, str, str]]:
     for example in examples:
         for answer in example.answers:
-            said = [answer] if isinstance(answer, str) else [str(m["content"]) for m in answer]
-            yield from ((example.problem, "answer", text) for text in said)
+            yield from ((example.problem, "answer", text) for text in message_texts(answer))
     for problem in (*problems, *(e.problem for e in examples)):
-        asked = problem.prompt
-        texts = [asked] if isinstance(asked, str) else [str(m["content"]) for m in asked]
-        yield from ((problem, "prompt", text) for text in texts)
+        yield from ((problem, "prompt", text) for text in message_texts(problem.prompt))
 
 
 def _begun_turns(problems: Sequence[Problem]) -> list[str]:
@@ -120,7 +136,7 @@ def _ignored_arguments(policy: Policy, problems: Sequence[Problem]) -> list[str]
     notes = list[str]()
     checked: set[str] = set()
     for problem in problems:
-        # Once per name: a template treats them all alike, and rendering everything twice takes its time.
+        # Once per name: a template treats all rows in the same way, and rendering them all twice takes long.
         if isinstance(problem.prompt, str) or set(problem.template) <= checked:
             continue
         notes += [
@@ -139,10 +155,13 @@ def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
             continue
         controls = template_facts(policy.tokenizer, problem.template).controls
         for message in problem.prompt:
-            word = next((c for c in controls if c in str(message["content"])), None)
-            if word is not None:
-                note = f"{problem.id}: a message of {message['role']} contains {word}, a control token of the"
-                return [f"{note} chat template; it is encoded as plain text, so that it cannot forge a turn"]
+            words = [word for word in controls if word in str(message["content"])]
+            if words:
+                note = (
+                    f"{problem.id}: a message of {message['role']} contains {words[0]}, a control token of "
+                    "the chat template; it is encoded as plain text, so that it cannot forge a turn"
+                )
+                return [note]
     return []
 
 
@@ -151,13 +170,13 @@ def _unread_roles(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> 
     notes = list[str]()
     checked = {"assistant"}
     for problem, messages in chats:
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             role = str(message["role"])
             if role in checked or not message["content"]:
                 continue
             checked.add(role)
             # If other words in this message change nothing in the rendering, the template does not show it.
-            if _unseen(policy, problem, messages, place, {**message, "content": "Other words."}):
+            if _unseen(policy, problem, messages, index, {**message, "content": "Other words."}):
                 notes.append(
                     f"{problem.id}: the chat template omits messages of role {role!r}, so the model does not "
                     "read them; most templates know system, user, assistant and tool"
@@ -166,15 +185,15 @@ def _unread_roles(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> 
 
 
 def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> list[str]:
-    """Return a note per key of messages, a name or a date for instance, that the template does not show."""
+    """Return a note per key of messages, such as a name or a date, that the template does not show."""
     notes = list[str]()
     checked = {"role", "content", "tool_call_id", UNTRAINED}
     for problem, messages in chats:
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             for name in [key for key in message if key not in checked]:
                 checked.add(name)
                 bare = {key: value for key, value in message.items() if key != name}
-                if _unseen(policy, problem, messages, place, bare):
+                if _unseen(policy, problem, messages, index, bare):
                     notes.append(
                         f"{problem.id}: the chat template omits the key {name!r} of a message, so the model "
                         "does not read it"
@@ -183,8 +202,8 @@ def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> l
 
 
 def _unseen(
-    policy: Policy, problem: Problem, messages: Messages, place: int, other: Mapping[str, object]
+    policy: Policy, problem: Problem, messages: Messages, index: int, other: Mapping[str, object]
 ) -> bool:
-    """Whether the template renders a chat the same with another message at a place."""
-    changed = [*messages[:place], other, *messages[place + 1 :]]
+    """Return whether the template renders the same text with another message in place of one."""
+    changed = [*messages[:index], other, *messages[index + 1 :]]
     return leaves_out(policy.tokenizer, messages, problem.template, changed)

@@ -19,7 +19,7 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.dialects import ServerOutput
 
 AskFor = Callable[[Request, SamplingParams], Sequence[ServerOutput]]
-"""Completions of a request, from the server that is probed."""
+"""Asks the probed server for the completions of a request."""
 PROBE_TOKENS = 32
 """Most tokens of a probe."""
 DRAWS = 512
@@ -59,8 +59,8 @@ def sample_probes(
 
 
 def _probe(ask: AskFor, request: Request, params: SamplingParams) -> Probe:
-    (one,) = ask(request, params)
-    return Probe(request.prompt, np.array(one.tokens, dtype=np.int64), one.logprobs)
+    (output,) = ask(request, params)
+    return Probe(request.prompt, np.array(output.tokens, dtype=np.int64), output.logprobs)
 
 
 def alters_draws(
@@ -70,28 +70,28 @@ def alters_draws(
     temperature: float,
     rounding: float,
     stream: Callable[..., int],
-    known: bool,
+    compared: bool,
 ) -> str:
     """Return how a server's draws differ from the distribution that it reports; empty if they do not.
 
-    ``rounding`` in nats. A server whose frequencies were compared since it started (``known``) is asked for
-    one greedy completion only: its command line alters draws, and new weights do not change that.
+    ``rounding`` in nats. A server whose frequencies were ``compared`` since it started is asked for one
+    greedy completion only: its command line alters draws, and new weights do not change that.
     """
     greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
-    for one in probes[:1] if known else probes:
-        behind = greedy_deficit(policy, _probe(ask, Request(one.prompt, [0]), greedy))
-        if behind > max(TIE, 10 * rounding):
-            return f"at temperature 0 it takes a token {behind:.2g} nats behind the likeliest: {ALTERED}"
-    if known or not temperature:
+    for probe in probes[:1] if compared else probes:
+        deficit = greedy_deficit(policy, _probe(ask, Request(probe.prompt, [0]), greedy))
+        if deficit > max(TIE, 10 * rounding):
+            return f"at temperature 0 it takes a token {deficit:.2g} nats behind the likeliest: {ALTERED}"
+    if compared or not temperature:
         return ""
     prompts = informative_positions(policy, probes, temperature)
     probabilities = first_probabilities(policy, prompts, temperature)
     counts = np.zeros_like(probabilities)
     for i, prompt in enumerate(prompts):
         streams = [stream("frequencies", i, n) for n in range(DRAWS)]
-        drawn = ask(Request(prompt, streams), SamplingParams(1, temperature))
+        outputs = ask(Request(prompt, streams), SamplingParams(1, temperature))
         # add.at, because ``counts[i][ids] += 1`` would count a repeated id once.
-        np.add.at(counts[i], [one.tokens[0] for one in drawn], 1.0)
+        np.add.at(counts[i], [output.tokens[0] for output in outputs], 1.0)
     chance = p_value(probabilities, counts)
     if chance >= LEAST_P_VALUE:
         return ""
@@ -112,31 +112,33 @@ def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float)
 def closest_policy(
     policy: Policy, probes: Sequence[Probe], temperature: float, finest: float
 ) -> tuple[Policy, float]:
-    """Return the policy, or its weights without rounding where these are nearer to the server's log-probs.
+    """Return the policy, or its unrounded weights if these are nearer to the server's log-probs.
 
-    The policy's own rounding would hide a small change of weights. The second value is how far its log-probs
-    are from the server's. ``finest``: nats below which the two are taken to be equal.
+    The policy's own rounding would hide a small change of weights. The second value is how far the returned
+    one's log-probs are from the server's. ``finest``: nats below which the two are taken to be equal.
     """
-    off = mean_difference(policy, probes, temperature)
-    if off <= finest or not policy.rounds:
-        return policy, off
-    exact = policy.unrounded()
-    without = max(mean_difference(exact, probes, temperature), LEAST)
-    return (exact, without) if without < off else (policy, off)
+    difference = mean_difference(policy, probes, temperature)
+    if difference <= finest or not policy.rounds:
+        return policy, difference
+    unrounded = policy.unrounded()
+    unrounded_difference = max(mean_difference(unrounded, probes, temperature), LEAST)
+    if unrounded_difference < difference:
+        return unrounded, unrounded_difference
+    return policy, difference
 
 
 def informative_positions(policy: Policy, probes: Sequence[Probe], temperature: float) -> list[np.ndarray]:
-    """Return each probe's prompt and completion up to the most informative place: (P + t,) each.
+    """Return each probe's prompt and completion up to the most informative position: (P + t,) each.
 
-    That is where log-probs vary the most: there another temperature moves the most probability. Where the
-    policy is certain or uniform, it moves none.
+    That is where log-probs vary the most, because there another temperature moves the most probability.
+    Where the policy is certain or uniform, it moves none.
     """
     logprobs = (_logits(policy, probes) / temperature).log_softmax(-1)
     # Var(log p) under p is the derivative of the entropy with respect to log T.
     mean = (logprobs.exp() * logprobs).sum(-1, keepdim=True)
-    varied = (logprobs.exp() * (logprobs - mean) ** 2).sum(-1)
-    places = _packed(policy, probes).unpack(varied).argmax(-1).tolist()
-    return [np.concatenate([p.prompt, p.tokens[:t]]) for p, t in zip(probes, places, strict=True)]
+    variance = (logprobs.exp() * (logprobs - mean) ** 2).sum(-1)
+    positions = _packed(policy, probes).unpack(variance).argmax(-1).tolist()
+    return [np.concatenate([p.prompt, p.tokens[:t]]) for p, t in zip(probes, positions, strict=True)]
 
 
 def greedy_deficit(policy: Policy, probe: Probe) -> float:
@@ -148,9 +150,9 @@ def greedy_deficit(policy: Policy, probe: Probe) -> float:
 
 def first_probabilities(policy: Policy, prompts: Sequence[np.ndarray], temperature: float) -> np.ndarray:
     """Return the probabilities of the first token after each of N prompts: (N, V) float64."""
-    # ``_logits`` gives the places where tokens were drawn, so each prompt needs one; which is not read.
-    one = np.zeros(1, np.int64)
-    logits = _logits(policy, [Probe(prompt, one, ()) for prompt in prompts])
+    # ``_logits`` returns those of a probe's tokens, so each prompt needs a token; which one does not matter.
+    any_token = np.zeros(1, np.int64)
+    logits = _logits(policy, [Probe(prompt, any_token, ()) for prompt in prompts])
     return (logits.double() / temperature).softmax(-1).cpu().numpy()
 
 
@@ -162,38 +164,40 @@ def p_value(probabilities: np.ndarray, counts: np.ndarray) -> float:
     """
     pairs = list(zip(probabilities, counts, strict=True))
     # Chi-squares of independent prompts add up, and so do their degrees of freedom and Poisson numbers.
-    statistic, freedom, expected, seen = torch.tensor([_by_token(*pair) for pair in pairs]).double().sum(0)
+    by_prompt = torch.tensor([_by_token(*pair) for pair in pairs]).double()
+    statistic, freedom, expected, observed = by_prompt.sum(0)
     p_values = [
         # The regularized upper gamma function is the tail of chi-square, and the CDF of a Poisson number.
         torch.special.gammaincc(freedom / 2, statistic / 2) if freedom else 1.0,
-        torch.special.gammaincc(seen + 1, expected),  # of a Poisson number: so few
-        torch.special.gammainc(seen, expected) if seen else 1.0,  # or so many
+        torch.special.gammaincc(observed + 1, expected),  # a Poisson number as small as this, or smaller
+        torch.special.gammainc(observed, expected) if observed else 1.0,  # as large as this, or larger
         _by_logprob(pairs),
     ]
     return min(map(float, p_values))
 
 
-def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, float]:
-    """Return chi-square over classes of tokens, degrees of freedom, and expected and seen unlikely tokens.
+def _by_token(probabilities: np.ndarray, counts: np.ndarray) -> tuple[float, float, float, float]:
+    """Return chi-square over classes of tokens, its degrees of freedom, and two numbers of unlikely tokens.
 
     A likely token is a class of its own; unlikely ones are pooled with others of about the same probability.
+    The two numbers are the expected and the observed draws of unlikely tokens.
     """
     # From the likeliest on, so that neighbours in the order are about as likely.
-    order = np.argsort(-own, kind="stable")
-    expected = own[order] * drawn.sum()
-    observed = drawn[order]
+    order = np.argsort(-probabilities, kind="stable")
+    expected = probabilities[order] * counts.sum()
+    observed = counts[order]
     unlikely = expected < EXPECTED
-    others = float(expected[unlikely].sum()), float(observed[unlikely].sum())
+    unlikely_draws = float(expected[unlikely].sum()), float(observed[unlikely].sum())
     # Tokens belong to one class while their expected draws begin within the same multiple of EXPECTED.
     classes = ((np.cumsum(expected) - expected) / EXPECTED).astype(np.int64)
     expected = np.bincount(classes, expected)
     observed = np.bincount(classes, observed)
-    into = np.maximum(
-        np.cumsum(expected >= EXPECTED) - 1, 0
-    )  # what is still too small goes with the one before
-    expected = np.bincount(into, expected)
-    observed = np.bincount(into, observed)
-    return float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1, *others
+    # A class that is still too small is merged with the one before it.
+    merged = np.maximum(np.cumsum(expected >= EXPECTED) - 1, 0)
+    expected = np.bincount(merged, expected)
+    observed = np.bincount(merged, observed)
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return statistic, len(expected) - 1, *unlikely_draws
 
 
 def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
@@ -201,22 +205,23 @@ def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
 
     Log-probs are clipped at three standard deviations from their mean, since the bound needs bounded values.
     """
-    off = 0.0
+    deviation = 0.0
     variance = 0.0
     widest = 0.0
-    for own, drawn in pairs:
-        values = np.log(np.maximum(own, np.finfo(own.dtype).tiny))
-        mean = float(own @ values)
-        width = 3 * float(own @ (values - mean) ** 2) ** 0.5
+    for probabilities, counts in pairs:
+        values = np.log(np.maximum(probabilities, np.finfo(probabilities.dtype).tiny))
+        mean = float(probabilities @ values)
+        width = 3 * float(probabilities @ (values - mean) ** 2) ** 0.5
         values = np.clip(values - mean, -width, width)
         # Clipping moved the mean; the sum that is bounded has to have mean 0.
-        values -= own @ values
-        off += float(drawn @ values)
-        variance += float(drawn.sum() * (own @ values**2))
+        values -= probabilities @ values
+        deviation += float(counts @ values)
+        variance += float(counts.sum() * (probabilities @ values**2))
         widest = max(widest, 2 * width)
     if not variance:
         return 1.0
-    return min(1.0, 2 * float(np.exp(-(off**2) / 2 / (variance + widest * abs(off) / 3))))
+    exponent = -(deviation**2) / 2 / (variance + widest * abs(deviation) / 3)
+    return min(1.0, 2 * float(np.exp(exponent)))
 
 
 def _packed(policy: Policy, probes: Sequence[Probe]) -> Packed:
@@ -224,6 +229,6 @@ def _packed(policy: Policy, probes: Sequence[Probe]) -> Packed:
 
 
 def _logits(policy: Policy, probes: Sequence[Probe]) -> Tensor:
-    """Return the logits (M, V) float32 of the places where the probes' tokens were drawn."""
+    """Return the logits (M, V) float32 from which the probes' tokens were drawn."""
     with torch.no_grad():
         return policy.head(policy.hidden(_packed(policy, probes))).float()

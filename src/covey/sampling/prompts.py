@@ -35,7 +35,7 @@ class GivenAnswer(NamedTuple):
     trained: np.ndarray
     """(L,) bool: the tokens that the model itself has to write, not those of tools and users in between."""
     judgements: np.ndarray | None = None
-    """(L,) float32: 1 or -1 where a token is judged, by labelled steps say; None: no token is."""
+    """(L,) float32: 1 or -1 where a token is judged, as by labelled steps; None if no token is."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,18 @@ def texts_of(source: Source, config: Config) -> Iterable[str]:
 
 
 def _plain(text: AnswerText) -> str:
+    """Return a text with all that a tokenizer meets in it: contents as a template writes them, and calls."""
     if isinstance(text, str):
         return text
-    calls = (json.dumps(m["tool_calls"]) if m.get("tool_calls") else "" for m in text)
-    return " ".join(f"{m['content']}{said}" for m, said in zip(text, calls, strict=True))
+    parts = list[str]()
+    for message in text:
+        calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+        parts.append(f"{message['content']}{calls}")
+    return " ".join(parts)
 
 
 def tokens_of(policy: Policy, problem: Problem) -> Sequence[int]:
-    """Return the ids of a prompt: those that were recorded with it, or its text's. Raises DataError."""
+    """Return the ids of a prompt: the recorded ones if there are any, else its text's. Raises DataError."""
     if problem.sampled is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
         if problem.sampled.tokenizer != policy.vocabulary_hash:
@@ -108,10 +112,10 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
             f"longest, {worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
             "data.long_prompts: drop"
         )
-    kept = [p for p in encoded if len(p.tokens) <= room]
-    if problems and not kept:
+    fitting = [p for p in encoded if len(p.tokens) <= room]
+    if problems and not fitting:
         raise DataError("every prompt is too long for the model's context, so none is left")
-    return kept
+    return fitting
 
 
 def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
@@ -126,9 +130,10 @@ def _prompted(policy: Policy, problem: Problem) -> Prompted:
     return Prompted(replace(problem, thoughts=thoughts), tokens)
 
 
-def dropped_rows(rows: Sequence[object], kept: Sequence[object]) -> list[str]:
+def dropped_rows(rows: Sequence[object], fitting: Sequence[object]) -> list[str]:
     """Return a note on the rows that ``data.long_prompts: drop`` has left out, if there are any."""
-    if (count := len(rows) - len(kept)) == 0:
+    count = len(rows) - len(fitting)
+    if count == 0:
         return []
     return [f"{count:,} of {len(rows):,} rows exceed the model's context and are dropped (data.long_prompts)"]
 
@@ -136,15 +141,9 @@ def dropped_rows(rows: Sequence[object], kept: Sequence[object]) -> list[str]:
 def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
     """Encode examples. Those that are longer than the model's context are an error or left out."""
     encoded = []
-    for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
-        # Answers that an earlier stage sampled are kept as tokens; all others are rendered here.
-        sampled_answers = tuple(
-            GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled
-        )
-        labelled = zip(example.answers, example.labels, strict=True)
-        answers = sampled_answers or tuple(
-            _answer(policy, prompted, text, label > 0) for text, label in labelled
-        )
+    prompts = _encoded(policy, (example.problem for example in examples))
+    for prompted, example in zip(prompts, examples, strict=True):
+        answers = _answers(policy, prompted, example)
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
             raise DataError(
                 f"{example.problem.id}: chosen and rejected have the same tokens, so there is no preference; "
@@ -167,6 +166,14 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     return fitting
 
 
+def _answers(policy: Policy, prompted: Prompted, example: Example) -> tuple[GivenAnswer, ...]:
+    """Return an example's answers: those that an earlier stage sampled are tokens, others are rendered."""
+    if example.sampled:
+        return tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
+    labelled = zip(example.answers, example.labels, strict=True)
+    return tuple(_answer(policy, prompted, text, label > 0) for text, label in labelled)
+
+
 def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) -> GivenAnswer:
     """Return an answer as tokens, with its end: the chat template's where the prompt is a chat.
 
@@ -178,22 +185,23 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
         in_words = _in_words(policy, _words(policy, problem, answer), policy.end_id)
         return _checked(policy, prompted, in_words, good)
-    # ``bare_messages`` are ``messages`` without marks of ours and without end tokens.
+    # ``bare_messages`` are ``messages`` without our marks and without end tokens.
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     skipped = [n for n, message in enumerate(messages) if UNTRAINED in message]
     bare_messages = [_bare_message(policy, problem, message) for message in messages]
     check_channels(problem, bare_messages)
     _check_calls(policy, problem, bare_messages)
     rendered = _in_conversation(policy, prompted, bare_messages, skipped)
-    # With calls, thoughts of their own or several messages it has to be what the template renders.
+    # Only the template can write calls, thoughts under a key of their own, or several messages.
     needs_template = bool({"tool_calls", *THOUGHTS} & set(bare_messages[0])) or len(bare_messages) > 1
     if isinstance(rendered, DataError):
         if needs_template:
             raise rendered
-    # Some templates put an empty pair before thoughts that are in the content.
+    # A rendering may have a fault: some templates put an empty pair of marks before thoughts in the content.
     elif needs_template or _fault(policy, prompted, rendered, good) is None:
         return _checked(policy, prompted, rendered, good)
-    # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
+    # Templates of reasoning models, such as DeepSeek R1's, leave out thoughts of earlier answers. A single
+    # message can be written without the template.
     words = text_after_prompt(policy.tokenizer, problem, str(bare_messages[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
@@ -201,7 +209,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
 
 
 def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object]) -> dict[str, object]:
-    """Return a message without our mark of untrained ones; the assistant's without an end token."""
+    """Return a message without our mark UNTRAINED, and one of the assistant without an end token."""
     bare = {name: value for name, value in message.items() if name != UNTRAINED}
     if bare["role"] == "assistant":
         bare["content"] = _words(policy, problem, str(bare["content"]))
@@ -211,7 +219,7 @@ def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object
 def _in_conversation(
     policy: Policy, prompted: Prompted, answer: list[dict[str, object]], skipped: Sequence[int]
 ) -> GivenAnswer | DataError:
-    """Return the answer as the template renders it after the prompt, or why it cannot be found there.
+    """Return the answer as the template renders it after the prompt, or why it cannot be located there.
 
     It can if the whole conversation begins with the prompt's tokens and shows all that the assistant says.
     """
@@ -230,7 +238,8 @@ def _in_conversation(
 
 def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
     """Return the answer if its turns open and close thoughts at most once each. Raises DataError."""
-    if fault := _fault(policy, prompted, answer, good):
+    fault = _fault(policy, prompted, answer, good)
+    if fault:
         raise DataError(f"{prompted.problem.id}: {fault}")
     return answer
 
@@ -246,13 +255,14 @@ def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
 
 
 def _words(policy: Policy, problem: Problem, answer: str) -> str:
-    """Return an answer without an end token, which is added later. Raises DataError for one in its middle."""
+    """Return an answer without its end token, which is added later. Raises DataError for one within it."""
     added = policy.tokenizer.added_tokens_decoder
     ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
     # White space may follow the end token in data that a template has rendered.
     bare = answer.rstrip()
     answer = next((bare.removesuffix(end) for end in ends if bare.endswith(end)), answer)
-    if inside := [end for end in ends if end in answer]:
+    inside = [end for end in ends if end in answer]
+    if inside:
         raise DataError(
             f"{problem.id}: the answer contains the end token {inside[0]}, but a completion ends there, so "
             "the model could never sample the rest. Remove it; if this is a conversation, give its messages"
@@ -260,11 +270,17 @@ def _words(policy: Policy, problem: Problem, answer: str) -> str:
     return answer
 
 
-def _left_out(shown: str, answer: Messages) -> str | None:
+def _left_out(rendered: str, answer: Messages) -> str | None:
     """Return a text of the assistant that the template does not show, if any; white space is ignored."""
-    shown = "".join(shown.split())
-    texts = (m.get(name) for m in answer if m["role"] == "assistant" for name in ("content", *THOUGHTS))
-    return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
+    rendered = "".join(rendered.split())
+    for message in answer:
+        if message["role"] != "assistant":
+            continue
+        for name in ("content", *THOUGHTS):
+            text = message.get(name)
+            if isinstance(text, str) and "".join(text.split()) not in rendered:
+                return text
+    return None
 
 
 def _check_calls(policy: Policy, problem: Problem, answer: Messages) -> None:
@@ -290,26 +306,26 @@ def _as_rendered(
     ``skipped``: numbers of messages that are not trained.
     """
     prompt = [*problem.prompt]
-    # ``assistants`` are the numbers of the assistant's messages; ``starts`` is where the tokens of each begin
-    # in ``whole``, found by rendering all that comes before it.
+    # ``assistants``: the numbers of the assistant's messages. ``starts``: where the tokens of each begin in
+    # ``whole``, which is known from rendering all that comes before it.
     assistants = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
     starts = [
         _answer_start(policy, problem, whole, [*prompt, *answer[:n]]) if n else first for n in assistants
     ]
     whole = [*whole[: starts[-1]], *_until_end(policy, whole[starts[-1] :])]
-    # (tokens of the conversation,) bool: trained. The loop sets all messages but the last one.
+    # (tokens of the conversation,) bool. The loop fills in all messages but the last one.
     trained = np.zeros(len(whole), dtype=bool)
     for n, start, following in zip(assistants, starts, starts[1:], strict=False):
         rendered = _conversation(policy, problem, [*prompt, *answer[: n + 1]], False)
-        # Some templates, Qwen 3's for one, write a last message otherwise: then a token has to show its end.
+        # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
         is_prefix = whole[: len(rendered)] == rendered
-        places = range(start, len(rendered) if is_prefix else following)
-        ends = [place for place in places if whole[place] in policy.end_ids]
+        stop = len(rendered) if is_prefix else following
+        ends = [n for n in range(start, stop) if whole[n] in policy.end_ids]
         if not (ends or is_prefix):
             raise _rerendered(problem)
-        # What the template writes after the message's end, a line break say, is not the model's to write.
-        # Where it writes none, as GLM's, the next turn's beginning may be one.
-        after = places.stop + (whole[places.stop] in policy.end_ids)
+        # What the template writes after the message's end token, such as a line break, is not the model's.
+        # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
+        after = stop + (whole[stop] in policy.end_ids)
         trained[start : ends[0] + 1 if ends else after] = n not in skipped
     trained[starts[-1] :] = assistants[-1] not in skipped
     return GivenAnswer(np.array(whole[first:], dtype=np.int64), trained[first:])
@@ -317,7 +333,8 @@ def _as_rendered(
 
 def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
     """Return a last message up to its end token; if the template writes none, the model's own is added."""
-    if ends := [n for n, token in enumerate(tokens) if token in policy.end_ids]:
+    ends = [n for n, token in enumerate(tokens) if token in policy.end_ids]
+    if ends:
         return tokens[: ends[0] + 1]
     # White space that the template writes after the message is not the model's.
     while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
@@ -356,8 +373,9 @@ def _rerendered(problem: Problem) -> DataError:
 def same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
     """Raise ConfigError if prompts or answers have tokens that the model does not know."""
     for prompted in encoded:
-        for what, tokens in (("prompt", prompted.tokens), *(("answer", a.tokens) for a in prompted.answers)):
-            check_known(policy, tokens, f"{prompted.problem.id}: the {what}")
+        check_known(policy, prompted.tokens, f"{prompted.problem.id}: the prompt")
+        for answer in prompted.answers:
+            check_known(policy, answer.tokens, f"{prompted.problem.id}: the answer")
 
 
 def check_known(policy: Policy, tokens: Sequence[int] | np.ndarray, what: str) -> None:

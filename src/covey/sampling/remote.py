@@ -84,7 +84,8 @@ class RemoteSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as their groups end. Raises SamplersLost when no server is left."""
-        if not requests:  # of several processes the first asks for all, and alone gives servers weights
+        # Of several processes the first one asks for all completions, and it alone gives servers weights.
+        if not requests:
             return
         fleet = self.fleet
         fleet.bring_up()
@@ -120,7 +121,7 @@ class RemoteSampler:
         self._say_padding(tokens)
 
     def _pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
-        """Yield what is asked for together: a group, or each completion where segments end one by one."""
+        """Yield what is asked for together: a group; under ``lags`` a single completion."""
         for number, request in enumerate(requests):
             samples = range(len(request.streams))
             if self.lags:
@@ -137,7 +138,7 @@ class RemoteSampler:
     # Threads
 
     def _start_threads(self, work: WorkList) -> None:
-        """Let the servers present work on this call, each with as many pieces at once as it has room for."""
+        """Let the present servers work on this call, each on as many pieces at once as it has room for."""
         group_sizes = [len(request.streams) for request in work.requests]
         largest = 1 if self.lags else max(group_sizes, default=1)
         pieces = sum(group_sizes) if self.lags else len(group_sizes)
@@ -152,20 +153,20 @@ class RemoteSampler:
                 threading.Thread(target=self._work, args=(server, work, self.version), daemon=True).start()
 
     def _work(self, server: RemoteServer, work: WorkList, version: int) -> None:
-        # A thread: it ends when the work is over, or when its server fails or has weights to take.
+        # Runs in a thread, until the work is over, or its server fails or has weights to take.
         while (piece := self._next_piece(server, work, version)) is not None:
             failure = None
             try:
                 outputs = self._ask(server, work, piece)
             except FAILURES as error:
                 failure = error
-            except Exception as error:  # unseen in a thread, and its group would never come
+            except Exception as error:  # nobody would see it in a thread, and ``sample`` would wait forever
                 work.results.put(error)
                 return
-            self.fleet.end_request(server)  # first: only an idle server is given weights
+            self.fleet.end_request(server)  # before anything else, as only an idle server is given weights
             if failure is not None:
                 self.fleet.exclude(server, failure)
-            # Excluded or given other weights meanwhile: its segment is discarded and asked for again.
+            # If it was excluded or got other weights meanwhile, its segment is discarded and asked for again.
             if failure is not None or (self.lags and server.version != version):
                 work.put_back(piece)
                 break
@@ -192,8 +193,8 @@ class RemoteSampler:
             while not work.closed:
                 if work.queue:
                     # Counted before the piece is taken: new weights must not come in between.
-                    begun = self.fleet.begin_request(server, version)
-                    return work.queue.popleft() if begun else None
+                    accepted = self.fleet.begin_request(server, version)
+                    return work.queue.popleft() if accepted else None
                 if not self.fleet.may_ask(server, version):
                     return None
                 work.changed.wait(1.0)

@@ -11,6 +11,7 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.dialects import Misbehaved, ServerOutput, check_request_id, new_request_id, read_outputs
 from covey.sampling.server_text import check_stop
 from covey.sampling.servers import RemoteServer, Transport
+from covey_verify.web import pauses
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
 """Environment variable with the token that servers ask for."""
@@ -51,10 +52,9 @@ class ServerClient:
         assert dialect is not None, "it has answered"
         deadline = time.monotonic() + self.timeout
         body = dialect.body(request, params, server.model, self.policy.end_ids)
-        # The mark of the proven weights, before the request: the server may prove others before it answers.
-        proven = server.stamp
-        pause = FIRST_PAUSE
-        while True:
+        # Read before the request, because the server may get and prove other weights before it answers.
+        proven_stamp = server.stamp
+        for pause in pauses(FIRST_PAUSE, LONGEST_PAUSE):
             request_id = new_request_id()
             try:
                 with_id = {**body, dialect.id_field: request_id}
@@ -65,19 +65,18 @@ class ServerClient:
                 if not busy or time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
         outputs = read_outputs(dialect, reply, request, params, self.vocabulary, self.policy.end_ids)
         check_request_id(dialect, reply, request_id)
         if params.stop:
             for output in outputs:
                 check_stop(self.policy, output, params.stop)
-        _check_stamp(server, proven, dialect.stamp(reply))
+        _check_stamp(server, proven_stamp, dialect.stamp(reply))
         return outputs
 
 
-def _check_stamp(server: RemoteServer, proven: object, stamp: object) -> None:
+def _check_stamp(server: RemoteServer, proven_stamp: object, stamp: object) -> None:
     """Check that a reply is of the weights that passed the probes: a server may have been restarted."""
-    if proven is None:  # it is proving itself
-        proven = server.stamp = stamp
-    if proven != stamp:
+    if proven_stamp is None:  # this is the first probe, whose stamp the others have to have
+        server.stamp = stamp
+    elif proven_stamp != stamp:
         raise Misbehaved("it was restarted, or its weights were changed, after it had proven its weights")

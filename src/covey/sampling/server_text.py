@@ -10,7 +10,7 @@ from covey.models.policy import Policy
 from covey.sampling.dialects import Misbehaved, ServerOutput
 
 BROKEN, BYTES = "\N{REPLACEMENT CHARACTER}", 4
-"""The decoded form of a part of a character; most bytes, and so tokens, of a character."""
+"""The decoded form of an incomplete character; the most bytes, and so tokens, that a character has."""
 
 
 def check_stop(policy: Policy, output: ServerOutput, stop: Sequence[str]) -> None:
@@ -43,9 +43,9 @@ def note_on_padding(policy: Policy, completions: Sequence[np.ndarray]) -> str:
     count = sum(int((tokens >= policy.word_ids).sum()) for tokens in completions)
     if not count:
         return ""
-    drawn = sum(map(len, completions))
+    total = sum(map(len, completions))
     return (
-        f"{count:,} of {drawn:,} tokens that servers drew are ids from {policy.word_ids} on: the "
+        f"{count:,} of {total:,} tokens that servers drew are ids from {policy.word_ids} on: the "
         f"tokenizer has no words for them, the model's embedding is padded to {policy.embedded}, and servers "
         "draw from all of it. They are trained as they were drawn, and read as nothing. If there are many, "
         "shrink the embedding (model.resize_token_embeddings), or sample in the process: it never draws them"

@@ -20,6 +20,7 @@ from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
+from covey.system.opening import open_to_readers
 from covey.types import Completion
 from covey_verify.children import how_ended, run
 from covey_verify.web import ask
@@ -28,6 +29,8 @@ RETRY_SECONDS = 5.0
 """Seconds after which an excluded server is tried again."""
 Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
+STANDARD_ERROR = 2
+"""File descriptor, which a child inherits; `sys.stderr` need not have one."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
 
@@ -43,7 +46,7 @@ class RemoteServer:
     version: int | None = None
     """Version of the weights that it has proven to have."""
     stamp: object = None
-    """Mark of its replies since then; another mark means another start, or other weights."""
+    """The mark of its replies since then; it changes if the server is restarted or its weights change."""
     exclusion_reason: str = ""
     """The reason why it is excluded; empty if it takes part."""
     tried: float = -RETRY_SECONDS
@@ -84,7 +87,7 @@ class WorkList:
     results: Queue[list[Sampled] | Exception | None] = field(default_factory=Queue)
     """None: a server was excluded or has weights to take; an exception: a mistake of ours, to be raised."""
     arrivals: dict[str, int] = field(default_factory=dict)
-    """Address -> number of the server's arrival since which it works on this."""
+    """Address -> the server's arrival (see ``RemoteServer.arrivals``) for which threads were started."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
     """Whether no more pieces are asked for."""
@@ -127,10 +130,12 @@ class WeightsFolder:
         """Write the weights of a version once and return their folder; all others there are deleted."""
         target = self.folder / f"version_{version:06d}"
         if self._version != version or not target.is_dir():
-            part = self.folder / f".{target.name}.part"  # renamed once whole, for servers to read
+            # Renamed once it is whole, so that no server reads a part of it.
+            part = self.folder / f".{target.name}.part"
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             save_policy(policy, part)
+            open_to_readers(part)
             for old in self.folder.glob("version_*"):
                 shutil.rmtree(old, ignore_errors=True)
             part.rename(target)
@@ -150,8 +155,8 @@ def timed_out(error: BaseException | None) -> bool:
 
 def same_complaint(now: str, before: str) -> bool:
     """Whether two reasons to exclude a server differ at most in their numbers, versions for instance."""
-    bare = partial(re.compile(r"\d[\d.e+-]*").sub, "")
-    return bare(now) == bare(before)
+    without_numbers = partial(re.compile(r"\d[\d.e+-]*").sub, "")
+    return without_numbers(now) == without_numbers(before)
 
 
 def none_left(servers: Sequence[RemoteServer]) -> SamplersLost:
@@ -169,17 +174,19 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
     COVEY_MODEL and returns once the server is starting. Command and start together have ``timeout`` seconds.
     Raises OSError.
     """
-    ends = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     environment = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
     try:
-        # Its output goes where ours goes, and the server that it leaves in the background is not ended.
-        done = run(command, timeout, shell=True, env=environment, stdout=None, stderr=None)  # noqa: S604 - the user's
+        # Its output goes to our standard error, because with --json our standard output has one object only.
+        # The server that it leaves in the background is not ended.
+        output = {"stdout": STANDARD_ERROR, "stderr": None}
+        ended = run(command, timeout, shell=True, env=environment, **output)  # noqa: S604 - the user's
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
-    if done.returncode:
-        raise OSError(f"rollout.sampler.restart failed: {how_ended(done.returncode)}")
+    if ended.returncode:
+        raise OSError(f"rollout.sampler.restart failed: {how_ended(ended.returncode)}")
     while not _answers(url):
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             raise OSError(f"no answer within {timeout:g} s after rollout.sampler.restart")
         time.sleep(0.5)
 
@@ -187,8 +194,8 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
 def _answers(url: str) -> bool:
     try:
         ask(f"{url}/health", timeout=5.0)
-    except OSError:  # HTTPError, too
+    except OSError:  # HTTPError is one
         return False
     except ValueError:
-        pass  # something that is no JSON: it answers
+        pass  # a reply that is no JSON is a reply
     return True

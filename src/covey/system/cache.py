@@ -21,12 +21,12 @@ def cache_folder() -> Path:
     for folder in cache_places():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            found = folder.stat()
+            status = folder.stat()
         except OSError:
             continue
-        if _ours_alone(found) and os.access(folder, os.W_OK):
+        if _ours_alone(status) and os.access(folder, os.W_OK):
             return folder
-        if found.st_uid == os.getuid() and not _ours_alone(found):
+        if status.st_uid == os.getuid() and not _ours_alone(status):
             print(f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr)
     raise OSError("no cache folder that only you can write to")
 
@@ -36,8 +36,8 @@ def own_file(path: Path) -> bytes:
     # No links, and no wait on a pipe. The open file is checked, as the path could be replaced meanwhile.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or not _ours_alone(found):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or not _ours_alone(status):
             raise PermissionError(path)
         return file.read()
 
@@ -60,5 +60,5 @@ def keep_file(path: Path, content: bytes) -> None:
     os.close(folder)
 
 
-def _ours_alone(found: os.stat_result) -> bool:
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _ours_alone(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

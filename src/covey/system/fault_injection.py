@@ -55,10 +55,10 @@ class Faults:
         self.ranges = [_parsed(item) for item in wanted.split(",") if item.strip()]
         self.seen: Counter[str] = Counter()
 
-    def hit(self, place: str) -> bool:
+    def hit(self, fault: str) -> bool:
         """Whether this place's fault is due now. Every call counts as one visit."""
-        self.seen[place] += 1
-        return any(p == place and first <= self.seen[place] <= last for p, first, last in self.ranges)
+        self.seen[fault] += 1
+        return any(p == fault and first <= self.seen[fault] <= last for p, first, last in self.ranges)
 
     def at_step(self) -> None:
         """Inject faults at the start of a step."""
@@ -69,9 +69,9 @@ class Faults:
         if self.hit("step.sigterm"):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def in_memory(self, place: str) -> None:
+    def in_memory(self, fault: str) -> None:
         """Inject running out of memory."""
-        if self.hit(place):
+        if self.hit(fault):
             raise MemoryError("out of memory on purpose")
 
     def in_gradient(self, weights: Sequence[Tensor]) -> None:
@@ -142,12 +142,12 @@ _FAILURES: Mapping[str, Callable[[object], object]] = {
 
 
 def _parsed(item: str) -> tuple[str, int, int]:
-    found = re.fullmatch(r"([a-z.]+)@([1-9]\d*)(?:-([1-9]\d*))?", item.strip())
-    if found is None:
+    match = re.fullmatch(r"([a-z.]+)@([1-9]\d*)(?:-([1-9]\d*))?", item.strip())
+    if match is None:
         raise ConfigError(f"--inject {item.strip()!r}: expected a place and a count, like grad.nan@5")
-    place, first, last = found.groups()
-    if place not in PLACES:
-        near = difflib.get_close_matches(place, PLACES, n=1)
-        known = f"did you mean {near[0]}?" if near else f"known: {', '.join(PLACES)}"
-        raise ConfigError(f"--inject {place}: no such place; {known}")
-    return place, int(first), int(last or first)
+    name, first, last = match.groups()
+    if name not in PLACES:
+        near = difflib.get_close_matches(name, PLACES, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(PLACES)}"
+        raise ConfigError(f"--inject {name}: no such place; {advice}")
+    return name, int(first), int(last or first)

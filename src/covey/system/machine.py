@@ -30,6 +30,6 @@ def available_memory() -> int:
     """Return the bytes of memory that this process may use: the machine's, or its control group's limit."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     # The names of control groups version 2, then version 1.
-    for found in group_limits("memory", ("memory.max",), ("memory.limit_in_bytes",)):
-        limits += found
+    for group_limit in group_limits("memory", ("memory.max",), ("memory.limit_in_bytes",)):
+        limits += group_limit
     return min(limits)

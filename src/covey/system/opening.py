@@ -87,16 +87,16 @@ def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedRe
         raise CheckpointError(f"{path}: {name!r} is not a file of {folder}")
     # One folder after the other, each opened within the last: no link can be swapped in between the check
     # and the use of a path.
-    place = _named(path, lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    parent = _named(path, lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         for part in parts[:-1]:
-            inside = _entered(part, os.O_RDONLY | os.O_DIRECTORY, place, path)
-            os.close(place)
-            place = inside
+            inside = _entered(part, os.O_RDONLY | os.O_DIRECTORY, parent, path)
+            os.close(parent)
+            parent = inside
         # O_NONBLOCK: opening a pipe without a writer would block before its kind can be checked.
-        handle = _entered(parts[-1], os.O_RDONLY | os.O_NONBLOCK, place, path)
+        handle = _entered(parts[-1], os.O_RDONLY | os.O_NONBLOCK, parent, path)
     finally:
-        os.close(place)
+        os.close(parent)
     with os.fdopen(handle, "rb") as file:
         _check_regular(os.fstat(handle), path, most)
         yield file
@@ -126,6 +126,17 @@ def is_deep(content: bytes) -> bool:
     return content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST
 
 
+def open_to_readers(folder: Path) -> None:
+    """Give weights that only their owner can read the permissions of their folder.
+
+    safetensors 0.8 writes every file so, whatever the umask. A server may run as another user.
+    """
+    usual = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*.safetensors"):
+        if path.stat().st_mode & 0o777 == 0o600:
+            path.chmod(usual)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Give the file's name to an OSError that has none: one of a read, a write or a sync."""
@@ -150,14 +161,14 @@ def patiently(read: Callable[[], T], path: Path) -> T:
         return read()
 
 
-def _entered(part: str, flags: int, place: int, path: Path) -> int:
+def _entered(part: str, flags: int, parent: int, path: Path) -> int:
     """Open a file or folder in an open folder, unless it is a link, and return its descriptor."""
     try:
-        return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+        return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError as error:
         # Systems differ in the error for a link, so what is there is looked at.
         with suppress(OSError):
-            if stat.S_ISLNK(os.stat(part, dir_fd=place, follow_symlinks=False).st_mode):
+            if stat.S_ISLNK(os.stat(part, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise CheckpointError(
                     f"{path}: {part} is a link, and only the folder's own files are read. Put the file there"
                 ) from None
@@ -166,11 +177,11 @@ def _entered(part: str, flags: int, place: int, path: Path) -> int:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _check_regular(found: os.stat_result, path: Path, most: int | None) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_regular(status: os.stat_result, path: Path, most: int | None) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{path} is not a regular file")
-    if most is not None and found.st_size > most:
-        raise CheckpointError(f"{path} has {found.st_size:,} bytes, and at most {most:,} are read")
+    if most is not None and status.st_size > most:
+        raise CheckpointError(f"{path} has {status.st_size:,} bytes, and at most {most:,} are read")
 
 
 def _named(path: Path, opening: Callable[[], int]) -> int:

@@ -148,7 +148,7 @@ def table(rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
     ['stage  steps', '1-sft  40']
     """
     columns = []
-    for place, cells in enumerate(zip(*rows, strict=True)):
+    for column, cells in enumerate(zip(*rows, strict=True)):
         width = max(map(len, cells))
-        columns.append([cell.rjust(width) if place < numbers else cell.ljust(width) for cell in cells])
+        columns.append([cell.rjust(width) if column < numbers else cell.ljust(width) for cell in cells])
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

@@ -181,9 +181,9 @@ def gather(value: T) -> list[T]:
         return [value]
     import torch.distributed as dist
 
-    found: list[T | None] = [None] * _here.size
-    dist.all_gather_object(found, value, group=_here.group)
-    return cast("list[T]", found)
+    values: list[T | None] = [None] * _here.size
+    dist.all_gather_object(values, value, group=_here.group)
+    return cast("list[T]", values)
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ class TextClassifier:
         used = np.unique(np.concatenate(rows))
         x = np.stack([np.isin(used, row) / np.sqrt(max(len(row), 1)) for row in rows])
         y = np.array(labels)
-        wanted = y > 0.5
-        share = np.where(wanted, 0.5 / max(wanted.sum(), 1), 0.5 / max((~wanted).sum(), 1))
+        positive = y > 0.5
+        share = np.where(positive, 0.5 / max(positive.sum(), 1), 0.5 / max((~positive).sum(), 1))
         weights = np.zeros(len(used))
         bias = 0.0
         for _ in range(STEPS):

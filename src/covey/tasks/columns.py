@@ -14,14 +14,14 @@ from covey.types import Problem
 
 EVERYTHING = "*"
 """A reader's name for all columns."""
-MEANS_MUCH: Mapping[str, str] = {
+UNREAD_REMEDIES: Mapping[str, str] = {
     "input": "often a part of the question: put it into data.template, as '{prompt}\\n\\n{input}'",
     "system": "set data.system, or write a message of the role system into each row's prompt",
     "weight": "covey trains every row alike; remove the rows that are not to be trained",
     "loss_mask": "covey finds out itself which tokens the model writes",
-    "reward_model": "verl's; set data.answer to the place of the reference in it",
+    "reward_model": "verl's; set data.answer to the path of the reference in it",
     "ground_truth": "set data.answer: ground_truth",
-    "tools": "the model is print_readers of them in chats only: set data.chat: true",
+    "tools": "the model is told of them in chats only: set data.chat: true",
     "images": "covey trains text only",
     "label": "methods kto and reward_model read it",
     "chosen": "preference methods and reward_model read it",
@@ -77,8 +77,10 @@ def _of_example(example: Example, data: Data) -> Sequence[str]:
     if example.kind == "steps":
         return ("steps", "labels")
     # A template names several columns, a path such as `a.b` the column `a`.
-    answer = PLACE.findall(data.completion) if "{" in data.completion else [data.completion.partition(".")[0]]
-    return (*answer, data.completion, "messages", *(["label"] if example.kind == "judged" else []))
+    names = PLACE.findall(data.completion) if "{" in data.completion else [data.completion.partition(".")[0]]
+    if example.kind == "judged":
+        names.append("label")
+    return (*names, data.completion, "messages")
 
 
 def _of_reward(reward: Reward) -> list[str]:
@@ -94,23 +96,24 @@ def print_readers(columns: Mapping[str, Sequence[str]], say: Callable[..., objec
     read = [f"{name} ({', '.join(who)})" for name, who in columns.items() if who]
     unread = [name for name, who in columns.items() if not who]
     parts = [f"columns: {', '.join(read)}"] if read else []
-    if plain := [name for name in unread if name not in MEANS_MUCH]:
+    if plain := [name for name in unread if name not in UNREAD_REMEDIES]:
         parts.append(f"columns that nothing reads: {', '.join(plain)}")
     if parts:
         say("; ".join(parts))
     for name in unread:
-        if name in MEANS_MUCH:
-            say(f"nothing reads column {name!r}; {MEANS_MUCH[name]}", "yellow")
+        if name in UNREAD_REMEDIES:
+            say(f"nothing reads column {name!r}; {UNREAD_REMEDIES[name]}", "yellow")
 
 
 def own_systems(problems: Iterable[Problem], data: Data) -> list[str]:
-    """Return a sentence if rows have a system message of their own, which wins over ``data.system``."""
+    """Return a note if rows have a system message of their own, which replaces ``data.system``."""
     if data.system is None:
         return []
+    chats = [(problem, problem.prompt) for problem in problems if not isinstance(problem.prompt, str)]
     rows = [
-        p
-        for p in problems
-        if not isinstance(p.prompt, str) and has_system(p.prompt) and p.prompt[0]["content"] != data.system
+        problem
+        for problem, messages in chats
+        if has_system(messages) and messages[0]["content"] != data.system
     ]
     if not rows:
         return []

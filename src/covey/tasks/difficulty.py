@@ -23,8 +23,8 @@ LEAST = 0.05
 """Smallest weight of a problem, as a fraction of the largest, so that none is lost forever."""
 
 
-# Number of a problem -> (pass rate, times tried, times solved in a row).
 Memory: TypeAlias = Mapping[str, tuple[float, int, int]]
+"""Number of a problem -> (pass rate, times tried, times solved in a row)."""
 
 
 class Difficulty:
@@ -44,11 +44,13 @@ class Difficulty:
         self.solved[index] = self.solved[index] + 1 if pass_rate >= SOLVED else 0
 
     def retired(self, after: int) -> np.ndarray:
-        """Return (problems,) bool: True if solved ``after`` times in a row; all False if ``after`` is 0.
+        """Return (problems,) bool: True if solved ``after`` times in a row.
 
-        All False too if no problem would be left.
+        All are False if ``after`` is 0, or if no problem would be left.
         """
-        done = self.solved >= after if after else self.solved < 0
+        if not after:
+            return np.zeros(len(self.solved), dtype=bool)
+        done = self.solved >= after
         return done & ~done.all()
 
     def choose(self, stream: int, count: int, without: Sequence[int] = ()) -> list[int]:
@@ -66,12 +68,12 @@ class Difficulty:
 
     def metrics(self, buckets: int = 10) -> dict[str, float]:
         """Return the fractions of problems tried and solved, and a histogram of pass rates."""
-        known = self.rates[self.tried > 0]
-        counts = np.bincount(np.minimum((known * buckets).astype(int), buckets - 1), minlength=buckets)
-        shares = counts / max(len(known), 1)
+        rates = self.rates[self.tried > 0]
+        counts = np.bincount(np.minimum((rates * buckets).astype(int), buckets - 1), minlength=buckets)
+        shares = counts / max(len(rates), 1)
         names = [f"difficulty/pass_rate_{b / buckets:.2f}_{(b + 1) / buckets:.2f}" for b in range(buckets)]
         return {
-            "difficulty/tried": len(known) / len(self.rates),
+            "difficulty/tried": len(rates) / len(self.rates),
             "difficulty/solved": float((self.solved > 0).mean()),
             **dict(zip(names, shares.tolist(), strict=True)),
         }

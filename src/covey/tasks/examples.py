@@ -24,6 +24,7 @@ COLUMNS_OF: Mapping[Kind, str] = {
 }
 """Kind of example -> the columns of its rows, for messages."""
 PLACE = re.compile(r"\{(\w+)\}")
+"""A column's name in braces, in data.template or data.completion."""
 MESSAGES_IN_TEXT = re.compile(r"""\s*\[\s*\{\s*(['"])(role|content|from|value)\1\s*:""")
 """The beginning of a list of messages as JSON or Python writes it."""
 
@@ -70,7 +71,7 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
         shared = min(_equal_at_start(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
     elif isinstance(chosen, str) and isinstance(rejected, str):
         shared = _equal_at_start(chosen, rejected)
-        if shared and chosen[shared - 1] == " ":  # a space belongs to the word behind it
+        if shared and chosen[shared - 1] == " ":  # a space belongs to the word that follows it
             shared -= 1
     else:
         return row
@@ -261,8 +262,8 @@ def _says_nothing(answer: AnswerText) -> bool:
     """Return whether an answer, or one of its assistant's messages, is only white space."""
     if isinstance(answer, str):
         return not answer.strip()
-    ours = [m for m in answer if m["role"] == "assistant"]
-    return any(set(m) <= {"role", "content"} and not str(m["content"]).strip() for m in ours)
+    by_assistant = [m for m in answer if m["role"] == "assistant"]
+    return any(set(m) <= {"role", "content"} and not str(m["content"]).strip() for m in by_assistant)
 
 
 def _pair(problem: Problem, _: Data) -> Example:
@@ -292,8 +293,8 @@ def _steps(problem: Problem, _: Data) -> Example:
 
 def label_of(label: object) -> float | None:
     """Return 1 for true and 0 for false, however a file writes them; None for anything else."""
-    known = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
-    return known.get(str(label).strip().lower())
+    values = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
+    return values.get(str(label).strip().lower())
 
 
 def _label(problem: Problem, label: object) -> float:
@@ -332,7 +333,7 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
 
 
 def refuse_messages_in_text(where: str, column: str, text: str) -> None:
-    """Raise DataError for a text that is a list of messages, which a table without lists, as CSV, holds.
+    """Raise DataError for a text that is a list of messages, as in a CSV, whose cells cannot be lists.
 
     The model would read its brackets and quotes.
     """

@@ -49,8 +49,8 @@ def facts(rng: random.Random) -> dict[str, object]:
 
 @reward(concurrent=True, verdict=True)
 def same_facts(completion: TextOrMessages, facts: Mapping[str, object]) -> Score:
-    """Return 1 for a JSON object that is exactly ``facts``, .1 and another .1 for each right fact for any
-    other JSON object, and 0 for text that is none.
+    """Return 1 for a JSON object that is exactly ``facts``, and 0 for text that is no JSON object. Any other
+    object gets .1, and another .1 for each correct fact.
 
     >>> told = {"name": "Tina", "age": 19, "city": "Berlin"}
     >>> same_facts('{"name": "Tina", "age": 19, "city": "Berlin"}', told).value
@@ -62,14 +62,14 @@ def same_facts(completion: TextOrMessages, facts: Mapping[str, object]) -> Score
     # Objects are read as tuples of pairs, since a dictionary would hide a key that is written twice.
     for candidate in (text, code_block(text, "json") or ""):
         try:
-            found = json.loads(candidate, object_pairs_hook=tuple)
+            pairs = json.loads(candidate, object_pairs_hook=tuple)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(found, tuple):
+        if not isinstance(pairs, tuple):
             return Score(0.0, "no_answer")
-        right = sum(any(_same(pair, fact) for pair in found) for fact in facts.items())
-        exact = candidate == text and right == len(found) == len(facts)
-        return Score(1.0 if exact else 0.1 + 0.1 * right, extracted=candidate[:500])
+        correct = sum(any(_same(pair, fact) for pair in pairs) for fact in facts.items())
+        exact = candidate == text and correct == len(pairs) == len(facts)
+        return Score(1.0 if exact else 0.1 + 0.1 * correct, extracted=candidate[:500])
     return Score(0.0, "no_answer")
 
 

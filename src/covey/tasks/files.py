@@ -15,7 +15,7 @@ from covey.config.python_objects import RowsObject
 from covey.config.schema import Data
 from covey.system.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, refuse_messages_in_text, with_prompt
-from covey.tasks.sampled import SAMPLED, read_sampled
+from covey.tasks.sampled import SAMPLED, read_sampled, without_nulls
 from covey.tasks.schemas import recognized
 from covey.types import Problem
 from covey_verify.errors import DataError
@@ -46,15 +46,15 @@ def read_problems(file: Path, data: Data) -> list[Problem]:
     return problems
 
 
-def given_problems(given: RowsObject, data: Data) -> list[Problem]:
+def given_problems(table: RowsObject, data: Data) -> list[Problem]:
     """Return rows given from Python as problems, with ids `train:1`, ...; the checks are those of a file."""
     problems = []
-    for number, row in enumerate(given.rows, start=1):
-        where = f"{given.key}: row {number}"
-        identifier = f"{given.key.removeprefix('data.')}:{number}"
+    for number, row in enumerate(table.rows, start=1):
+        where = f"{table.key}: row {number}"
+        identifier = f"{table.key.removeprefix('data.')}:{number}"
         problems.append(_problem(where, identifier, _row(row, where), data))
     if not problems:
-        raise DataError(f"{given.key}: there are no rows; give dicts, each with a prompt")
+        raise DataError(f"{table.key}: there are no rows; give dicts, each with a prompt")
     return problems
 
 
@@ -267,9 +267,10 @@ def _with_copies(
 
 def prompt_of(where: str, row: Mapping[str, object], data: Data) -> tuple[str | Messages, dict[str, object]]:
     """Return a row's prompt as the model gets it, and the chat template's arguments. Raises DataError."""
-    own = Data() if SAMPLED in row else data
-    prompt = _prompt(where, row, own)
-    return prompt, {} if isinstance(prompt, str) else _template_arguments(where, row, own)
+    # The settings of `data` do not apply to a row that a stage has sampled.
+    layout = Data() if SAMPLED in row else data
+    prompt = _prompt(where, row, layout)
+    return prompt, {} if isinstance(prompt, str) else _template_arguments(where, row, layout)
 
 
 def _prompt(where: str, row: Mapping[str, object], data: Data) -> str | Messages:
@@ -309,7 +310,7 @@ def _filled(where: str, template: str, row: Mapping[str, object], data: Data) ->
                 f"{where}: data.template would show the model column {name!r}, which holds the correct "
                 f"answer. To write literal braces, write {{ {name} }}"
             )
-    return PLACE.sub(lambda place: str(row[place[1]]), template)
+    return PLACE.sub(lambda match: str(row[match[1]]), template)
 
 
 def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -> dict[str, object]:
@@ -336,13 +337,7 @@ def _parsed_column(where: str, columns: Mapping[str, object], name: str) -> obje
     value = columns.get(name)
     if isinstance(value, str) and value.strip():
         value = _parsed(value, f"{where}: {name}")
-    return _without_nulls(value)
-
-
-def _without_nulls(value: object) -> object:
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
+    return without_nulls(value)
 
 
 def _system(data: Data) -> list[dict[str, str]]:

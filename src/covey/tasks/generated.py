@@ -36,7 +36,7 @@ def problems(task: GeneratedTask, split: Split, size: int) -> list[Problem]:
 
     Raises DataError if the task has fewer.
     """
-    # A limit on attempts: a small task may have fewer different problems than were asked for.
+    # Attempts are limited, since a small task may have fewer different problems than are needed.
     result = list(islice(_distinct(task, split, 200 * size), size))
     if len(result) < size:
         raise DataError(
@@ -46,16 +46,16 @@ def problems(task: GeneratedTask, split: Split, size: int) -> list[Problem]:
 
 
 def _distinct(task: GeneratedTask, split: Split, attempts: int) -> Iterator[Problem]:
-    seen: set[str] = set()
+    prompts: set[str] = set()
     rng = random.Random(key("task", task.name, split))
     for _ in range(attempts):
         row = task.generate(rng)
         text = row.pop("prompt")
         prompt: str | Messages = text if isinstance(text, list) else str(text)
-        if str(prompt) in seen or split_of(str(prompt)) != split:
+        if str(prompt) in prompts or split_of(str(prompt)) != split:
             continue
-        seen.add(str(prompt))
-        yield Problem(f"{task.name}/{split}/{len(seen)}", prompt, row)
+        prompts.add(str(prompt))
+        yield Problem(f"{task.name}/{split}/{len(prompts)}", prompt, row)
 
 
 def split_of(prompt: str) -> Split:

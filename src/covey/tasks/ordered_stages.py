@@ -16,16 +16,15 @@ STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 
 
 def refuse_missing(stages: Sequence[ResolvedConfig]) -> None:
-    """Raise ConfigError or DataError if a stage names a result that no earlier one makes, or no file."""
-    # Earlier stage's folder -> its method.
-    earlier: dict[str, str] = {}
+    """Raise ConfigError if a stage needs what no earlier one makes, DataError if a data file is missing."""
+    earlier: dict[str, str] = {}  # folder of a stage -> its method
     for number, stage in enumerate(stages, start=1):
         folder = f"{number}-{stage.config.method}"
         for key, name, able in _references(stage):
             if name not in earlier:
-                known = ", ".join(earlier) or "none"
+                names = ", ".join(earlier) or "none"
                 raise ConfigError(
-                    f"stage {folder}: {key} {name!r} is not an earlier stage; these are: {known}"
+                    f"stage {folder}: {key} {name!r} is not an earlier stage; these are: {names}"
                 )
             if earlier[name] not in able:
                 raise ConfigError(
@@ -33,8 +32,9 @@ def refuse_missing(stages: Sequence[ResolvedConfig]) -> None:
                     f"method {', '.join(able)}"
                 )
         # A stage that has begun has read its files, which may be gone by now.
-        begun = (stage.config.output / folder).exists()
-        for file in () if begun else data_files(stage):
+        has_begun = (stage.config.output / folder).exists()
+        files = [] if has_begun else data_files(stage)
+        for file in files:
             if not STAGE.fullmatch(file.name) and not file.is_file():
                 where = f"stage {folder}: " if len(stages) > 1 else ""
                 raise DataError(f"{where}{absence(file)}")

@@ -16,11 +16,11 @@ CHOSEN = re.compile(r"(\d):(\d{1,5})(?!\d)")
 def ordering(rng: random.Random) -> dict[str, object]:
     """Return a row with five digits to sort; the reasoning shows the remaining digits after each choice."""
     digits = [rng.randint(0, 9) for _ in range(5)]
-    left = list(digits)
+    remaining = list(digits)
     steps = []
     for smallest in sorted(digits)[:-1]:
-        left.remove(smallest)
-        steps.append(f"{smallest}:{''.join(map(str, left))}")
+        remaining.remove(smallest)
+        steps.append(f"{smallest}:{''.join(map(str, remaining))}")
     answer = "".join(map(str, sorted(digits)))
     return {
         "prompt": f"sort {''.join(map(str, digits))}=",

@@ -62,9 +62,9 @@ def usable_problems(
 
 def _tell_of_leaks(source: Source, console: RunConsole) -> None:
     """Print a note if held-out problems are trained on."""
-    if known := trained_on(source):
-        held_out, trained = next(iter(known.items()))
-        others = "" if len(known) == 1 else f"; so do {len(known) - 1:,} others"
+    if leaks := trained_on(source):
+        held_out, trained = next(iter(leaks.items()))
+        others = "" if len(leaks) == 1 else f"; so do {len(leaks) - 1:,} others"
         console.say(
             f"held-out problem {held_out} has the prompt of training problem {trained}{others}. "
             "Memorised answers would count as accuracy there",
@@ -101,7 +101,7 @@ def _tell_of_rewards(
 
 
 def _always_open(rewards: Rewards) -> list[str]:
-    """Return a note for each gate on a user's function, of which an incorrect answer is an answer too."""
+    """Return a note for each gate on a user's function, which also opens for a value of 0."""
     theirs = {reward.name for reward in rewards if not reward.ours}
     return [
         f"{reward.name} counts wherever {reward.gated_by} gives a number, also 0; for correct answers only: "

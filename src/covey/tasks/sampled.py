@@ -61,9 +61,7 @@ def read_sampled(where: str, row: Mapping[str, object]) -> SampledTokens:
     """Return the token ids of a row. Raises DataError if they are damaged or its texts were changed."""
     value = row[SAMPLED]
     try:
-        column = _Column.model_validate(
-            json.loads(value) if isinstance(value, str) else _without_nulls(value)
-        )
+        column = _Column.model_validate(json.loads(value) if isinstance(value, str) else without_nulls(value))
         every = {"completion": column.completion, "chosen": column.chosen, "rejected": column.rejected}
         answers = {name: ids for name, ids in every.items() if ids is not None}
         sampled = {name: _answer(ids, column.inserted.get(name, [])) for name, ids in answers.items()}
@@ -90,24 +88,19 @@ def _roles_and_contents(value: object) -> object:
     return value
 
 
-def _without_nulls(value: object) -> object:
-    """Return a value without the nulls with which parquet pads."""
-    if not isinstance(value, Mapping):
-        return value
-    parts = {name: part for name, part in value.items() if part is not None}
-    spans = parts.get("inserted")
-    if isinstance(spans, Mapping):
-        parts["inserted"] = {name: part for name, part in spans.items() if part is not None}
-    return parts
+def without_nulls(value: object) -> object:
+    """Return a value of a row without the nulls with which parquet pads its objects."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(part) for name, part in value.items() if part is not None}
+    return [without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _answer(ids: list[int], inserted: list[list[int]]) -> AnswerTokens:
-    drawn = [True] * len(ids)
+    by_model = [True] * len(ids)  # False: a tool inserted the token
     for first, after in inserted:
         if not 0 <= first < after <= len(ids):
             raise ValueError(f"{first} to {after} are not positions among {len(ids)} tokens")
-        # True: the model drew the token; False: a tool inserted it.
-        drawn[first:after] = [False] * (after - first)
-    if not any(drawn):
+        by_model[first:after] = [False] * (after - first)
+    if not any(by_model):
         raise ValueError("no token of the answer was sampled")
-    return AnswerTokens(tuple(ids), tuple(drawn))
+    return AnswerTokens(tuple(ids), tuple(by_model))

@@ -23,9 +23,9 @@ class Schema:
 
     name: str
     columns: tuple[str, ...]
-    """Columns that a row of this schema has, all of them."""
+    """Columns that every row of this schema has."""
     unless: tuple[str, ...]
-    """Columns of which it has none: a row with one of them is in covey's names already."""
+    """Columns that no row of this schema has: a row with one of them is in covey's names already."""
     adds: Callable[[Row], Row]
     """Returns the columns in covey's names to add to a row; none if its values have another form."""
     optional: tuple[str, ...] = ()
@@ -46,8 +46,8 @@ def recognized(row: Mapping[str, object], prompt: str) -> Schema | None:
 
 
 def _verl(row: Row) -> Row:
-    judged = row["reward_model"]
-    return {"answer": judged["ground_truth"]} if isinstance(judged, dict) and "ground_truth" in judged else {}
+    rule = row["reward_model"]
+    return {"answer": rule["ground_truth"]} if isinstance(rule, dict) and "ground_truth" in rule else {}
 
 
 def _alpaca(row: Row) -> Row:

@@ -59,7 +59,8 @@ class Source:
 
 def load_source(loaded: ResolvedConfig) -> Source:
     """Return the problems of a config and the examples of its method. Raises DataError or ConfigError."""
-    config, data = loaded.config, loaded.config.data
+    config = loaded.config
+    data = config.data
     if not METHODS[config.method].learns_from:
         return load_problems(loaded)
     rows = [problem for problems in _example_rows(loaded) for problem in problems]
@@ -76,12 +77,15 @@ def load_source(loaded: ResolvedConfig) -> Source:
         return replace(source, examples=examples, held_out=learn(judged))
     fraction = data.held_out if config.method != "sft" else 0.0
     held_out = _set_apart([e.problem for e in examples], fraction, config.seed)
-    parts = [[e for e in examples if (prompt_key(e.problem) in held_out) is held] for held in (False, True)]
-    return replace(source, examples=parts[0], held_out=parts[1])
+    return replace(
+        source,
+        examples=[e for e in examples if prompt_key(e.problem) not in held_out],
+        held_out=[e for e in examples if prompt_key(e.problem) in held_out],
+    )
 
 
 def load_test_source(loaded: ResolvedConfig) -> Source:
-    """Return what a model is measured on: as `load_source`, but ``data.test`` alone is enough."""
+    """Return the problems that a model is measured on: those of `load_source`, or of ``data.test`` alone."""
     data = loaded.config.data
     if data.test is None or data.task is not None or data.train is not None:
         return load_source(loaded)
@@ -95,10 +99,11 @@ def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[s
     # Number of examples that may still be held out; prompts with more are skipped.
     room = min(int(fraction * len(problems)), MOST_HELD_OUT)
     held_out = set[str]()
-    for place in permutation(key(seed, "held out"), len(prompts)).tolist():
-        if counts[prompts[place]] <= room:
-            held_out.add(prompts[place])
-            room -= counts[prompts[place]]
+    for number in permutation(key(seed, "held out"), len(prompts)).tolist():
+        prompt = prompts[number]
+        if counts[prompt] <= room:
+            held_out.add(prompt)
+            room -= counts[prompt]
     return held_out
 
 
@@ -123,11 +128,11 @@ def load_problems(loaded: ResolvedConfig) -> Source:
     data = loaded.config.data
     if data.task is not None and data.train is not None:
         raise ConfigError("data: give either task or train, not both")
-    vain = [name for name in OF_ROWS if getattr(data, name) != getattr(Data(), name)]
-    if data.task is not None and vain and not data.examples:
+    unused = [name for name in OF_ROWS if getattr(data, name) != getattr(Data(), name)]
+    if data.task is not None and unused and not data.examples:
         raise ConfigError(
-            f"data.{vain[0]}: the built-in task {data.task} has prompts and columns of its own; remove "
-            f"{vain[0]}, or use a file (data.train)"
+            f"data.{unused[0]}: the built-in task {data.task} has prompts and columns of its own; remove "
+            f"{unused[0]}, or use a file (data.train)"
         )
     if data.task is not None and data.task.startswith(gym.PREFIX):
         train = gym.gym_problems(data.task, "train", data.train_size)

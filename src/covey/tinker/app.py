@@ -394,9 +394,9 @@ class Tinker:
         )
 
     def _check_base(self, name: str) -> None:
-        known = (self.base.name, self.base.source)
-        if name not in known:
-            raise DataError(f"base_model {name!r}: this server has {' alias '.join(dict.fromkeys(known))}")
+        names = (self.base.name, self.base.source)
+        if name not in names:
+            raise DataError(f"base_model {name!r}: this server has {' alias '.join(dict.fromkeys(names))}")
 
 
 def _draw(base: Base, wanted: asked.SampleBody, sampler: SamplerWeights) -> DrawRequest:

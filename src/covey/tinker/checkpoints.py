@@ -64,8 +64,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         make_folder(folder)
-        for place in folder.glob("*/*/"):
-            clear_leftovers(place)
+        for checkpoints_of_kind in folder.glob("*/*/"):
+            clear_leftovers(checkpoints_of_kind)
 
     def save(
         self,
@@ -87,34 +87,34 @@ class Store:
 
     def find(self, path: str) -> Record:
         """Read the record of a checkpoint. Raises DataError if there is none."""
-        place = self._place(path)
-        if not place.is_dir():
+        folder = self._place(path)
+        if not folder.is_dir():
             raise DataError(f"{path}: there is no such checkpoint in {self.folder}")
         try:
-            return Record.model_validate_json((place / RECORD).read_bytes())
+            return Record.model_validate_json((folder / RECORD).read_bytes())
         except (OSError, ValidationError) as error:
-            raise DataError(f"{path}: {place / RECORD} is missing or damaged: {error}") from None
+            raise DataError(f"{path}: {folder / RECORD} is missing or damaged: {error}") from None
 
     def load(self, base: Base, path: str) -> tuple[Record, AdapterWeights, dict[str, Tensor]]:
         """Read a checkpoint's weights and AdamW's state. Raises DataError for a damaged or foreign one."""
         record = self.find(path)
-        place = self._place(path)
-        damaged = damage(place, (ADAPTER, RECORD))
+        folder = self._place(path)
+        damaged = damage(folder, (ADAPTER, RECORD))
         if damaged:
             raise DataError(f"{path} cannot be loaded: {damaged}")
         if record.fingerprint != base.fingerprint:
             raise DataError(f"{path} belongs to other weights than those of {base.name}: {record.base_model}")
         try:
-            weights = AdapterWeights(record.shape, base.load(place, record.shape))
+            weights = AdapterWeights(record.shape, base.load(folder, record.shape))
         except CheckpointError as error:
             raise DataError(str(error)) from None
-        moments = load_file(place / OPTIMIZER) if (place / OPTIMIZER).exists() else {}
+        moments = load_file(folder / OPTIMIZER) if (folder / OPTIMIZER).exists() else {}
         return record, weights, moments
 
     def records(self, model_id: str | None = None) -> list[Record]:
         """The records of all checkpoints, or of one client's, newest first; damaged ones are left out."""
-        found = [r for place in self.folder.glob(f"*/*/*/{RECORD}") for r in self._readable(place)]
-        ours = [r for r in found if model_id in (None, r.model_id)]
+        all_records = [r for file in self.folder.glob(f"*/*/*/{RECORD}") for r in self._readable(file)]
+        ours = [r for r in all_records if model_id in (None, r.model_id)]
         return sorted(ours, key=lambda r: r.time, reverse=True)
 
     def delete(self, path: str) -> None:
@@ -122,9 +122,9 @@ class Store:
         self.find(path)
         discard(self._place(path))
 
-    def _readable(self, place: Path) -> Iterator[Record]:
+    def _readable(self, file: Path) -> Iterator[Record]:
         try:
-            yield Record.model_validate_json(place.read_bytes())
+            yield Record.model_validate_json(file.read_bytes())
         except (OSError, ValidationError):
             return
 

@@ -42,14 +42,15 @@ def forward_backward(base: Base, adapter: Adapter, wanted: ForwardBackward) -> b
         for part in _batches([len(d.tokens) for d in wanted.data], base.tokens):
             with torch.set_grad_enabled(not wanted.forward_only):
                 given = [settings | checked[i] for i in part]
-                found = logprobs_of(policy, [(wanted.data[i].tokens, checked[i][TARGETS]) for i in part])
-                summed = torch.stack([loss.function(x, g) for x, g in zip(found, given, strict=True)]).sum()
+                logprobs = logprobs_of(policy, [(wanted.data[i].tokens, checked[i][TARGETS]) for i in part])
+                losses = [loss.function(x, g) for x, g in zip(logprobs, given, strict=True)]
+                summed = torch.stack(losses).sum()
             total += float(summed.detach())
             if not np.isfinite(total):
                 raise DataError(f"{wanted.loss_fn}: the loss is {total}; nothing was added to the gradient")
             if not wanted.forward_only:
                 summed.backward()
-            outputs += [{"logprobs": x.detach().cpu().numpy()} for x in found]
+            outputs += [{"logprobs": x.detach().cpu().numpy()} for x in logprobs]
         if not wanted.forward_only:
             _add_gradient(policy, adapter)
     finally:
@@ -121,8 +122,8 @@ def logprobs_of(policy: Policy, sequences: Sequence[tuple[np.ndarray, Tensor]]) 
     times = torch.cat([t.new_full((len(t),), t[0].numel()) for _, t in sequences])
     targets = torch.cat([t.flatten() for _, t in sequences])
     packed = replace(packed, sources=packed.sources.repeat_interleave(times), targets=targets)
-    found = policy.score(packed, 1.0).logprobs.split([t.numel() for _, t in sequences])
-    return [x.view(t.shape) for x, (_, t) in zip(found, sequences, strict=True)]
+    logprobs = policy.score(packed, 1.0).logprobs.split([t.numel() for _, t in sequences])
+    return [x.view(t.shape) for x, (_, t) in zip(logprobs, sequences, strict=True)]
 
 
 def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
@@ -166,8 +167,8 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     # Completions of the same prompt share it, whichever requests they belong to.
     owners: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
     for number, draw in enumerate(draws):
-        place = owners.setdefault((draw.prompt.tobytes(), draw.params.max_tokens), [])
-        place += [(number, i) for i in range(draw.count)]
+        owners_of_prompt = owners.setdefault((draw.prompt.tobytes(), draw.params.max_tokens), [])
+        owners_of_prompt += [(number, i) for i in range(draw.count)]
     requests = [
         Request(
             np.frombuffer(prompt, np.int64),
@@ -178,18 +179,18 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     ]
     together = list(owners.values())
     params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
-    found: list[dict[int, Completion]] = [{} for _ in draws]
+    completions: list[dict[int, Completion]] = [{} for _ in draws]
     own_ends = policy.end_ids
     policy.end_ids = list(draws[0].end_ids)
     try:
         for done in sampler.sample(requests, params):
             number, i = together[done.request][done.sample]
-            found[number][i] = done.completion
+            completions[number][i] = done.completion
     finally:
         policy.end_ids = own_ends
     return [
         write_samples([mine[i] for i in range(len(mine))], _prompt_logprobs(policy, d))
-        for d, mine in zip(draws, found, strict=True)
+        for d, mine in zip(draws, completions, strict=True)
     ]
 
 
@@ -198,9 +199,9 @@ def _prompt_logprobs(policy: Policy, draw: DrawRequest) -> np.ndarray | None:
     """The log-prob of each token of the prompt (P,); NaN for the first, and before those that are wanted."""
     if draw.scored is None:
         return None
-    found = np.full(len(draw.prompt), np.nan, np.float32)
+    logprobs = np.full(len(draw.prompt), np.nan, np.float32)
     if len(draw.prompt) > 1:
         targets = torch.from_numpy(draw.prompt[1:]).to(policy.device)
-        found[1:] = logprobs_of(policy, [(draw.prompt[:-1], targets)])[0].cpu().numpy()
-        found[: len(found) - draw.scored] = np.nan
-    return found
+        logprobs[1:] = logprobs_of(policy, [(draw.prompt[:-1], targets)])[0].cpu().numpy()
+        logprobs[: len(logprobs) - draw.scored] = np.nan
+    return logprobs

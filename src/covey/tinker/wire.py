@@ -53,53 +53,55 @@ def read_forward_backward(message: bytes) -> tuple[str, int, Fields]:
 
     Raises DataError for what is no such message.
     """
-    found = read_fields(message)
-    return _text(found, 1), int(_last(found, 2, 0)), found
+    message_fields = read_fields(message)
+    return _text(message_fields, 1), int(_last(message_fields, 2, 0)), message_fields
 
 
-def read_data(found: Fields) -> ForwardBackward:
+def read_data(message: Fields) -> ForwardBackward:
     """Read the rest of a request. Raises DataError."""
-    entries = (read_fields(_bytes(x)) for x in found.get(5, []))
+    entries = (read_fields(_bytes(x)) for x in message.get(5, []))
     config: dict[str, float | str] = {_text(e, 1): float(_last(e, 2, 0.0)) for e in entries}
-    for entry in (read_fields(_bytes(x)) for x in found.get(7, [])):
+    for entry in (read_fields(_bytes(x)) for x in message.get(7, [])):
         value = read_fields(_bytes(_last(entry, 2, b"")))
         config[_text(entry, 1)] = _text(value, 2) if 2 in value else float(_last(value, 1, 0.0))
-    data = [_datum(read_fields(_bytes(x)), i) for i, x in enumerate(found.get(3, []))]
-    seq_id = int(_last(found, 2, 0))
-    return ForwardBackward(_text(found, 1), seq_id, data, _text(found, 4), config, bool(_last(found, 6, 0)))
+    data = [_datum(read_fields(_bytes(x)), i) for i, x in enumerate(message.get(3, []))]
+    seq_id = int(_last(message, 2, 0))
+    return ForwardBackward(
+        _text(message, 1), seq_id, data, _text(message, 4), config, bool(_last(message, 6, 0))
+    )
 
 
-def _datum(found: Fields, number: int) -> Datum:
+def _datum(datum: Fields, number: int) -> Datum:
     tokens = []
-    for chunk in (read_fields(_bytes(x)) for x in found.get(1, [])):
+    for chunk in (read_fields(_bytes(x)) for x in datum.get(1, [])):
         if 1 not in chunk:
             raise DataError(f"datum {number}: a local Tinker reads tokens only, no images and no audio")
         tokens.append(_array(_bytes(_last(read_fields(_bytes(chunk[1][-1])), 1, b"")), np.int32))
     inputs = {}
-    for entry in (read_fields(_bytes(x)) for x in found.get(2, [])):
+    for entry in (read_fields(_bytes(x)) for x in datum.get(2, [])):
         name = _text(entry, 1)
         inputs[name] = _tensor(read_fields(_bytes(_last(entry, 2, b""))), f"datum {number}: {name}")
     return Datum(np.concatenate([np.zeros(0, np.int64), *tokens]).astype(np.int64), inputs)
 
 
-def _tensor(found: Fields, where: str) -> np.ndarray:
+def _tensor(tensor: Fields, where: str) -> np.ndarray:
     """An array of any shape; a sparse one (CSR) with zeros where it has no value."""
-    dtype = DTYPES.get(int(_last(found, 3, 0)))
+    dtype = DTYPES.get(int(_last(tensor, 3, 0)))
     if dtype is None:
         raise DataError(f"{where}: its type is none of float32, int64 and int32")
-    shape = _repeated(found, 4)
+    shape = _repeated(tensor, 4)
     if math.prod(shape) > MOST_VALUES:
         raise DataError(f"{where}: a shape of {shape}, which is more than {MOST_VALUES} values")
     try:
-        return _shaped(found, dtype, shape)
+        return _shaped(tensor, dtype, shape)
     except (ValueError, IndexError):
         raise DataError(f"{where}: its values do not fill the shape {shape}") from None
 
 
-def _shaped(found: Fields, dtype: type[Any], shape: list[int]) -> np.ndarray:
-    if 2 not in found:
-        return _array(_bytes(_last(found, 1, b"")), dtype).reshape(shape or (-1,))
-    sparse = read_fields(_bytes(found[2][-1]))
+def _shaped(tensor: Fields, dtype: type[Any], shape: list[int]) -> np.ndarray:
+    if 2 not in tensor:
+        return _array(_bytes(_last(tensor, 1, b"")), dtype).reshape(shape or (-1,))
+    sparse = read_fields(_bytes(tensor[2][-1]))
     values = _array(_bytes(_last(sparse, 1, b"")), dtype)
     ends, columns = (_array(_bytes(_last(sparse, n, b"")), np.int64) for n in (2, 3))
     dense = np.zeros(shape, dtype)
@@ -148,39 +150,39 @@ def read_fields(message: bytes) -> Fields:
     >>> read_fields(bytes([8, 150, 1, 18, 2, 104, 105]))
     {1: [150], 2: [b'hi']}
     """
-    found: dict[int, list[Value]] = {}
-    place = 0
+    by_number: dict[int, list[Value]] = {}
+    position = 0
     try:
-        while place < len(message):
-            tag, place = _varint(message, place)
+        while position < len(message):
+            tag, position = _varint(message, position)
             value: Value
             if tag & 7 == 0:
-                value, place = _varint(message, place)
+                value, position = _varint(message, position)
             elif tag & 7 == 2:
-                size, place = _varint(message, place)
-                value = message[place : place + size]
+                size, position = _varint(message, position)
+                value = message[position : position + size]
                 if len(value) < size:
                     raise IndexError
-                place += size
+                position += size
             else:
                 kind = {1: "<d", 5: "<f"}[tag & 7]
-                value = struct.unpack_from(kind, message, place)[0]
-                place += struct.calcsize(kind)
-            found.setdefault(tag >> 3, []).append(value)
+                value = struct.unpack_from(kind, message, position)[0]
+                position += struct.calcsize(kind)
+            by_number.setdefault(tag >> 3, []).append(value)
     except (IndexError, KeyError, struct.error):
         raise DataError("the body is no protobuf message") from None
-    return found
+    return by_number
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while shift < 70:
-        byte = message[place]
-        place += 1
+        byte = message[position]
+        position += 1
         value |= (byte & 127) << shift
         shift += 7
         if byte < 128:
-            return value, place
+            return value, position
     raise IndexError
 
 
@@ -200,8 +202,8 @@ def _number(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def _last(found: Fields, number: int, default: Value) -> Value:
-    return found.get(number, [default])[-1]
+def _last(message: Fields, number: int, default: Value) -> Value:
+    return message.get(number, [default])[-1]
 
 
 def _bytes(value: Value) -> bytes:
@@ -210,21 +212,21 @@ def _bytes(value: Value) -> bytes:
     return value
 
 
-def _text(found: Fields, number: int) -> str:
-    return _bytes(_last(found, number, b"")).decode(errors="replace")
+def _text(message: Fields, number: int) -> str:
+    return _bytes(_last(message, number, b"")).decode(errors="replace")
 
 
 def _array(values: bytes, dtype: type[Any]) -> np.ndarray:
     return np.frombuffer(values, dtype).copy()
 
 
-def _repeated(found: Fields, number: int) -> list[int]:
+def _repeated(message: Fields, number: int) -> list[int]:
     """Integers that may be packed into one field."""
     numbers = list[int]()
-    for value in found.get(number, []):
-        place = 0
-        while isinstance(value, bytes) and place < len(value):
-            size, place = _varint(value, place)
+    for value in message.get(number, []):
+        position = 0
+        while isinstance(value, bytes) and position < len(value):
+            size, position = _varint(value, position)
             numbers.append(size)
         if isinstance(value, int):
             numbers.append(value)

@@ -67,11 +67,11 @@ class ComputeThread:
     def _alike(self, draw: DrawRequest) -> list[Job]:
         """Take all that can be drawn with this from the queue."""
         with self._arrival:
-            found = [
+            jobs = [
                 t for t in self._waiting if isinstance(t.work, DrawRequest) and t.work.alike == draw.alike
             ]
-            self._waiting = deque(t for t in self._waiting if t not in found)
-        return found
+            self._waiting = deque(t for t in self._waiting if t not in jobs)
+        return jobs
 
     def _done(self, tasks: Sequence[Job]) -> Sequence[Result]:
         try:

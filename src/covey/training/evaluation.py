@@ -48,18 +48,18 @@ def evaluate(
     # One stream, hence one completion; greedy decoding draws nothing from it.
     likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
     # All in one call, so that the sampler stays full; split again by position.
-    asked = [*requests, *likeliest]
-    groups = score_all([*problems, *problems], asked, sampler, params, Scorer(rewards), progress)
-    drawn = [with_credit(group, credit) for group in groups[: len(problems)]]
+    all_requests = [*requests, *likeliest]
+    groups = score_all([*problems, *problems], all_requests, sampler, params, Scorer(rewards), progress)
+    sampled = [with_credit(group, credit) for group in groups[: len(problems)]]
     greedy = groups[len(problems) :]
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
-        correct=np.array([int(g.correct.sum()) for g in drawn]),
-        majority=np.array([majority(g, rewards) for g in drawn]),
-        reward=np.array([g.rewards[g.scorable].mean() if g.scorable.any() else np.nan for g in drawn]),
+        correct=np.array([int(g.correct.sum()) for g in sampled]),
+        majority=np.array([majority(g, rewards) for g in sampled]),
+        reward=np.array([g.rewards[g.scorable].mean() if g.scorable.any() else np.nan for g in sampled]),
         samples=samples,
         verdict=verdict.name,
-        basis=basis_of(problems, rewards, any(sums_steps(group, credit) for group in drawn)),
+        basis=basis_of(problems, rewards, any(sums_steps(group, credit) for group in sampled)),
     )
 
 
@@ -70,8 +70,9 @@ def basis_of(problems: Sequence[Prompted], rewards: Rewards, by_steps: bool = Fa
     """
     weighed = sorted((_identity(r), r.weight, r.gated_by or "") for r in rewards)
     rewarded = [weighed, "by steps"] if by_steps else weighed
-    asked = [[p.problem.prompt, {k: str(v) for k, v in p.problem.columns.items()}] for p in problems]
-    return Basis(_identity(rewards.verdict), _hash(rewarded), tuple(_hash(one)[:8] for one in asked))
+    contents = [[p.problem.prompt, {k: str(v) for k, v in p.problem.columns.items()}] for p in problems]
+    hashes = tuple(_hash(content)[:8] for content in contents)
+    return Basis(_identity(rewards.verdict), _hash(rewarded), hashes)
 
 
 def _identity(reward: Reward) -> str:

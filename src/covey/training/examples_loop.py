@@ -38,13 +38,13 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
         journal.console.doing("updating")
         with journal.clock("update"):
             batch, objective = build_step(rows)
-            seen = learner.forward_backward(batch, objective)
-            norm = run.update(learner, step, batch, [s["loss"] for s in seen])
+            shares = learner.forward_backward(batch, objective)
+            norm = run.update(learner, step, batch, [s["loss"] for s in shares])
         run.sampler.sync(learner)
         run.advance(step + 1)
         journal.clock.count("update", int(batch.mask.sum()))
         metrics = {
-            **sum_of_parts(seen),
+            **sum_of_parts(shares),
             "optimizer/grad_norm": norm,
             "optimizer/skipped": float(not math.isfinite(norm)),
             "optimizer/lr": learning_rate(step, config.train),
@@ -62,24 +62,23 @@ ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
 """Metrics shown on the console."""
 
 
-def sum_of_parts(seen: Sequence[Shares]) -> dict[str, float]:
+def sum_of_parts(parts: Sequence[Shares]) -> dict[str, float]:
     """Add up the metrics of a step from the parts of its micro-batches."""
-    return {name: math.fsum(s[name] for s in seen) for name in seen[0]} if seen else {"loss": 0.0}
+    return {name: math.fsum(s[name] for s in parts) for name in parts[0]} if parts else {"loss": 0.0}
 
 
 def measures_after(step: int, run: Run) -> bool:
     """Whether the held-out examples are evaluated after ``step`` steps."""
-    every = run.loaded.config.eval.every
-    last = run.loaded.config.train.steps
-    return bool(run.held_out) and (step == last or bool(every and step % every == 0))
+    config = run.loaded.config
+    return bool(run.held_out) and (step == config.train.steps or config.eval.is_due(step))
 
 
 def held_out(run: Run, build_step: StepBuilder) -> dict[str, float]:
     """Evaluate the held-out examples: mean metrics over one batch, so that each example counts equally."""
     first = len(run.train_set)
     with run.journal.clock("eval"):
-        seen = run.learner.measure(*build_step(range(first, first + len(run.held_out))))
-    return {f"held_out/{name}": value for name, value in sum_of_parts(seen).items()}
+        shares = run.learner.measure(*build_step(range(first, first + len(run.held_out))))
+    return {f"held_out/{name}": value for name, value in sum_of_parts(shares).items()}
 
 
 def imitation(run: Run) -> StepBuilder:
@@ -109,10 +108,10 @@ def batch_rows(count: int, size: int, step: int, seed: int) -> list[int]:
     """Return the row numbers of a step's batch, from permutations that follow one another without a break."""
     rows: list[int] = []
     for position in range(step * size, (step + 1) * size):
-        epoch, place = divmod(position, count)
+        epoch, index = divmod(position, count)
         # At the start of the batch and of every epoch; both follow from the step, so a resume needs no
         # state.
-        if not rows or place == 0:
+        if not rows or index == 0:
             order = permutation(key(seed, "order", epoch), count)
-        rows.append(int(order[place]))
+        rows.append(int(order[index]))
     return rows

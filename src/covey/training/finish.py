@@ -10,7 +10,7 @@ from torch import Tensor
 from covey.errors import GuardStop
 from covey.insight.card import CardFacts, write_cards
 from covey.insight.findings.settings import settings_of
-from covey.insight.findings.table import gravest, likely, no_signal
+from covey.insight.findings.table import gravest, likely
 from covey.insight.result import (
     Result,
     better_step_clause,
@@ -40,6 +40,7 @@ from covey.tasks.source import EXAMPLES
 from covey.training.example_sampling import write_examples
 from covey.training.healing import tell_outcomes
 from covey.training.memory import in_megabytes, memory_measured
+from covey.training.resume import load_weights_of
 from covey.training.run import Run
 
 
@@ -56,7 +57,8 @@ def finish_examples(run: Run) -> Result:
 
 def _conclude(run: Run, result: Result) -> None:
     """Write the result, last of all: its existence marks the stage as complete."""
-    written = {name: list(known) for name, known in run.journal.folder.sync().streams.items()}
+    streams = run.journal.folder.sync().streams
+    written = {name: list(length_and_hash) for name, length_and_hash in streams.items()}
     write_result(result, written)
 
 
@@ -83,14 +85,12 @@ def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluatio
     if not run.state.updates:
         why = "Every gradient was 0; check the settings of `loss`"
         if run.loaded.config.method == "rl":
-            metrics = run.journal.folder.read("metrics.jsonl")
-            cause = no_signal(metrics, settings_of(run.loaded), run.findings())
-            why = f"No group had a nonzero advantage: {cause}"
+            why = f"No group had a nonzero advantage: {run.supervisor.why_no_signal()}"
         raise GuardStop(f"trained {run.state.step} steps without changing a single weight. {why}")
     best = on_rank_zero(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
     # The model to write is an earlier one, and so is its evaluation.
     if best is not None and best.step != run.state.step:
-        run.load_weights_of(best.step)
+        load_weights_of(run, best.step)
         evaluations = {**evaluations, "after": best.evaluation}
     run.learner.check_finite(str(run.journal.folder.path / "final"))
     # All processes have to take part; only the first one writes.
@@ -168,6 +168,6 @@ def _say_what_to_do(run: Run, verdict: Verdict | None, better: str) -> None:
         return
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
-    cause = gravest(run.findings()) or likely(*streams, settings_of(run.loaded))
+    cause = gravest(run.supervisor.findings()) or likely(*streams, settings_of(run.loaded))
     if cause is not None:
         run.journal.say(f"likely cause: {cause}", "yellow")

@@ -268,13 +268,15 @@ def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
     trial = _compared(run, attempts, number)
     later = [a.finding for a in attempts[number:] if not a.takes_back]
     again = attempt.finding in (*trial.findings, *later)
-    known = describe_trial(trial)
+    description = describe_trial(trial)
     effect = trial.effect if trial.effect == "no clear change" else f"that {trial.effect}"
-    helped = f"{effect}: {known} by step {attempt.step}" if known else "accuracy cannot be compared"
+    helped = "accuracy cannot be compared"
+    if description:
+        helped = f"{effect}: {description} by step {attempt.step}"
     return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"
 
 
 def _value(loaded: ResolvedConfig, key: str) -> Any:
     """Return the value of a setting as JSON has it."""
-    own = settings_of(loaded)(key)
-    return None if own is UNKNOWN else json.loads(json.dumps(own, default=str))
+    value = settings_of(loaded)(key)
+    return None if value is UNKNOWN else json.loads(json.dumps(value, default=str))

@@ -12,9 +12,10 @@ from covey.objective.diagnostics import group_metrics, score_metrics, token_metr
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.examples_loop import sum_of_parts
+from covey.training.options import RunOptions
 from covey.training.pipeline import STEP_BUILDERS
 from covey.training.rl import prepare
-from covey.training.run import Run, RunOptions
+from covey.training.run import Run
 from covey.training.setup import scratch_run
 
 
@@ -47,5 +48,9 @@ def _of_groups(run: Run) -> dict[str, float]:
     sampling = config.rollout
     now = run.state.coefficients
     objective = PolicyObjective(algorithm, sampling.temperature, sampling.max_tokens, now)
-    seen = run.learner.measure(batch, objective)
-    return {**metrics, **token_metrics(seen, algorithm), "loss": sum(float(stats.loss) for stats in seen)}
+    token_stats = run.learner.measure(batch, objective)
+    return {
+        **metrics,
+        **token_metrics(token_stats, algorithm),
+        "loss": sum(float(stats.loss) for stats in token_stats),
+    }

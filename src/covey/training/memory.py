@@ -65,8 +65,8 @@ def plan_memory(run: Run) -> dict[str, int]:
         why = "had no room when the run began" if resumed else "does not fit in memory"
         run.journal.say(f"train.tokens_per_micro_batch {configured} {why}; using {tokens}", "yellow")
     if running < config.rollout.max_running:
-        asked = config.rollout.max_running
-        run.journal.say(f"rollout.max_running {asked} does not fit in memory; using {running}", "yellow")
+        most = config.rollout.max_running
+        run.journal.say(f"rollout.max_running {most} does not fit in memory; using {running}", "yellow")
     return roles
 
 

@@ -101,8 +101,8 @@ def report_step(
 ) -> None:
     """Log a step and show it on the console."""
     _note_off_centre(journal, loaded.algorithm, batch, rollout.groups, step)
-    seen = token_record(done.stats, [len(tokens) for tokens in batch.tokens])
-    times = journal.rollouts(step, rollout, batch, seen, loaded.config.train.inner_epochs, metrics)
+    tokens_of_step = token_record(done.stats, [len(tokens) for tokens in batch.tokens])
+    times = journal.rollouts(step, rollout, batch, tokens_of_step, loaded.config.train.inner_epochs, metrics)
     console = journal.console
     console.examples = extremes(rollout.all_groups)
     console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
@@ -114,7 +114,7 @@ def _note_off_centre(
     """Warn once in a run if the advantages of a user's own estimator do not sum to zero in a group."""
     # Then later terms move the sum, and the estimator is not to blame.
     later = algorithm.whiten is not None or (algorithm.kl is not None and algorithm.kl.place == "reward")
-    uncentred = off_centre(batch, groups) if algorithm.advantage.own and not later else None
+    uncentred = off_centre(batch, groups) if algorithm.advantage.written_by_user and not later else None
     if uncentred is None or journal.has_event(OFF_CENTRE):
         return
     group, total = uncentred
@@ -135,10 +135,10 @@ def update_coverage(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> 
 
 def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelCompletion] | None:
     """Return prompt, best and worst completion of the group whose rewards differ the most."""
-    known = [g for g in groups if g.scorable.any()]
-    if not known:
+    scored = [g for g in groups if g.scorable.any()]
+    if not scored:
         return None
-    group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
+    group = max(scored, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
     best = int(np.nanargmax(group.rewards))
     worst = int(np.nanargmin(group.rewards))
     shown = [PanelCompletion(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]

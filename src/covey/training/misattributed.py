@@ -41,24 +41,24 @@ def misattributed_groups(
     rows = [(number, c) for number, group in enumerate(groups) for c in group.completions]
     differences = np.zeros(len(groups))
     tokens = np.zeros(len(groups))
-    seen = set[int]()
+    counted = set[int]()
     for s in stats:
         if s.origin is None or s.mismatch is None:
             continue
-        for place, trained, values in zip(s.origin.tolist(), s.mask.numpy(), s.mismatch.numpy(), strict=True):
-            number, completion = rows[place]
-            if place in seen or not completion.provenance.server:  # later the policy has moved
+        for row, trained, values in zip(s.origin.tolist(), s.mask.numpy(), s.mismatch.numpy(), strict=True):
+            number, completion = rows[row]
+            if row in counted or not completion.provenance.server:  # later the policy has moved
                 continue
-            seen.add(place)
+            counted.add(row)
             # Tokens of older versions differ for a good reason: they were drawn by other weights.
-            own = trained[: len(completion.tokens)] & (completion.token_versions == version)
-            differences[number] += float(np.abs(values[: len(own)][own]).sum())
-            tokens[number] += own.sum()
+            fresh = trained[: len(completion.tokens)] & (completion.token_versions == version)
+            differences[number] += float(np.abs(values[: len(fresh)][fresh]).sum())
+            tokens[number] += fresh.sum()
     mean = differences / np.maximum(tokens, 1)
     servers = [sorted({c.provenance.server for c in group.completions}) for group in groups]
     misattributed = [
-        MisattributedGroup(group.problem.id, tuple(own), float(nats))
-        for group, own, nats in zip(groups, servers, mean, strict=True)
+        MisattributedGroup(group.problem.id, tuple(names), float(nats))
+        for group, names, nats in zip(groups, servers, mean, strict=True)
         if nats > REPORTED_ABOVE
     ]
     return sorted(misattributed, key=lambda group: -group.nats)

@@ -24,8 +24,8 @@ from covey.sampling.servers import Transport
 from covey.system.processes import is_rank_zero
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
+from covey.training.options import RunOptions
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
-from covey.training.run import RunOptions
 from covey_verify.web import ask
 
 
@@ -45,8 +45,8 @@ def load_trained(
 def reference_of(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
     """Return the frozen reference, if the algorithm asks for one."""
     algorithm = loaded.algorithm
-    asked = algorithm.needs_reference and loaded.config.method == "rl"
-    return Reference(policy, algorithm.moves_reference, own_reference(loaded)) if asked else None
+    needs_reference = algorithm.needs_reference and loaded.config.method == "rl"
+    return Reference(policy, algorithm.moves_reference, own_reference(loaded)) if needs_reference else None
 
 
 def policy_learner(policy: Policy, loaded: ResolvedConfig, reference: Reference | None) -> Learner[Policy]:

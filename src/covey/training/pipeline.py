@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from covey.cluster.connect import release
-from covey.config.contradictions import notes_on, updates_of
+from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
 from covey.config.python_objects import ModelObject
@@ -53,7 +53,8 @@ from covey.tasks.source import EXAMPLES
 from covey.training import example_sampling, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
 from covey.training.healing import complete_going_back, run_with_healing, severe, with_attempts
-from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.training.options import DEFAULTS, RunOptions
+from covey.training.run import Run
 from covey.training.select import select
 from covey.training.setup import set_up
 from covey.training.stage_folders import folder_name, refuse_other_stages, refuse_stale_stages
@@ -88,8 +89,8 @@ def run_pipeline(
     # A single stage keeps the run's own folder.
     pipeline = [_in_pipeline(n, stages) for n in range(len(stages))] if len(stages) > 1 else stages
     # All of them before the first begins: a stage may take days before a later one is refused.
-    currents = [_current(given, options) for given in pipeline]
-    for number, (given, current) in enumerate(zip(pipeline, currents, strict=True), start=1):
+    currents = [_current(stage, options) for stage in pipeline]
+    for number, (stage, current) in enumerate(zip(pipeline, currents, strict=True), start=1):
         last = number == len(stages)
         finished = on_rank_zero(partial(_finished, current, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
@@ -107,7 +108,7 @@ def run_pipeline(
             freeze_existing_objects(),
             restore_model_object(current.config.model),
         ):
-            results.append(finished or run_with_healing(_run_stage, given, console, stop, options))
+            results.append(finished or run_with_healing(_run_stage, stage, console, stop, options))
         if finished is not None and last:
             console.say(
                 f"{current.config.output} is complete after {finished.steps} steps; there is nothing left "
@@ -129,18 +130,18 @@ def run_in_folder(
     try:
         results = run_pipeline(loaded, console, stop, options)
     except Exception as error:
-        known = as_error(peers_lost(error))
+        covey_error = as_error(peers_lost(error))
         # Config errors and busy folders say nothing of the run; another process may have recorded it
         # already.
         if (
             home.is_dir()
-            and not isinstance(known, ConfigError | FolderBusy)
-            and not reported_by_another(known)
+            and not isinstance(covey_error, ConfigError | FolderBusy)
+            and not reported_by_another(covey_error)
         ):
-            record_exit(home, known)
-        if known is error:
+            record_exit(home, covey_error)
+        if covey_error is error:
             raise
-        raise known from error
+        raise covey_error from error
     if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
         (home / RECORD).unlink()
     return results
@@ -183,47 +184,47 @@ def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
     return result
 
 
-def _current(given: ResolvedConfig, options: RunOptions) -> ResolvedConfig:
+def _current(stage: ResolvedConfig, options: RunOptions) -> ResolvedConfig:
     """Return a stage's config as it continues. Raises ConfigError if its folder holds another run."""
     # An earlier try may have gone back after a finding, and continued with a setting of its own.
-    current = with_attempts(given)
+    current = with_attempts(stage)
     complete_going_back(current)
     refuse_other_config(current, changes=options.changes)
     return current
 
 
-def _in_pipeline(place: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig:
+def _in_pipeline(index: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig:
     """Return a stage's config with its own folder, names of earlier stages replaced by paths.
 
     Its model is that of the stage it names, or of the last stage before it that leaves a policy.
     """
-    stage = stages[place]
+    stage = stages[index]
     config = stage.config
     home = stage.config.output
-    earlier = [(home / folder_name(n, s), s.config.method) for n, s in enumerate(stages[:place], start=1)]
+    earlier = [(home / folder_name(n, s), s.config.method) for n, s in enumerate(stages[:index], start=1)]
     # Name of a stage, such as 1-sft -> its folder.
     folders = {folder.name: folder for folder, _ in earlier}
     policies = [folder for folder, method in earlier if method in POLICIES]
     start = folders.get(str(config.model)) or (policies[-1] if policies else None)
-    known = {name: folder.resolve() for name, folder in folders.items()}
-    examples = tuple(known.get(str(path), path) for path in config.data.examples)
+    resolved_folders = {name: folder.resolve() for name, folder in folders.items()}
+    examples = tuple(resolved_folders.get(str(path), path) for path in config.data.examples)
     changes: dict[str, object] = {
-        "output": home / folder_name(place + 1, stage),
+        "output": home / folder_name(index + 1, stage),
         "data": config.data.model_copy(update={"examples": examples}),
-        "rewards": tuple(_placed_reward(spec, known) for spec in config.rewards),
+        "rewards": tuple(_placed_reward(spec, resolved_folders) for spec in config.rewards),
     }
     if start is not None and not isinstance(config.model, ModelObject):
         changes["model"] = str((start / "final").resolve())
     return replace(stage, config=config.model_copy(update=changes), before=start, home=home)
 
 
-def _placed_reward(spec: object, known: Mapping[str, Path]) -> object:
+def _placed_reward(spec: object, folders: Mapping[str, Path]) -> object:
     """Return a reward with an earlier stage's model replaced by its path."""
     if not isinstance(spec, Mapping):
         return spec
     return {
-        name: {**of, "model": str(known[of["model"]] / "final")}
-        if isinstance(of, Mapping) and of.get("model") in known
+        name: {**of, "model": str(folders[of["model"]] / "final")}
+        if isinstance(of, Mapping) and of.get("model") in folders
         else of
         for name, of in spec.items()
     }
@@ -292,8 +293,9 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
         run.test_set = []  # the model stays as it is
     on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
-        for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
-            console.say(f"note: {note}")
+        if config.method == "rl":
+            for note in notes_on(loaded.algorithm, config.train.updates_per_rollout_batch):
+                console.say(f"note: {note}")
         if line := hours_line(run):
             console.say(line)
         stops_early = config.train.stop_at is not None and config.eval.every > 0
@@ -336,7 +338,8 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
                 evaluations["after"] = run.evaluate()
             again = evaluate_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
-                run.go_back_for(severe(run.report_findings(run.state.step - 1)))
+                findings = run.supervisor.report_findings(run.state.step - 1)
+                run.supervisor.go_back_for(severe(findings), run.state.step)
             run.journal.console.doing("writing the model")
             with run.journal.clock("final"):
                 return finish_run(run, evaluations, again)
@@ -347,7 +350,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             f"{stopped}; saved after step {run.state.step} of {config.train.steps} in {config.output}"
         ) from None
     except GuardStop as reason:
-        kept = checkpoints(config.output)
-        last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
+        saved = checkpoints(config.output)
+        last = f"The last checkpoint is {saved[-1]}" if saved else "There is no checkpoint yet"
         better = better_step_hint(on_rank_zero(run.journal.folder.best), config.output)
         raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None

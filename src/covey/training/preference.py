@@ -149,9 +149,9 @@ def with_prompt_trained(example: Prompted) -> Prompted:
     answers = []
     for chosen, answer in zip((True, False), example.answers, strict=True):
         # -1 marks the prompt's tokens; see ``answered`` in PreferenceObjective.
-        said = np.concatenate([np.full(len(rest), -1.0), answer.trained]).astype(np.float32)
+        sampler_logprobs = np.concatenate([np.full(len(rest), -1.0), answer.trained]).astype(np.float32)
         trained = np.concatenate([np.full(len(rest), chosen), answer.trained])
-        answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, said))
+        answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, sampler_logprobs))
     return replace(example, tokens=first, answers=tuple(answers))
 
 
@@ -214,14 +214,14 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
         for answer in example.answers:
             # The mask decides which log-probs are summed, so it is part of the identity.
             digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
-    known = on_rank_zero(lambda: _kept(path.parent, digest.hexdigest()))
+    sums = on_rank_zero(lambda: _stored_sums(path.parent, digest.hexdigest()))
     counts = [len(e.answers) for e in examples]
-    # The number of whole examples whose log-probs are ``known``.
-    done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
+    # The number of whole examples whose log-probs are there already.
+    done = int(np.searchsorted(np.cumsum(counts), len(sums), side="right")) if len(sums) else 0
     learner = run.learner
-    own = own_reference(run.loaded)
-    if own is not None:
-        learner = Learner(own, run.loaded.config.train)
+    own_model = own_reference(run.loaded)
+    if own_model is not None:
+        learner = Learner(own_model, run.loaded.config.train)
     # The policy has moved, so the first model is loaded once more.
     elif done < len(examples) and run.state.step:
         learner = _first_learner(run, path)
@@ -229,10 +229,10 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     while done < len(examples):
         run_on_all(run.safe_point)
         batch = given_batch(examples[done : done + SCORED_AT_ONCE])
-        known = np.concatenate([known, summed(learner, batch).numpy()])
+        sums = np.concatenate([sums, summed(learner, batch).numpy()])
         done = min(done + SCORED_AT_ONCE, len(examples))
-        on_rank_zero(partial(write_file, path, packed_sums(known, digest.hexdigest())))
-    return list(torch.from_numpy(known).split(counts))
+        on_rank_zero(partial(write_file, path, packed_sums(sums, digest.hexdigest())))
+    return list(torch.from_numpy(sums).split(counts))
 
 
 def _first_learner(run: Run, path: Path) -> Learner[Policy]:
@@ -253,15 +253,15 @@ def _first_learner(run: Run, path: Path) -> Learner[Policy]:
 def _changed_start(run: Run) -> list[str]:
     """Return the changes that resumes have recorded for the model's files since the run began."""
     events = (e for e in run.journal.folder.read("events.jsonl") if e["event"] == INEXACT)
-    noted = [str(said) for event in events for said in _texts(event.get("because"))]
-    return [said.partition(" since")[0] for said in noted if said.startswith("model/")]
+    causes = [str(cause) for event in events for cause in _texts(event.get("because"))]
+    return [cause.partition(" since")[0] for cause in causes if cause.startswith("model/")]
 
 
 def _texts(value: object) -> Sequence[object]:
     return value if isinstance(value, list) else ()
 
 
-def _kept(folder: Path, digest: str) -> np.ndarray:
+def _stored_sums(folder: Path, digest: str) -> np.ndarray:
     """Read what an earlier try has computed for these examples; empty if gone, damaged or of other examples.
 
     Raises OSError, with the file's name, if it cannot be read.

@@ -112,14 +112,14 @@ class Progress:
         now = time.monotonic()
         ending = self._stop_forecast()
         about = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
-        said = [f"stopping {ending.after}{about}"]
+        sentences = [f"stopping {ending.after}{about}"]
         what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"
         under_way = self.between_steps and self.clock.phase in ("rollout", "prepare", "update", "eval")
         if under_way and now - self.step_at >= NOTICED:
-            said.append(f"{what} is repeated when the run continues ({duration(now - self.step_at)})")
+            sentences.append(f"{what} is repeated when the run continues ({duration(now - self.step_at)})")
         lost = (self.step_at if self.between_steps else now) - self.saved_at
-        said.append(self._second_signal(again, lost, ending.seconds))
-        return ". ".join(sentence[0].upper() + sentence[1:] for sentence in said)
+        sentences.append(self._second_signal(again, lost, ending.seconds))
+        return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
     def _stop_forecast(self) -> StopForecast:
         """Return where the run ends, from the times of the steps before."""

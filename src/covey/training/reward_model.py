@@ -65,10 +65,11 @@ class RewardObjective:
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """Return a micro-batch's part of the loss and of the metrics."""
         # ``logprobs`` holds the head's values here, one wherever a token is trained.
-        asked = micro.rows.mask.to(scores.logprobs.device)
-        values = micro.packed.unpack(scores.logprobs)[asked]
+        has_value = micro.rows.mask.to(scores.logprobs.device)
+        values = micro.packed.unpack(scores.logprobs)[has_value]
         if self.of_pairs is None:
-            return self._judged(values, micro.rows.advantages.to(values.device)[asked], micro.totals.tokens)
+            labels = micro.rows.advantages.to(values.device)[has_value]
+            return self._judged(values, labels, micro.totals.tokens)
         # An example is a group of two, chosen first, and groups stay whole in a micro-batch.
         chosen = values[0::2]
         rejected = values[1::2]
@@ -114,14 +115,14 @@ def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges
     return model
 
 
-def _given(given: ModelObject, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
-    model, tokenizer = checked_model(given)
+def _given(policy_object: ModelObject, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+    model, tokenizer = checked_model(policy_object)
     if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
         raise ConfigError(
-            f"model: {given.name} returns {model.config.num_labels} numbers, which is not a {kind}"
+            f"model: {policy_object.name} returns {model.config.num_labels} numbers, which is not a {kind}"
         )
     model.to(pick_device(loaded.config.device))
-    judge = TrainedRewardModel(model, tokenizer, kind, adapter_of(given), reads_tokens=True)
+    judge = TrainedRewardModel(model, tokenizer, kind, adapter_of(policy_object), reads_tokens=True)
     return with_precision(judge, loaded.config)
 
 

@@ -9,7 +9,6 @@ from math import isfinite
 
 import torch
 
-from covey.config.contradictions import updates_of
 from covey.config.load import ResolvedConfig
 from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, OldDistribution, collate, minibatches, select_tokens
@@ -31,7 +30,8 @@ def train(run: Run) -> None:
     """Run the remaining steps. A stop request surfaces as Stopped between updates."""
     loaded = run.loaded
     journal = run.journal
-    old = old_logprob_source(loaded.algorithm, run.sampler, updates_of(loaded.config))
+    updates = loaded.config.train.updates_per_rollout_batch
+    old = old_logprob_source(loaded.algorithm, run.sampler, updates)
     with closing(run.rollouts()) as rollouts:
         for step in range(run.state.step, loaded.config.train.steps):
             run.begin_step()
@@ -54,7 +54,8 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: 
     metrics = step_metrics(step, rollout, batch, done, loaded, run.state.coefficients) | run.drift_metrics()
     report_misattributed(run.journal, step, misattributed_groups(rollout.groups, done.stats, done.before))
     report_step(run.journal, step, rollout, batch, done, metrics, loaded)
-    run.apply_guards(step, metrics, rollout.all_groups, bool(batch.advantages.any()))
+    has_signal = bool(batch.advantages.any())
+    run.state = run.supervisor.judge_step(run.state, step, metrics, rollout.all_groups, has_signal)
     refresh_reference(run.learner, loaded.algorithm, done.before)
     return run.end_step(metrics)
 

@@ -6,16 +6,11 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from covey.config.load import ResolvedConfig
 from covey.config.sampling import Rollout
-from covey.errors import CheckpointError, GuardStop
-from covey.insight.findings.finding import STREAM, Finding
-from covey.insight.findings.settings import settings_of
-from covey.insight.findings.table import gravest, no_signal
-from covey.insight.findings.watch import Watch
+from covey.errors import GuardStop
 from covey.learner.batching import Batch
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
@@ -23,77 +18,27 @@ from covey.models.policy import Policy
 from covey.models.sharded import local_part
 from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
-from covey.objective.controllers import next_coefficients, resumed_coefficients
 from covey.rewards.base import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.draw import sampling_params
 from covey.rollouts.loop import Rollouts
-from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
+from covey.runs.checkpoint import State, save_checkpoint
 from covey.runs.drift import Drift
 from covey.runs.estimates import Evaluation
-from covey.runs.folder import IN_CHECKPOINT, LogState, checkpoint_at
+from covey.runs.folder import checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.pending import PendingCompletions
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import Prompted
-from covey.system.fault_injection import Faults
-from covey.system.integrity import damage
-from covey.system.processes import is_rank_zero, on_rank_zero, run_on_all
+from covey.system.processes import on_rank_zero, run_on_all
 from covey.system.signals import StopSignal
 from covey.training.evaluation import evaluate
-from covey.training.guards import Stop, judge_step, judge_update, kl_level
-from covey.training.healing import GoBack, begin_attempt, severe, warnings_due
+from covey.training.guards import judge_update
+from covey.training.observer import ObserverRequest
+from covey.training.options import RunOptions
 from covey.training.progress import Progress
-from covey.types import Group
-
-
-class ObserverRequest(NamedTuple):
-    """An observer's requests after a step."""
-
-    stop: bool = False
-    """End the stage here."""
-    save: bool = False
-
-
-class Observer:
-    """Callbacks for a program that follows a run. The base class does nothing."""
-
-    def run_begins(self, step: int) -> None:
-        """Called before the first step, when all is loaded; ``step`` is above 0 if the run was resumed."""
-
-    def step_begins(self, step: int) -> None:
-        """Called before a step, counted from 0."""
-
-    def step_ends(self, step: int, metrics: Mapping[str, float]) -> ObserverRequest | None:
-        """Called after ``step`` steps with the last one's metrics; None: no wish."""
-
-    def saved(self, folder: Path) -> None:
-        """Called after a checkpoint was written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Command-line options that are not part of the config."""
-
-    strict: bool = False
-    """Refuse anything but an exact continuation."""
-    changes: bool = False
-    """Allow changes of settings that end the exactness of a resumed run."""
-    start: Mapping[str, object] = field(default_factory=dict)
-    """Config and settings that `covey resume` needs to repeat the command."""
-    home: Path = Path()
-    """The folder of the whole run, which contains those of its stages."""
-    faults: Faults = field(default_factory=Faults)
-    same_inputs: bool = False
-    """Refuse to continue a run with other rewards or data."""
-    observer: Observer = field(default_factory=Observer)
-    trains: bool = True
-    """False if rows are only measured, which may be all good or all bad."""
-
-
-DEFAULTS = RunOptions()
-
+from covey.training.supervisor import Supervisor
 
 AnyLearner: TypeAlias = Learner[Policy] | Learner[ValueModel]
 
@@ -121,11 +66,11 @@ class Run:
     """Loads the run's first model again; None for a model given as an object."""
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.journal.folder, settings_of(self.loaded))
+        self.supervisor = Supervisor(self.loaded, self.journal)
         self.drift = Drift(self.journal.folder.path)
         train = self.loaded.config.train
         rl = self.loaded.config.method == "rl"
-        updates = train.inner_epochs * train.updates_per_batch if rl else 1
+        updates = train.updates_per_rollout_batch if rl else 1
         self.progress = Progress(self.journal.clock, train.steps, updates)
 
     def begin_step(self) -> None:
@@ -216,70 +161,6 @@ class Run:
         with self.journal.clock("drift"):
             return self.drift.metrics(self.learner, self.loaded.config.rollout.temperature)
 
-    def report_findings(
-        self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
-    ) -> list[Finding]:
-        """Print new findings, each once in a run, and return them; the first process has all."""
-        findings = self.watch.after(step, metrics, groups) if is_rank_zero() else []
-        for finding in findings:
-            self.journal.say(f"step {step + 1}: {finding}", "yellow")
-        return findings
-
-    @property
-    def rolls_back(self) -> bool:
-        """Whether findings send the run back."""
-        return self.loaded.config.guards.on_finding == "rollback"
-
-    def go_back_for(self, findings: Sequence[Finding]) -> None:
-        """Raise GoBack if findings send this run back, and one of these has a line to try."""
-        if self.rolls_back and on_rank_zero(
-            lambda: begin_attempt(self.loaded, self.journal, findings, self.state.step)
-        ):
-            raise GoBack
-
-    def _lasting_warnings(self, step: int) -> list[Finding]:
-        """Return the warnings whose turn it is; a symptom that has gone by itself needs no remedy."""
-        if not (self.rolls_back and is_rank_zero()):
-            return []
-        return [warning for warning in warnings_due(self.findings(), step) if self.watch.holds(warning)]
-
-    def apply_guards(
-        self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], has_signal: bool
-    ) -> None:
-        """Update findings, guards and coefficients after a step. Raises GoBack or GuardStop.
-
-        ``has_signal``: whether the step had an advantage that is not 0.
-        """
-        findings = self.report_findings(step, metrics, groups)
-        self.go_back_for([*severe(findings), *self._lasting_warnings(step)])
-        config = self.loaded.config
-        coefficients = self.state.coefficients
-        memory, actions = judge_step(
-            step,
-            metrics,
-            has_signal,
-            self.state.guards,
-            config.guards,
-            self._why_no_signal,
-            self._gravest_finding,
-        )
-        for action in actions:
-            if isinstance(action, Stop):
-                self.go_back_for(self.findings())
-                raise GuardStop(action.why)
-            self.journal.say(action.text, "yellow")
-            self.journal.event(step, action.event, **action.details)
-        raises_kl_coef = config.guards.kl_action == "raise_coef"
-        kl = metrics.get("kl/completion_k1", math.nan)
-        completions = int(metrics["groups/count"]) * config.rollout.group_size
-        # None: the guard leaves the coefficient alone.
-        level = kl_level(kl, config.guards) if raises_kl_coef else None
-        updated = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, level)
-        if raises_kl_coef and updated.kl != coefficients.kl:
-            self.journal.event(step, "KL coefficient moved", coef=updated.kl, kl=kl)
-        # Part of the checkpoint, so that a resumed run judges and weighs as this one would.
-        self.state = replace(self.state, guards=memory, coefficients=updated)
-
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""
         every = self.loaded.config.eval.every
@@ -288,19 +169,6 @@ class Run:
         between = (steps - 1) // every - now // every if every and now < steps else 0
         last = now < steps or self.journal.clock.phase != "eval"
         return self.progress.seconds_left(between + last if self.test_set else 0)
-
-    def _why_no_signal(self, steps: int) -> str:
-        metrics = self.journal.folder.read("metrics.jsonl")[-steps:]
-        return no_signal(metrics, settings_of(self.loaded), self.findings())
-
-    def _gravest_finding(self) -> str:
-        finding = gravest(self.findings())
-        return f"Reported after step {finding.step + 1}: {finding}" if finding else ""
-
-    def findings(self) -> list[Finding]:
-        """Return the findings so far, in the order in which they were printed."""
-        findings = (Finding.from_record(r) for r in self.journal.folder.read(STREAM))
-        return [finding for finding in findings if finding is not None]
 
     @property
     def spare_problems(self) -> list[Prompted]:
@@ -351,11 +219,10 @@ class Run:
         A second call at the same step does only what a stop has left undone.
         """
         train = self.loaded.config.train
-        every = self.loaded.config.eval.every
         step = self.state.step
         self.progress.step_ends(step)
         is_last = step >= train.steps  # its evaluation and checkpoint are those of the run's end
-        if self.test_set and every and step % every == 0 and not is_last:
+        if self.test_set and self.loaded.config.eval.is_due(step) and not is_last:
             now = self.evaluation_at(step)
             second_measurement = bool(self.spare_problems)
             if train.stop_at is not None and now.reaches(train.stop_at, second_measurement):
@@ -384,50 +251,3 @@ class Run:
             save_checkpoint(journal.folder, self.learner, self.critic, self.state, train.keep, faults)
         self.progress.checkpoint()
         self.options.observer.saved(checkpoint_at(journal.folder.path, self.state.step))
-
-    def restore(self) -> bool:
-        """Go back to the newest good checkpoint; False if there is none. Raises CheckpointError."""
-        journal = self.journal
-        checkpoint, complaints = on_rank_zero(lambda: newest_checkpoint(journal.folder, self.options.strict))
-        for complaint in complaints:
-            journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
-        logged = LogState()
-        if checkpoint is not None:
-            saved = load_checkpoint(checkpoint, self.learner, self.critic)
-            guarded = self.loaded.config.guards.kl_action == "raise_coef"
-            coefficients = resumed_coefficients(saved.state.coefficients, self.loaded.algorithm, guarded)
-            self.state = replace(saved.state, coefficients=coefficients)
-            logged = saved.logged
-        # Without a checkpoint too: the sampler may hold other weights, as after another stage.
-        self.sampler.sync(self.learner)
-        journal.clock.before = self.state.seconds
-        on_rank_zero(lambda: self._rewind(logged))
-        times = on_rank_zero(lambda: journal.folder.read("timings.jsonl"))
-        journal.clock.recall(times)
-        self.progress.begin(self.state.step, checkpoint is not None)
-        return checkpoint is not None
-
-    def load_weights_of(self, step: int) -> None:
-        """Load the weights of an earlier step's checkpoint; the run's step does not change.
-
-        Raises CheckpointError if the checkpoint is damaged or gone.
-        """
-        checkpoint = checkpoint_at(self.journal.folder.path, step)
-        if problem := on_rank_zero(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
-            raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
-        load_checkpoint(checkpoint, self.learner, self.critic)
-
-    def _rewind(self, logged: LogState) -> None:
-        """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
-        folder = self.journal.folder
-        step = self.state.step
-        complaints = folder.damaged(logged, step)
-        self.journal.console.doing("checking the rollout log")
-        complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)
-        if complaints and self.options.strict:
-            raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")
-        folder.rewind(logged, step)
-        for complaint in complaints:
-            self.journal.say(complaint, "yellow")
-        if complaints:
-            self.journal.event(step, "log damaged", because=complaints)

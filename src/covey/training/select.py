@@ -69,8 +69,8 @@ def _labelled(rows: Sequence[ExampleRow], data: Data) -> tuple[list[str], list[f
             f"data.examples: all {len(labels)} labelled lines have the same label; give some to keep (label "
             "true) and some to leave out"
         )
-    wanted = {text for text, label in zip(texts, labels, strict=True) if label}
-    both = wanted & {text for text, label in zip(texts, labels, strict=True) if not label}
+    kept_texts = {text for text, label in zip(texts, labels, strict=True) if label}
+    both = kept_texts & {text for text, label in zip(texts, labels, strict=True) if not label}
     if both:
         raise DataError(
             f"data.examples: {min(both)[:60]!r} is labelled both true and false; keep one of them"
@@ -102,10 +102,10 @@ def _left_out(texts: Sequence[str], labels: Sequence[float]) -> Iterator[bool]:
     """Yield for each labelled line whether a classifier trained on the other folds agrees with its label."""
     folds = min(FOLDS, len(texts))
     for fold in range(folds):
-        kept = [n for n in range(len(texts)) if n % folds != fold]
+        training_rows = [n for n in range(len(texts)) if n % folds != fold]
         # Without both labels nothing can be trained, so the fold is skipped.
-        if len({labels[n] for n in kept}) < 2:
+        if len({labels[n] for n in training_rows}) < 2:
             continue
-        classifier = TextClassifier([texts[n] for n in kept], [labels[n] for n in kept])
+        classifier = TextClassifier([texts[n] for n in training_rows], [labels[n] for n in training_rows])
         for n in range(fold, len(texts), folds):
             yield (classifier.probability(texts[n]) > 0.5) == (labels[n] > 0.5)

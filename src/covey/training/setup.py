@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from covey.config.load import ResolvedConfig, resolved_yaml
+from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
-from covey.errors import RECORD, START, CheckpointError
 from covey.learner.process import set_process
-from covey.models.chat import rendered_at
 from covey.models.generation import sample_as_trained
 from covey.models.load import pick_device, speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
-from covey.runs.arithmetic import any_step_rounded, arithmetic_notes, follow_run
-from covey.runs.atomic import write_file
+from covey.runs.arithmetic import arithmetic_notes, follow_run
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
-from covey.runs.compatibility import differences_to_record, environment
-from covey.runs.folder import INEXACT, RunFolder, checkpoints
-from covey.runs.inventory import fingerprint, inventory
+from covey.runs.folder import RunFolder
 from covey.runs.journal import Journal
-from covey.runs.origin import write_own
-from covey.runs.pending import forget_completions
 from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
 from covey.sampling.notes import unseen_by_model
@@ -35,13 +28,14 @@ from covey.sampling.prompts import Prompted, dropped_rows, encode
 from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import unexplained_tools, with_tools
 from covey.system.console import RunConsole
-from covey.system.integrity import sealed
-from covey.system.processes import is_rank_zero, on_rank_zero, run_on_all
+from covey.system.processes import run_on_all
 from covey.system.signals import StopSignal
 from covey.training.hooks import connect
 from covey.training.memory import plan_memory
 from covey.training.models import load_critic, load_trained, policy_learner, reference_of, sampler_of
-from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.training.options import DEFAULTS, RunOptions
+from covey.training.resume import resume_run
+from covey.training.run import Run
 from covey.training.task import RunTask, checked_task
 
 
@@ -141,65 +135,3 @@ def _first_policy(loaded: ResolvedConfig, task: RunTask) -> Callable[[], Policy]
     if isinstance(loaded.config.model, ModelObject):
         return None
     return lambda: load_trained(loaded, task.source)[0]
-
-
-def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
-    """Return the record of this process, to compare with that of the one that left a checkpoint."""
-    config = run.loaded.config
-    policy = run.learner.policy.unsharded
-    reference = run.learner.reference
-    return {
-        **environment(run.loaded),
-        "rounds_products": policy.rounds,
-        "rendered": rendered_at().isoformat(),
-        "rounded": any_step_rounded(config.output, policy, begun),
-        "sandbox": run.rewards.sandbox,
-        "tokenizer": policy.vocabulary_hash,
-        "known_tokens": policy.drawable_ids,
-        "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
-        "reference": reference.fingerprint() if reference is not None else None,
-        "files": inventory(run.loaded, run.rewards),
-        "memory": memory,
-        "micro_tokens": {
-            "configured": config.train.tokens_per_micro_batch,
-            "planned": run.learner.micro_tokens,
-        },
-    }
-
-
-def resume_run(run: Run, memory: Mapping[str, int]) -> None:
-    """Restore the newest checkpoint, if there is one, and print the differences from its process."""
-    loaded = run.loaded
-    options = run.options
-    journal = run.journal
-    folder = journal.folder
-    begun = bool(checkpoints(folder.path))
-    now = process_record(run, memory, begun)
-    differences = on_rank_zero(lambda: differences_to_record(loaded, begun, now))
-    harmful = [d for d in differences if d.effect != "safe"]
-    if options.strict and loaded.config.rollout.staleness and begun:
-        raise CheckpointError(
-            f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "
-            "exactly. Remove it"
-        )
-    if harmful and options.strict:
-        raise CheckpointError(
-            f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run with its first settings, or "
-            "remove --strict"
-        )
-    # Completions drawn ahead by a process that differs are not used.
-    if harmful:
-        on_rank_zero(lambda: forget_completions(folder.path))
-    if run.restore():
-        journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
-        for difference in differences:
-            journal.say(f"  {difference}", "yellow" if difference in harmful else "")
-        if harmful:
-            journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
-    # Last, so that a refused resume leaves the files as they were.
-    if is_rank_zero():
-        write_own(folder.path, "config.yaml", resolved_yaml(loaded))
-        write_file(folder.path / "env.json", sealed(now))
-        if options.start:
-            write_own(options.home, START, sealed(options.start))
-        (folder.path / RECORD).unlink(missing_ok=True)

@@ -23,11 +23,11 @@ def refuse_other_stages(home: Path, stages: Sequence[ResolvedConfig]) -> None:
 
     Every command that is given the folder would count them as part of the run, or take them for it.
     """
-    own = {folder_name(number, stage) for number, stage in enumerate(stages, start=1)}
+    expected = {folder_name(number, stage) for number, stage in enumerate(stages, start=1)}
     single = len(stages) == 1
-    others = [s.name for s in stages_in(home) if single or s.name not in own]
+    others = [s.name for s in stages_in(home) if single or s.name not in expected]
     if others:
-        what = "has no stages" if single else f"has {', '.join(sorted(own))}"
+        what = "has no stages" if single else f"has {', '.join(sorted(expected))}"
         raise ConfigError(
             f"{home} holds {', '.join(others)} of another config; this one {what}. Remove them, or choose "
             "another --output"

@@ -18,7 +18,7 @@ from covey.tasks.columns import own_systems, print_readers, readers
 from covey.tasks.examples import need_both
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
-from covey.training.run import RunOptions
+from covey.training.options import RunOptions
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,12 @@ def _account_for_columns(task: RunTask, loaded: ResolvedConfig, say: Say) -> Non
     config = loaded.config
     source = task.source
     role = loaded.algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
-    asked: Mapping[str, set[str]] = {
+    readers_besides: Mapping[str, set[str]] = {
         **columns_asked(task.toolbox, source.problems),
         "algorithm.advantage.by": {str(role)},
     }
-    print_readers(readers(source.problems, source.all_examples, config.data, task.rewards, asked), say)
+    by_column = readers(source.problems, source.all_examples, config.data, task.rewards, readers_besides)
+    print_readers(by_column, say)
 
 
 def rewards_of_run(loaded: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:

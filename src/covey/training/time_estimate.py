@@ -56,12 +56,12 @@ def token_cost(run: Run) -> TokenCost | None:
 def step_seconds(run: Run, cost: TokenCost) -> float:
     """Return the seconds of a training step, no completion ending before ``rollout.max_tokens``."""
     config = run.loaded.config
-    own = mean_tokens(run.train_set)
+    prompt_tokens = mean_tokens(run.train_set)
     if config.method != "rl" and config.method not in SAMPLES_EXAMPLES:
-        return config.train.batch_size * own * cost.trained
+        return config.train.batch_size * prompt_tokens * cost.trained
     longest = config.rollout.max_tokens
     work = Workload.of(config, run.loaded.algorithm, 0.0, longest)
-    prompts = work.completions / config.rollout.group_size * own
+    prompts = work.completions / config.rollout.group_size * prompt_tokens
     sampling = prompts * cost.prompt + work.completions * longest * cost.sampled
     updating = (prompts + work.trained * longest) * cost.trained if config.method == "rl" else 0.0
     return sampling + updating

@@ -56,9 +56,11 @@ class Arguments:
 
     def given(self) -> dict[str, Any]:
         """Return the fields that have another value than TRL's default."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
         defaults = self.defaults()
-        return {name: value for name, value in own.items() if value is not None and value != defaults[name]}
+        return {
+            name: value for name, value in values.items() if value is not None and value != defaults[name]
+        }
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

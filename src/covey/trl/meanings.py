@@ -46,17 +46,17 @@ def _refused(names: str, why: str) -> dict[str, Meaning]:
 
 def _of_files(names: Iterable[str]) -> dict[str, Meaning]:
     """Return the meanings of names that configs in YAML know too."""
-    found: dict[str, Meaning] = {}
+    meanings: dict[str, Meaning] = {}
     for name in names:
         if name in trl.SAME:
-            found[name] = Meaning("setting", trl.SAME[name])
+            meanings[name] = Meaning("setting", trl.SAME[name])
         elif name in trl.LOSS:
-            found[name] = Meaning("setting", "algorithm")
+            meanings[name] = Meaning("setting", "algorithm")
         elif name in trl.OTHERS:
             other = trl.OTHERS[name]
             text = trl.advice_on(name)
-            found[name] = Meaning("no effect", text, True) if other.inert else Meaning("refused", text)
-    return found
+            meanings[name] = Meaning("no effect", text, True) if other.inert else Meaning("refused", text)
+    return meanings
 
 
 _BATCHES = "size and number of batches"

@@ -36,11 +36,11 @@ def writer(
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return a language model and its tokenizer; ``texts`` are what the tokenizer of `tiny` learns from."""
     if model == "tiny":
-        own = build_tokenizer(texts())
-        return build_model(own, args.seed), own
+        own_tokenizer = build_tokenizer(texts())
+        return build_model(own_tokenizer, args.seed), own_tokenizer
     if isinstance(model, str | Path):
-        loaded, own = load_named(str(model), Path())
-        return _in_dtype(loaded, args.model_init_kwargs), _tokenizer(tokenizer or own)
+        loaded, own_tokenizer = load_named(str(model), Path())
+        return _in_dtype(loaded, args.model_init_kwargs), _tokenizer(tokenizer or own_tokenizer)
     _refuse_options(args.model_init_kwargs, "belongs to a model given by name")
     return _module(model), _tokenizer(tokenizer or _own_tokenizer(model))
 
@@ -53,10 +53,10 @@ def reward_model_of(
     ``options`` are model_init_kwargs, for a model by its name.
     """
     if isinstance(model, str | Path):
-        own = {"num_labels": 1, "local_files_only": unreachable(str(model))}
+        further = {"num_labels": 1, "local_files_only": unreachable(str(model))}
         try:
             loaded = load_exclusively(
-                AutoModelForSequenceClassification, str(model), dtype=torch.float32, **own
+                AutoModelForSequenceClassification, str(model), dtype=torch.float32, **further
             )
         except (OSError, ValueError) as error:
             raise Refused(f"{model}: the model cannot be loaded: {str(error).splitlines()[0]}") from None

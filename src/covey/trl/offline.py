@@ -75,19 +75,19 @@ class GivenTrainer(Trainer):
         return [covey_row(self.reader, row, self.form.tokens_of) for row in prepared]
 
     def _measure(self, prepared: Sequence[Row]) -> dict[str, float]:
-        found = super()._measure(prepared)
+        metrics = super()._measure(prepared)
         if self.compute_metrics is None:
-            return found
+            return metrics
         size = self.args.per_device_eval_batch_size
         ids_of = read_by(self.form.tokens_of)
         read, labels = (batch_by_batch(prepared, of, size) for of in (ids_of, self.form.labels_of or ids_of))
         self._computed = self.compute_metrics(predictions(self.model, read, labels))
-        return {**self._computed, **found}
+        return {**self._computed, **metrics}
 
     def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
         # What a user's function returns keeps its names.
-        own = {name: metrics[name] for name in self._computed if name in metrics}
-        return {**own, **super()._named(metrics)}
+        computed = {name: metrics[name] for name in self._computed if name in metrics}
+        return {**computed, **super()._named(metrics)}
 
 
 def _texts(given: Sequence[Row]) -> Iterator[str]:

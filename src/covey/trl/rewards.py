@@ -78,8 +78,8 @@ class ModelReward:
         given = self.tokenizer(
             texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
         ).to(self.model.device)
-        found = self.model(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
-        return found.logits[:, 0].tolist()
+        outputs = self.model(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
+        return outputs.logits[:, 0].tolist()
 
 
 def mark_verdict(entries: Sequence[dict[Any, dict[str, object]]], columns: set[str]) -> list[str]:
@@ -89,10 +89,10 @@ def mark_verdict(entries: Sequence[dict[Any, dict[str, object]]], columns: set[s
     whose signature names a column of the data; else the first one. Only accuracy, which TRL does not have,
     depends on it.
     """
-    known = [(entry, Reward("", next(iter(entry)))) for entry in entries]
-    if len(entries) < 2 or any(reward.options.verdict for _, reward in known):
+    candidates = [(entry, Reward("", next(iter(entry)))) for entry in entries]
+    if len(entries) < 2 or any(reward.options.verdict for _, reward in candidates):
         return []
-    able = [(entry, reward) for entry, reward in known if reward.may_be_verdict] or known
+    able = [(entry, reward) for entry, reward in candidates if reward.may_be_verdict] or candidates
     read = [(entry, sorted(columns.intersection(reward.parameters) - PROMPTS)) for entry, reward in able]
     verifiers = [(entry, names) for entry, names in read if names]
     if len(verifiers) == 1:

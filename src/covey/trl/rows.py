@@ -61,8 +61,8 @@ def in_order(rows: Sequence[Row], seed: int, places: int) -> list[Row]:
     every = [rows[n % len(rows)] for n in range(max(places, len(rows)))]
     order = permutation(key(seed, "order", 0), len(every))
     placed: list[Row] = [{}] * len(every)
-    for n, place in enumerate(order):
-        placed[int(place)] = every[n]
+    for n, position in enumerate(order):
+        placed[int(position)] = every[n]
     return placed
 
 
@@ -148,8 +148,9 @@ def bare(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message in OpenAI's keys, without the nulls that tables pad with."""
     renamed = {"from": "role", "value": "content"}
     roles = {"human": "user", "gpt": "assistant"}
-    found = {renamed.get(k, k): v for k, v in message.items() if v is not None}
-    return {**found, "role": roles.get(str(found.get("role")), found.get("role"))}
+    filled = {renamed.get(k, k): v for k, v in message.items() if v is not None}
+    role = filled.get("role")
+    return {**filled, "role": roles.get(str(role), role)}
 
 
 def _template(path: str) -> str:
@@ -321,16 +322,16 @@ def scored_row(reader: RowReader, row: Row) -> Row:
             name: list(row[f"{name.removesuffix('_ids')}_input_ids"])
             for name in ("chosen_ids", "rejected_ids")
         }
-    found = {}
+    ids = {}
     for name in ("chosen", "rejected"):
         prompt, answer = row.get("prompt"), row.get(name)
         if answer is None:
             raise Refused(f"train_dataset: a row has {', '.join(row)}, but pairs are `chosen` and `rejected`")
         if isinstance(answer, str):
-            found[f"{name}_ids"] = reader.ids(reader.ended((prompt or "") + answer))
+            ids[f"{name}_ids"] = reader.ids(reader.ended((prompt or "") + answer))
         else:
-            found[f"{name}_ids"] = reader.chat([*(prompt or ()), *answer], row)
-    return found
+            ids[f"{name}_ids"] = reader.chat([*(prompt or ()), *answer], row)
+    return ids
 
 
 def cut_scored(row: Row, args: Arguments) -> Row | None:
@@ -387,5 +388,6 @@ def covey_row(reader: RowReader, row: Row, tokens_of: Tokens) -> Row:
     prompt, answers = tokens_of(row)
     decode = reader.tokenizer.decode
     texts = {"prompt": decode(prompt), **{name: decode(list(a.ids)) for name, a in answers.items()}}
-    found: Row = {**texts, **({"label": row["label"]} if "label" in row else {})}
-    return {**found, SAMPLED: sampled_column(found, SampledTokens(reader.identity, tuple(prompt), answers))}
+    columns: Row = {**texts, **({"label": row["label"]} if "label" in row else {})}
+    sampled = SampledTokens(reader.identity, tuple(prompt), answers)
+    return {**columns, SAMPLED: sampled_column(columns, sampled)}

@@ -13,6 +13,7 @@ from covey.trl.models import frozen_copy, writer
 from covey.trl.rewards import mark_verdict, reward_entries
 from covey.trl.rows import Row, listed
 from covey.trl.trainer import BASES, LOGGER, Trainer
+from covey_verify.extract import message_texts
 from covey_verify.usercode import name_of
 
 NO_LIMIT = 1_000
@@ -59,23 +60,23 @@ class GRPOTrainer(Trainer):
         self.ref_model: Any = None
         """The frozen model that the KL compares with; None without one, or where it is the model without its
         adapters."""
-        own = self._config_of(args)
+        config = self._config_of(args)
         if train_dataset is None:
-            train_dataset = self._empty_prompts(own)
-        self.rewards = reward_entries(reward_funcs, reward_processing_classes, own)
+            train_dataset = self._empty_prompts(config)
+        self.rewards = reward_entries(reward_funcs, reward_processing_classes, config)
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         words = reward_processing_classes
         several = isinstance(words, list | tuple)
         self.reward_processing_classes = list(words) if several else [words] * len(self.rewards)
-        super().__init__(model, own, train_dataset=train_dataset, **given)
+        super().__init__(model, config, train_dataset=train_dataset, **given)
         # With adapters the reference is the model without them.
-        if own.beta and not hasattr(self.model, "get_base_model"):
+        if config.beta and not hasattr(self.model, "get_base_model"):
             self.ref_model = self.reference = frozen_copy(self.model)
-        if getattr(own, "importance_sampling_level", "") == "sequence" and own.loss_type != "grpo":
+        if getattr(config, "importance_sampling_level", "") == "sequence" and config.loss_type != "grpo":
             LOGGER.warning(
                 "importance_sampling_level='sequence' with loss_type=%r weights each sequence by its "
                 "completion length; GSPO is loss_type='grpo'",
-                own.loss_type,
+                config.loss_type,
             )
         columns = {name for row in self._rows() for name in row}
         self._about_rewards = mark_verdict(self.rewards, columns)
@@ -138,9 +139,11 @@ class GRPOTrainer(Trainer):
         for entry in self.rewards:
             for settings in entry.values():
                 name = settings["name"]
-                own = {"mean": f"reward/{name}/mean", "std": f"reward/{name}/std"}
-                alone = {"mean": "reward/mean", "std": "reward/std"} if len(self.rewards) == 1 else own
-                for part, key in own.items():
+                metric_of_part = {"mean": f"reward/{name}/mean", "std": f"reward/{name}/std"}
+                alone = (
+                    {"mean": "reward/mean", "std": "reward/std"} if len(self.rewards) == 1 else metric_of_part
+                )
+                for part, key in metric_of_part.items():
                     value = metrics.get(key, metrics.get(alone[part]))
                     named |= {f"rewards/{name}/{part}": value} if value is not None else {}
         logged = {n.removeprefix("user/"): v for n, v in metrics.items() if n.startswith("user/")}
@@ -155,13 +158,7 @@ class RLOOTrainer(GRPOTrainer):
 
 def _prompts(rows: Sequence[Row]) -> list[str]:
     """Return the prompts of rows as texts."""
-    return [
-        row["prompt"]
-        if isinstance(row["prompt"], str)
-        else " ".join(str(m.get("content")) for m in row["prompt"])
-        for row in rows
-        if "prompt" in row
-    ]
+    return [" ".join(message_texts(row["prompt"])) for row in rows if "prompt" in row]
 
 
 def _spec(function: Any) -> str:

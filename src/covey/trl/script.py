@@ -34,13 +34,13 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
         words = list(sys.argv[1:] if args is None else args)
         unknown: list[str] = []
         if "--config" in words:
-            place = words.index("--config")
-            unknown = self._take_defaults(Path(words[place + 1]))
-            del words[place : place + 2]
+            index = words.index("--config")
+            unknown = self._take_defaults(Path(words[index + 1]))
+            del words[index : index + 2]
         if unknown and fail_with_unknown_args and not return_remaining_strings:
             raise ValueError(f"Unknown arguments from config file: {unknown}")
-        found = self.parse_args_into_dataclasses(words, return_remaining_strings=return_remaining_strings)
-        return (*found[:-1], [*unknown, *found[-1]]) if return_remaining_strings else found
+        parsed = self.parse_args_into_dataclasses(words, return_remaining_strings=return_remaining_strings)
+        return (*parsed[:-1], [*unknown, *parsed[-1]]) if return_remaining_strings else parsed
 
     def _take_defaults(self, file: Path) -> list[str]:
         """Take a file's values as defaults; return the names that no dataclass has, with their values."""
@@ -49,11 +49,11 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
             raise Refused(f"Config file {file} must contain a YAML mapping.")
         for name, value in (given.pop("env", None) or {}).items():
             os.environ[name] = str(value)
-        known = {action.dest: action for action in self._actions}
-        for name in known.keys() & given.keys():
-            known[name].default = given[name]
-            known[name].required = False
-        return [word for name in given if name not in known for word in (f"--{name}", str(given[name]))]
+        actions = {action.dest: action for action in self._actions}
+        for name in actions.keys() & given.keys():
+            actions[name].default = given[name]
+            actions[name].required = False
+        return [word for name in given if name not in actions for word in (f"--{name}", str(given[name]))]
 
 
 def get_peft_config(model_args: Any) -> Any:

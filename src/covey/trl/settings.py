@@ -141,9 +141,9 @@ def shared_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     if args.use_cpu:
         settings["device"] = "cpu"
     named = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or ())
-    known = [name for name in named if name in TRACKERS]
-    if known:
-        settings["tracker"] = known[0]
+    trackers = [name for name in named if name in TRACKERS]
+    if trackers:
+        settings["tracker"] = trackers[0]
     return settings
 
 
@@ -283,8 +283,8 @@ def _mixture(args: Arguments, losses: list[str]) -> LossSettings:
             f"{', '.join(losses)}, and each loss once"
         )
     _divergence(args, "a mixture")  # raises for any but the reverse KL
-    own = dict(zip(losses, weights, strict=True))
-    return {"beta": args.beta, **{weight: float(own.get(name, 0.0)) for name, weight in MIXED.items()}}
+    weight_of = dict(zip(losses, weights, strict=True))
+    return {"beta": args.beta, **{weight: float(weight_of.get(name, 0.0)) for name, weight in MIXED.items()}}
 
 
 def _divergence(args: Arguments, loss: str) -> LossSettings:

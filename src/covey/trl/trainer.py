@@ -28,8 +28,9 @@ from covey.insight.result import Result
 from covey.learner.process import default_torch_modes, restore_process_settings
 from covey.models.model_objects import restore_model_object
 from covey.runs.inputs import OtherInputs
+from covey.system.opening import open_to_readers
 from covey.training.measure import measure
-from covey.training.run import Observer, ObserverRequest
+from covey.training.observer import Observer, ObserverRequest
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.models import with_adapters
@@ -168,11 +169,11 @@ class Trainer(Observer):
         if given is None:
             raise Refused("evaluate: there is no eval_dataset")
         tables = given if isinstance(given, Mapping) else {"": given}
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, rows in tables.items():
             prefix = f"{metric_key_prefix}_{name}" if name else metric_key_prefix
-            found |= self._evaluate(rows if ready else self._prepared(rows, "eval_dataset"), prefix)
-        return found
+            metrics |= self._evaluate(rows if ready else self._prepared(rows, "eval_dataset"), prefix)
+        return metrics
 
     def _evaluate(self, rows: Any, prefix: str) -> dict[str, float]:
         """Measure prepared rows, log the metrics under a prefix and return them."""
@@ -234,6 +235,7 @@ class Trainer(Observer):
         folder = str(output_dir or self.args.output_dir)
         self.model.save_pretrained(folder)
         self.processing_class.save_pretrained(folder)
+        open_to_readers(Path(folder))
 
     def save_state(self) -> None:
         """Write `trainer_state.json` to `output_dir`."""
@@ -266,11 +268,11 @@ class Trainer(Observer):
             return args
         if not is_dataclass(args):
             raise Refused(f"args: give a {self.config.__name__}, not {type(args).__name__}")
-        known = {f.name for f in fields(self.config)}
-        own = {f.name: enum_value(getattr(args, f.name)) for f in fields(args) if f.name in known}
+        names = {f.name for f in fields(self.config)}
+        given = {f.name: enum_value(getattr(args, f.name)) for f in fields(args) if f.name in names}
         defaults = self.config.defaults()
         usual = {"accelerator_config", "parallelism_config", "fsdp_config", "fsdp"}
-        return self.config(**{n: v for n, v in own.items() if n not in usual and v != defaults[n]})
+        return self.config(**{n: v for n, v in given.items() if n not in usual and v != defaults[n]})
 
     def _refuse(self, others: Mapping[str, Any]) -> None:
         for name, value in others.items():
@@ -435,8 +437,8 @@ BASES: Mapping[str, str] = {
 def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the steps that have it; the learning rate is the last one."""
     names = dict.fromkeys(name for step in steps for name in step)
-    found = {name: fmean(step[name] for step in steps if name in step) for name in names}
-    return found | ({"optimizer/lr": steps[-1]["optimizer/lr"]} if steps and "optimizer/lr" in found else {})
+    means = {name: fmean(step[name] for step in steps if name in step) for name in names}
+    return means | ({"optimizer/lr": steps[-1]["optimizer/lr"]} if steps and "optimizer/lr" in means else {})
 
 
 def _wants_resume(asked: object, output: str) -> bool:

@@ -264,7 +264,7 @@ def test_a_report_is_walked_from_a_file_and_asks_nobody(page, tmp_path: Path) ->
     assert page.locator("text=Open this group in the lab").count() == 0
     page.click("text=Completion 1")
     page.wait_for_selector(".tokens .tok")
-    page.click("text=sibling ›")
+    page.click("text=next ›")
     page.wait_for_selector("h1:text-is('Completion 2')")
     page.click(".crumbs >> text=Report")
     page.wait_for_selector("h1:text-is('run')")

@@ -20,37 +20,37 @@ from covey_verify.stress import attack
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0, 1 if an attack was paid, or the code of an error."""
-    given = _parser().parse_args(words)
+    arguments = _parser().parse_args(words)
     try:
-        functions = _functions(given)
-        return score(given, functions) if given.command == "score" else stress(given, functions)
+        functions = _functions(arguments)
+        return score(arguments, functions) if arguments.command == "score" else stress(arguments, functions)
     except CoveyError as error:
         say(f"covey-verify: {error}")
         return error.code
 
 
-def score(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
+def score(arguments: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
     """Print each row with its rewards, then the mean of each reward.
 
     Return 1 if one of them judged no row.
     """
-    records = score_file(given.file, functions, say)
+    records = score_file(arguments.file, functions, say)
     for record in records:
-        print(json.dumps(record) if given.json else _line(record))
+        print(json.dumps(record) if arguments.json else _line(record))
     lines = table(records, [f.name for f in functions])
     for line in lines:
         say(line)
     return int(any(all(r["rewards"][f.name] is None for r in records) for f in functions))
 
 
-def stress(given: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
+def stress(arguments: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
     """Print the attacks that were paid. Return 1 if there are any."""
-    rows = [row for row, _, _ in read_rows(given.file)]
+    rows = [row for row, _, _ in read_rows(arguments.file)]
     report = attack(functions, rows)
     for note in report.notes:
         say(f"not tested: {note}")
     for finding in report.findings:
-        print(json.dumps(vars(finding)) if given.json else finding)
+        print(json.dumps(vars(finding)) if arguments.json else finding)
     say(f"{len(report.findings)} of {report.tried} attacks were paid")
     return int(bool(report.findings))
 
@@ -97,16 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _functions(given: argparse.Namespace) -> list[RewardFunction]:
+def _functions(arguments: argparse.Namespace) -> list[RewardFunction]:
     # Called only for a reward that runs code, as the choice probes the machine.
     def sandbox() -> SandboxBackend:
-        return choose(given.sandbox, given.sandbox_url, given.unsafe_local).sandbox
+        return choose(arguments.sandbox, arguments.sandbox_url, arguments.unsafe_local).sandbox
 
-    found = [_function(words, sandbox) for words in given.reward]
-    names = [function.name for function in found]
+    functions = [_function(words, sandbox) for words in arguments.reward]
+    names = [function.name for function in functions]
     if len(set(names)) < len(names):
         raise ConfigError(f"{', '.join(names)}: name each reward once")
-    return found
+    return functions
 
 
 def _function(words: Sequence[str], sandbox: Callable[[], SandboxBackend]) -> RewardFunction:

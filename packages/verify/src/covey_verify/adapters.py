@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from covey_verify.contract import RewardFunction
@@ -46,36 +47,39 @@ def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None
         completion_ids: Sequence[Sequence[int]] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        # TRL also passes things that are no columns, such as the trainer's state.
-        lists = {n: v for n, v in columns.items() if isinstance(v, list) and len(v) == len(completions)}
-        rows = [
-            Row(f"completion {i}", prompt, {name: values[i] for name, values in lists.items()})
-            for i, prompt in enumerate(prompts)
-        ]
+        rows = _rows(prompts, columns)
         _fits(function, rows[0].columns, IDS if completion_ids is not None else ())
-        whole = not function.per_sample
-        # Indices of each group (adjacent equal prompts), or of each completion alone.
-        parts = [
-            [i for i, _ in part]
-            for _, part in groupby(enumerate(prompts), key=lambda pair: pair[1] if whole else pair[0])
-        ]
+        # Indices of the completions of each call: one, or a group, which is a run of equal prompts.
+        calls = [[i] for i in range(len(prompts))]
+        if not function.per_sample:
+            calls = [[i for i, _ in run] for _, run in groupby(enumerate(prompts), key=itemgetter(1))]
 
-        def judged(part: Sequence[int]) -> list[Score]:
-            ids = None if completion_ids is None else [completion_ids[i] for i in part]
-            return scores_of(function, rows[part[0]], [completions[i] for i in part], ids)
+        def judged(indices: Sequence[int]) -> list[Score]:
+            ids = None if completion_ids is None else [completion_ids[i] for i in indices]
+            return scores_of(function, rows[indices[0]], [completions[i] for i in indices], ids)
 
         with ThreadPoolExecutor(_at_once(function)) as pool:
-            return [score.value for found in pool.map(judged, parts) for score in found]
+            return [score.value for scores in pool.map(judged, calls) for score in scores]
 
     scored.__name__ = function.name  # TRL logs it by this name
     return scored
 
 
+def _rows(prompts: Sequence[Any], columns: Mapping[str, Any]) -> list[Row]:
+    """Return the row of each completion. TRL passes more than columns, such as the trainer's state."""
+    lists = {n: v for n, v in columns.items() if isinstance(v, list) and len(v) == len(prompts)}
+    rows = list[Row]()
+    for i, prompt in enumerate(prompts):
+        values = {name: column[i] for name, column in lists.items()}
+        rows.append(Row(f"completion {i}", prompt, values))
+    return rows
+
+
 def for_verl(named: Named, unjudged: float = 0.0, **settings: object) -> Callable[..., dict[str, float]]:
     r"""Return a `compute_score` for verl's `custom_reward_function`.
 
-    The ground truth is the column `answer`; columns of ``extra_info`` are passed by name. verl cannot leave a
-    completion out: one that cannot be judged gets ``unjudged``, and its metric `judged` is 0.
+    The ground truth is the column `answer`; columns of ``extra_info`` are passed by name. verl cannot leave
+    out a completion that cannot be judged: it gets ``unjudged``, and its metric `judged` is 0.
 
     >>> for_verl("math_answer")("gsm8k", r"\boxed{4}", "4")
     {'score': 1.0, 'judged': 1.0}
@@ -125,17 +129,19 @@ def for_rubric(named: Named, **settings: object) -> Callable[..., float]:
     return scored
 
 
-def _fits(function: RewardFunction, columns: Mapping[str, object], given: Sequence[str] = ()) -> None:
+def _fits(function: RewardFunction, columns: Mapping[str, object], available: Sequence[str] = ()) -> None:
     """Raise DataError if a function asks for something that is not available."""
-    if complaint := check(function, list(columns), given):
+    if complaint := check(function, list(columns), available):
         raise DataError(
             f"reward {function.name} {complaint}; the columns are {', '.join(map(repr, columns)) or 'none'}"
         )
 
 
 def _at_once(function: RewardFunction) -> int:
-    """Return the number of simultaneous calls: verifiers wait for subprocesses, a judge for its server."""
-    return 16 if function.is_async else max(2, available_cpus()) if function.options.concurrent else 1
+    """Return how many calls may run at the same time: most of them wait, for a subprocess or a server."""
+    if function.is_async:
+        return 16
+    return max(2, available_cpus()) if function.options.concurrent else 1
 
 
 def _in_thread(call: Callable[[], list[Score]]) -> list[Score]:

@@ -35,7 +35,7 @@ class Child(subprocess.Popen[bytes]):
 
     def kill(self) -> None:
         """Kill it and its whole process group, unless its end has been seen."""
-        if self.returncode is None:  # not waited for yet, so that its number is nobody else's
+        if self.returncode is None:  # not waited for yet, so no other process has its number
             kill_group(self.pid)
 
 
@@ -63,16 +63,16 @@ def kill_group(pid: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent dies, by whatever.
+    """Have this process killed when its parent dies, whatever the reason.
 
-    On Linux it is the parent's thread that counts: one that lives as long as the child has to start it.
+    On Linux the end of the thread that started it counts, so that thread has to live as long as the child.
     """
     if sys.platform == "linux":
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel was asked
+        if os.getppid() != parent:  # the parent died before the kernel was asked
             os.kill(os.getpid(), signal.SIGKILL)
     else:
-        # An orphan gets another parent, which a thread looks for twice a second.
+        # An orphan gets another parent; a thread checks for that twice a second.
         threading.Thread(target=_follow, args=(parent,), name="parent", daemon=True).start()
 
 
@@ -83,7 +83,7 @@ def _follow(parent: int, seconds: float = 0.5) -> None:
 
 
 def limit(kind: int, value: int) -> None:
-    """Lower a limit of this process, such as RLIMIT_CPU; one that is lower already stays.
+    """Lower a limit of this process, such as RLIMIT_CPU. A limit that is lower already stays.
 
     macOS refuses RLIMIT_AS, so that memory has no limit there.
     """

@@ -65,9 +65,9 @@ class Options:
     timeout: Positive | None = None
     """Seconds that a call may take; None: the config's value."""
     isolate: Place = "worker"
-    """`worker`: in a process that keeps its state and is killed if a call hangs. `process`:
-    each call in a process of its own, with limits on time and memory. `sandbox`: so too, without files,
-    network and other processes. `inline`: in the trainer itself."""
+    """`worker`: in a process that keeps its state and is killed if a call hangs. `process`: each call in a
+    process of its own, with limits on time and memory. `sandbox`: the same, without files, network and other
+    processes. `inline`: in the trainer itself."""
     requires: tuple[str, ...] = ()
     """Modules that have to be installed."""
     concurrent: bool = False
@@ -125,7 +125,7 @@ class RewardFunction:
 
     @property
     def plain_settings(self) -> dict[str, object]:
-        """The settings without the sandbox, as its example and its checks get them."""
+        """The settings without the sandbox, for the function's example and its checks."""
         return {name: value for name, value in self.settings.items() if name != "sandbox"}
 
     @property
@@ -142,8 +142,8 @@ class RewardFunction:
     @cached_property
     def set_only(self) -> set[str]:
         """Settings with a default, which no column replaces in a built-in reward."""
-        own = {n: p.default for n, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
-        return {n for n, default in own.items() if default not in (inspect.Parameter.empty, None, "")}
+        defaults = {n: p.default for n, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        return {n for n, default in defaults.items() if default not in (inspect.Parameter.empty, None, "")}
 
     @cached_property
     def per_sample(self) -> bool:
@@ -157,17 +157,17 @@ class RewardFunction:
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     def problem_with(self, columns: Sequence[str]) -> str | None:
-        """Return why it cannot judge rows with these columns (a missing column or module), or None."""
+        """Return what keeps it from judging rows with these columns (a column, a module), or None."""
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         required = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind in kinds]
-        known = {*PROVIDED, *self.settings, *columns}
-        if "answer" not in columns:  # without it there is no value for ``ground_truth``
-            known -= {"ground_truth"} - {*self.settings, *columns}
+        available = {*PROVIDED, *self.settings, *columns}
+        if "answer" not in columns and "ground_truth" not in {*self.settings, *columns}:
+            available.discard("ground_truth")  # its value would be that of ``answer``
         for name in (*required, *self.options.columns):
-            if name not in known:
+            if name not in available:
                 kind = self.parameters[name].kind if name in self.parameters else None
-                either = " or setting" if kind is inspect.Parameter.KEYWORD_ONLY else ""
-                return f"needs column{either} {name!r}"
+                or_setting = " or setting" if kind is inspect.Parameter.KEYWORD_ONLY else ""
+                return f"needs column{or_setting} {name!r}"
         for module in self.options.requires:
             if importlib.util.find_spec(module) is None:
                 return f"needs the module {module!r}, which is not installed"
@@ -206,16 +206,16 @@ class RewardFunction:
 
     def accepted(self, offered: Mapping[str, object]) -> dict[str, object]:
         """Return the offered arguments that the signature accepts, and the settings, which win."""
-        found = dict(offered)
-        if self.ours:  # a column named like a setting (points, percent) is no setting
-            found = {n: v for n, v in found.items() if n not in self.set_only}
-        if isinstance(self.function, partial):  # nor does one replace what the user has bound
-            found = {n: v for n, v in found.items() if n not in self.function.keywords}
+        arguments = dict(offered)
+        if self.ours:  # a column may share its name with a setting (points, percent) by chance
+            arguments = {n: v for n, v in arguments.items() if n not in self.set_only}
+        if isinstance(self.function, partial):  # nor may a column replace an argument that the user has bound
+            arguments = {n: v for n, v in arguments.items() if n not in self.function.keywords}
         if not self.takes_all:
-            found = {n: v for n, v in found.items() if n in self.parameters}
-        given = {**found, **self.settings}
+            arguments = {n: v for n, v in arguments.items() if n in self.parameters}
+        arguments = {**arguments, **self.settings}
         # A user's function may change its arguments, but not the data set.
-        return given if self.ours else own_copy(given)
+        return arguments if self.ours else own_copy(arguments)
 
     def scores(self, row: str, returned: Any, count: int) -> list[Score]:
         """Return a call's results as one Score per completion; ``row`` is the row's name.
@@ -244,15 +244,16 @@ class RewardFunction:
                 row,
                 f"returned the status {score.status!r}, which is not one of {', '.join(get_args(Status))}",
             )
-        given: object = score.value
+        result: object = score.value
         try:
-            if isinstance(given, StepRewards):
-                score = Score(given.total, steps=_spans(given))
+            if isinstance(result, StepRewards):
+                score = Score(result.total, steps=_spans(result))
+            status = "not_applicable" if score.value is None and score.status == "ok" else score.status
             return Score(
                 self._number(score.value),
-                "not_applicable" if score.value is None and score.status == "ok" else score.status,
+                status,
                 None if score.extracted is None else writable(score.extracted),
-                {_measured(name): float(value) for name, value in score.metrics.items()},
+                {_measured(name): float(number) for name, number in score.metrics.items()},
                 None if score.steps is None else tuple(map(_step, score.steps)),
                 writable(score.detail),
             )
@@ -291,7 +292,7 @@ def in_subprocess(name: str, *arguments: object) -> Outcome:
 
 
 def unfinished(result: Outcome, extracted: str | None = None) -> Score:
-    """Return the score of a completion whose verifier's subprocess had no result."""
+    """Return the score of a completion whose verifier ended without a result in its subprocess."""
     return Score(None if result.kind == "lost" else 0.0, fault(result), extracted, detail=result.text)
 
 
@@ -314,7 +315,7 @@ def own_copy(value: Any) -> Any:
 
 
 def writable(value: object) -> str:
-    r"""Return a user's value as a text, with lone surrogates, which no file can hold, escaped.
+    r"""Return a user's value as a text. Lone surrogates, which no file can hold, are escaped.
 
     >>> print(writable("a\ud83d"))
     a\ud83d
@@ -343,12 +344,12 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} {text!r}"
 
 
-def _spans(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
+def _spans(rewards: StepRewards) -> tuple[tuple[int, int, float], ...]:
     """Return (first token, token after the last, value) of each step. Raises ValueError for invalid ends."""
-    ends = [int(end) for end in given.ends]
-    if len(ends) != len(given.values):
+    ends = [int(end) for end in rewards.ends]
+    if len(ends) != len(rewards.values):
         raise ValueError(
-            f"StepRewards with {len(given.values)} values but {len(ends)} ends; each step needs both"
+            f"StepRewards with {len(rewards.values)} values but {len(ends)} ends; each step needs both"
         )
     wrong = [i for i, end in enumerate(ends) if end <= (ends[i - 1] if i else -1)]
     if wrong:
@@ -358,4 +359,4 @@ def _spans(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
         )
     after = [end + 1 for end in ends]
     # Each step begins where the one before it ends.
-    return tuple(zip((0, *after), after, given.values, strict=False))
+    return tuple(zip((0, *after), after, rewards.values, strict=False))

@@ -11,13 +11,13 @@ BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and signs that are invisible in print."""
 TextOrMessages = str | list[dict[str, Any]]
 Turns = Sequence[Mapping[str, Any]]
-"""The turns of the model and its tools as {role, content}, with `tool_calls` if the model made any."""
+"""The turns of the model and its tools as {role, content}, with `tool_calls` if the model called any."""
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LONGEST = 50_000
 """Number of characters at the end in which an answer is searched; the text before is never read."""
-# NUMBER: sign, currency, thousands, decimals or a denominator. CHOICE: an option from A to J that is no part
-# of a word. FENCE: the opening or closing line of a code block (its marks, its language).
+# NUMBER: sign, currency, thousands, decimals or a denominator. CHOICE: an option from A to J outside of
+# words. FENCE: the opening or closing line of a code block (its marks, its language).
 NUMBER = re.compile(r"[-+]?[$€£]?\d(?:,?\d)*(?:\.\d+)?(?:/\d+)?|[-+]?[$€£]?\.\d+")
 CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-J])(?:\)|(?![A-Za-z'’]))")
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ \t]*([^\s`]*)", re.MULTILINE)
@@ -29,12 +29,12 @@ class Thoughts(NamedTuple):
     open: str = THINK_OPEN
     close: str = THINK_CLOSE
     answer: tuple[str, ...] = ()
-    """Marks before an answer, in templates that have such marks (the channels of gpt-oss)."""
+    """Marks before an answer, in templates that have some (the channels of gpt-oss)."""
     begun: bool = False
     """Whether the prompt ends within thoughts, so that a completion begins inside them."""
 
     def begun_by(self, header: str) -> Thoughts:
-        """Return the marks for a turn behind a text, which opens thoughts if it ends with their mark."""
+        """Return the marks for a turn after a text, which opens thoughts if it ends with their mark."""
         return self._replace(begun=header.rstrip().endswith(self.open))
 
 
@@ -60,9 +60,28 @@ def content_text(content: object) -> str:
     return "".join(str(text) for text in texts if text is not None)
 
 
+def message_texts(chat: str | Turns) -> list[str]:
+    """Return the text of each message of a prompt or an answer; a plain text counts as one message."""
+    if isinstance(chat, str):
+        return [chat]
+    return [content_text(message.get("content")) for message in chat]
+
+
 def last_text(prompt: str | Turns) -> str:
     """Return the text of a prompt, or of its last message if it is a chat."""
-    return prompt if isinstance(prompt, str) else content_text(prompt[-1]["content"])
+    return message_texts(prompt)[-1]
+
+
+def prompt_text(prompt: str | Turns) -> str:
+    r"""Return a prompt as one text: of a chat all messages, each after its role.
+
+    >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    'system: Be brief.\nuser: Hi'
+    """
+    if isinstance(prompt, str):
+        return prompt
+    texts = message_texts(prompt)
+    return "\n".join(f"{message.get('role')}: {text}" for message, text in zip(prompt, texts, strict=True))
 
 
 def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:
@@ -73,7 +92,7 @@ def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:
 def extract(completion: TextOrMessages, rule: Rule, turns: Turns = ()) -> str | None:
     r"""Return the answer that ``rule`` finds after the reasoning; None if there is none.
 
-    `whole` reads only the last of several turns, as the calls before it are no part of an answer.
+    `whole` reads only the last of several turns, as the calls before it do not belong to an answer.
 
     >>> extract("<think>2+2</think><answer> 4 </answer>", "answer_tag")
     '4'
@@ -82,8 +101,8 @@ def extract(completion: TextOrMessages, rule: Rule, turns: Turns = ()) -> str | 
     """
     text = model_turns(completion, turns)[-1] if rule == "whole" else text_of(completion)
     answer = after_reasoning(text)
-    found = None if answer is None else EXTRACTORS[rule](answer)
-    return found.strip() if found is not None and visible(found) else None
+    extracted = None if answer is None else EXTRACTORS[rule](answer)
+    return extracted.strip() if extracted is not None and visible(extracted) else None
 
 
 def visible(text: str) -> bool:
@@ -117,8 +136,7 @@ def boxed(text: str) -> str | None:
     >>> boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
-    # One pass matches all braces: closing[place of "{"] = place of its "}". The pattern skips escaped
-    # characters.
+    # One pass pairs all braces: closing[index of "{"] = index of its "}". The pattern skips escaped ones.
     opened: list[int] = []
     closing: dict[int, int] = {}
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -126,8 +144,8 @@ def boxed(text: str) -> str | None:
             opened.append(brace.start())
         elif brace[0] == "}" and opened:
             closing[opened.pop()] = brace.start()
-    found = [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s?{", text) if m.end() - 1 in closing]
-    return text[found[-1] : closing[found[-1] - 1]] if found else None
+    starts = [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s?{", text) if m.end() - 1 in closing]
+    return text[starts[-1] : closing[starts[-1] - 1]] if starts else None
 
 
 def hash4(text: str) -> str | None:
@@ -146,22 +164,23 @@ def choice(text: str) -> str | None:
     """Return the last option named, from A to J: alone, in parentheses, in a box or in an answer tag."""
     inside = boxed(text) or tagged(text, "answer")
     letters = CHOICE.findall(inside if inside is not None else text)
-    # Several options in one box are no choice.
+    # Several options in one box are not a choice.
     return letters[-1] if letters and (inside is None or len(set(letters)) == 1) else None
 
 
 def code_block(text: str, language: str) -> str | None:
     """Return the last complete fenced block of a language (or without one); None if there is none."""
-    found, inside = None, None
+    content: str | None = None
+    opening: re.Match[str] | None = None
     for fence in FENCE.finditer(text):
-        if inside is None:
-            inside = fence
+        if opening is None:
+            opening = fence
         # A closing fence has the same character, is at least as long, and names no language.
-        elif fence[1].startswith(inside[1][:3]) and len(fence[1]) >= len(inside[1]) and not fence[2]:
-            if inside[2].casefold() in ("", language, *ALIASES.get(language, ())):
-                found = text[inside.end() : fence.start()].partition("\n")[2]
-            inside = None
-    return found
+        elif fence[1].startswith(opening[1][:3]) and len(fence[1]) >= len(opening[1]) and not fence[2]:
+            if opening[2].casefold() in ("", language, *ALIASES.get(language, ())):
+                content = text[opening.end() : fence.start()].partition("\n")[2]
+            opening = None
+    return content
 
 
 ALIASES = {"python": ("py", "python3"), "lean": ("lean4",)}

@@ -17,7 +17,7 @@ EXECUTING = {
     "polynomial_multiplication", "simple_integration", "intermediate_integration",
 }  # fmt: skip
 """Tasks whose scorers evaluate the answer as Python. In the sandbox it can do no harm, but it could still
-forge a verdict; so it may contain only names of one letter and those of the reference answer."""
+forge a verdict, so it may contain only names of one letter and those of the reference answer."""
 # Longest answer in characters.
 MAX_ANSWER = 4_000
 
@@ -39,21 +39,22 @@ def gym_answer(
     answer: str | None = None,
     rule: Rule = "answer_tag",
 ) -> Score:
-    """Return 1 if reasoning-gym gives full marks, else 0, since its partial marks reward length and luck."""
+    """Return 1 if reasoning-gym gives full marks, else 0. Its partial marks would reward length and luck."""
     if not isinstance(sandbox, ProcessSandbox):
         raise SandboxUnavailable(f"reasoning-gym's scorers cannot run in the {sandbox.name} sandbox")
-    found = extract(completion, rule, turns)
-    if found is None:
+    extracted = extract(completion, rule, turns)
+    if extracted is None:
         return Score(0.0, "no_answer")
-    if len(found) > MAX_ANSWER:
-        return Score(0.0, "too_large", found[:200])
-    if gym["name"] in EXECUTING and not harmless(found, str(answer or "")):
-        return Score(0.0, "unparsable", found[:200], detail="an answer with names in it")
+    if len(extracted) > MAX_ANSWER:
+        return Score(0.0, "too_large", extracted[:200])
+    if gym["name"] in EXECUTING and not harmless(extracted, str(answer or "")):
+        return Score(0.0, "unparsable", extracted[:200], detail="an answer with names in it")
     server = sandbox.verifiers(ISOLATED, "reasoning_gym")
-    result = server.call(f"{ISOLATED}:gym_score", gym["name"], gym["item"], found, limits=LIMITS)
+    result = server.call(f"{ISOLATED}:gym_score", gym["name"], gym["item"], extracted, limits=LIMITS)
     if result.kind == "ok":
-        return Score(float(result.value >= FULL), extracted=found[:200], metrics={"partial": result.value})
-    return unfinished(result, found[:200])
+        value = float(result.value >= FULL)
+        return Score(value, extracted=extracted[:200], metrics={"partial": result.value})
+    return unfinished(result, extracted[:200])
 
 
 def harmless(answer: str, oracle: str) -> bool:
@@ -62,8 +63,8 @@ def harmless(answer: str, oracle: str) -> bool:
     >>> harmless("3*(x+1)", "x"), harmless("__import__('os')", "x"), harmless("().a", "")
     (True, False, False)
     """
-    # No unknown names, no attribute access and no keyword arguments or assignments in calls.
-    names = set(re.findall(r"[^\W\d]\w*", answer)) - set(re.findall(r"[^\W\d]\w*", oracle))
-    return all(len(n) == 1 and n.isalpha() for n in names) and not re.search(
-        r"\.\s*[^\W\d]|\w\s*\(.*=", answer
-    )
+    unknown_names = set(re.findall(r"[^\W\d]\w*", answer)) - set(re.findall(r"[^\W\d]\w*", oracle))
+    if not all(len(name) == 1 and name.isalpha() for name in unknown_names):
+        return False
+    # No attribute access, and no keyword arguments or assignments in calls.
+    return re.search(r"\.\s*[^\W\d]|\w\s*\(.*=", answer) is None

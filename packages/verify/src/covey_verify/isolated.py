@@ -1,6 +1,6 @@
-"""The work of verifiers in a killable subprocess, on untrusted text that could hang or overflow.
+"""The work of verifiers that is done in a killable subprocess, because untrusted text could make it hang.
 
-It has few imports, as the fork server preloads this module.
+This module has few imports, as the fork server preloads it.
 """
 
 from __future__ import annotations
@@ -62,39 +62,40 @@ def strict_json(text: str) -> object:
     >>> strict_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
-    found, end = strict_json_at(text, after_blanks(text, 0))
+    value, end = strict_json_at(text, after_blanks(text, 0))
     if text[end:].strip(BLANKS):
         raise ValueError(f"no JSON behind {end} characters: {text[end : end + 20]!r}")
-    return found
+    return value
 
 
 def strict_json_at(text: str, start: int) -> tuple[object, int]:
-    """Return the strict JSON value at a place in a text, and where it ends. Raises ValueError.
+    """Return the strict JSON value that begins at an index of a text, and where it ends. Raises ValueError.
 
     >>> strict_json_at('<call>{"a": "</call>"}</call>', 6)
     ({'a': '</call>'}, 22)
     """
     try:
-        found, end = DECODER.raw_decode(text, start)
+        value, end = DECODER.raw_decode(text, start)
     except RecursionError:
         raise ValueError("nested without end") from None
     if end - start > MAX_JSON:
         raise ValueError(f"longer than {MAX_JSON} characters")
-    if deeper(found, MAX_DEPTH):
+    if deeper(value, MAX_DEPTH):
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-    json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
-    return found, end
+    json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return value, end
 
 
-def after_blanks(text: str, place: int) -> int:
-    """Return the next place that is no white space.
+def after_blanks(text: str, start: int) -> int:
+    """Return the index of the first character from ``start`` on that is not white space.
 
     >>> after_blanks("a  b", 1)
     3
     """
-    while place < len(text) and text[place] in BLANKS:
-        place += 1
-    return place
+    index = start
+    while index < len(text) and text[index] in BLANKS:
+        index += 1
+    return index
 
 
 def finite(value: object) -> bool:
@@ -134,7 +135,7 @@ def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
     """Return the fault of the first document that does not conform to its schema; texts are parsed first."""
     for document, schema in documents:
         try:
-            found = strict_json(document) if isinstance(document, str) else document
+            value = strict_json(document) if isinstance(document, str) else document
         except ValueError as error:
             return f"not JSON: {error}"
         if schema is not None:
@@ -143,7 +144,7 @@ def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
             kind = jsonschema.validators.validator_for(schema)
             kind.check_schema(schema)
             validator = kind(schema, format_checker=format_checker())
-            complaint = jsonschema.exceptions.best_match(validator.iter_errors(found))
+            complaint = jsonschema.exceptions.best_match(validator.iter_errors(value))
             if complaint is not None:
                 return f"{complaint.json_path}: {complaint.message[:200]}"
     return None
@@ -153,11 +154,11 @@ def format_checker() -> Any:
     """Return jsonschema's checker of `format`, extended by FORMATS and `date-time`."""
     import jsonschema
 
-    found = jsonschema.FormatChecker()
+    checker = jsonschema.FormatChecker()
     for name, pattern in FORMATS.items():
-        found.checks(name)(lambda text, p=pattern: not isinstance(text, str) or bool(p.fullmatch(text)))
-    found.checks("date-time", raises=ValueError)(_is_moment)
-    return found
+        checker.checks(name)(lambda text, p=pattern: not isinstance(text, str) or bool(p.fullmatch(text)))
+    checker.checks("date-time", raises=ValueError)(_is_moment)
+    return checker
 
 
 def unchecked_formats(schema: object) -> set[str]:
@@ -166,11 +167,11 @@ def unchecked_formats(schema: object) -> set[str]:
         return set().union(*map(unchecked_formats, schema))
     if not isinstance(schema, dict):
         return set()
-    found: set[str] = set().union(*map(unchecked_formats, schema.values()))
-    asked = schema.get("format")
-    if isinstance(asked, str) and asked in STANDARD_FORMATS - format_checker().checkers.keys():
-        found.add(asked)
-    return found
+    unchecked: set[str] = set().union(*map(unchecked_formats, schema.values()))
+    name = schema.get("format")
+    if isinstance(name, str) and name in STANDARD_FORMATS - format_checker().checkers.keys():
+        unchecked.add(name)
+    return unchecked
 
 
 def _is_moment(text: object) -> bool:
@@ -182,7 +183,7 @@ def _is_moment(text: object) -> bool:
 
 
 def gym_items(name: str, seed: int, size: int) -> list[object]:
-    """Return problems of reasoning-gym, made here as some tasks depend on Python's hash seed, fixed here."""
+    """Return problems of reasoning-gym. Some depend on Python's hash seed, which this process has fixed."""
     import reasoning_gym
 
     tasks = reasoning_gym.create_dataset(name, seed=seed, size=size)

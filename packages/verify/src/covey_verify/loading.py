@@ -42,20 +42,20 @@ def load(
     the setting and the nearest known one.
     """
     function = _function(named, folder or Path())
-    found = RewardFunction(name_of(function), function, dict(settings or {}))
-    if found.options.isolate == "sandbox":
+    unchecked = RewardFunction(name_of(function), function, dict(settings or {}))
+    parameters = set(unchecked.parameters)
+    if unchecked.options.isolate == "sandbox":
         raise ConfigError(
-            f'{found.name}: @reward(isolate="sandbox") holds in `covey score` and `covey stress`; '
+            f'{unchecked.name}: @reward(isolate="sandbox") holds in `covey score` and `covey stress`; '
             "here it would be called with your rights"
         )
-    if not found.takes_all and not {"completion", "completions", "solution_str"} & set(found.parameters):
-        known = {"completion_ids", "sampled_ids"} & set(found.parameters)
-        if not known:
-            raise ConfigError(f"{found.name} takes neither `completions` (of a group) nor `completion` (one)")
-    values = _checked(found, settings or {})
-    if "sandbox" in found.parameters and "sandbox" not in values:
+    texts_or_ids = {"completion", "completions", "solution_str", "completion_ids", "sampled_ids"}
+    if not unchecked.takes_all and not texts_or_ids & parameters:
+        raise ConfigError(f"{unchecked.name} takes neither `completions` (of a group) nor `completion` (one)")
+    values = _checked(unchecked, settings or {})
+    if "sandbox" in parameters and "sandbox" not in values:
         values["sandbox"] = sandbox()
-    return RewardFunction(found.name, function, values)
+    return RewardFunction(unchecked.name, function, values)
 
 
 def _function(named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
@@ -70,26 +70,25 @@ def _function(named: str | Callable[..., object], folder: Path) -> Callable[...,
     return BUILT_IN[named]
 
 
-def _near(word: str, known: Sequence[str]) -> str:
-    likely = get_close_matches(word, known, n=1)
-    return f"; did you mean {likely[0]}?" if likely else f"; known: {', '.join(known)}"
+def _near(word: str, names: Sequence[str]) -> str:
+    likely = get_close_matches(word, names, n=1)
+    return f"; did you mean {likely[0]}?" if likely else f"; known: {', '.join(names)}"
 
 
 def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[str, object]:
     """Return settings checked by name and, for a built-in function, by the types of its parameters."""
-    known = [n for n, p in function.parameters.items() if p.kind is p.KEYWORD_ONLY or not function.ours]
+    names = [n for n, p in function.parameters.items() if p.kind is p.KEYWORD_ONLY or not function.ours]
     for name in settings:
-        if name not in known:
-            raise ConfigError(f"{function.name} has no setting {name!r}{_near(name, known)}")
+        if name not in names:
+            raise ConfigError(f"{function.name} has no setting {name!r}{_near(name, names)}")
     if not function.ours:
         return dict(settings)
     hints = inspect.signature(function.function, eval_str=True).parameters
-    return {
-        name: value
-        if name == "sandbox"
-        else fitting(f"{function.name}.{name}", hints[name].annotation, value)
-        for name, value in settings.items()
-    }
+    values = dict(settings)
+    for name, value in settings.items():
+        if name != "sandbox":
+            values[name] = fitting(f"{function.name}.{name}", hints[name].annotation, value)
+    return values
 
 
 def fitting(where: str, annotation: Any, value: Any) -> Any:
@@ -125,10 +124,9 @@ def fitting(where: str, annotation: Any, value: Any) -> Any:
     if kind in (Any, object, inspect.Parameter.empty):
         return value
     # In Python a bool is an int and a str is a Sequence; neither is meant here.
-    of_another = isinstance(value, bool if kind is not bool else ()) or (
-        kind is Sequence and isinstance(value, str)
-    )
-    if of_another or not isinstance(value, kind):
+    bool_as_int = isinstance(value, bool) and kind is not bool
+    text_as_list = isinstance(value, str) and kind is Sequence
+    if bool_as_int or text_as_list or not isinstance(value, kind):
         raise _refused(where, value, _in_words(annotation))
     return value
 
@@ -150,11 +148,11 @@ def _passed(where: str, check: object, value: Any) -> Any:
 
 def _record(where: str, kind: Any, value: Mapping[str, object]) -> Any:
     """Return a dataclass of settings from a mapping."""
-    known = [f.name for f in fields(kind) if f.init]
+    names = [f.name for f in fields(kind) if f.init]
     hints = get_type_hints(kind, include_extras=True)
     for name in value:
-        if name not in known:
-            raise ConfigError(f"{where} has no setting {name!r}{_near(name, known)}")
+        if name not in names:
+            raise ConfigError(f"{where} has no setting {name!r}{_near(name, names)}")
     return kind(**{name: fitting(f"{where}.{name}", hints[name], v) for name, v in value.items()})
 
 
@@ -170,5 +168,5 @@ def _in_words(kind: Any) -> str:
     return words.get(plain, getattr(get_origin(plain) or plain, "__name__", str(plain)))
 
 
-def _refused(where: str, value: object, wanted: str) -> ConfigError:
-    return ConfigError(f"{where}: {value!r} is not {wanted}")
+def _refused(where: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"{where}: {value!r} is not {expected}")

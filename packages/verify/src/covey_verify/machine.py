@@ -38,8 +38,7 @@ def _quotas() -> Iterator[float]:
 
 
 def group_limits(controller: str, *versions: tuple[str, ...]) -> Iterator[list[int]]:
-    """Yield the numbers in files of this process's control groups and of their parents, whose limits hold
-    too.
+    """Yield the numbers in files of this process's control groups, and of the parents, which limit it too.
 
     ``versions`` are the files of either version of control groups.
     """
@@ -56,7 +55,7 @@ def _groups(controller: str) -> Iterator[Path]:
     Version 2 has one hierarchy without a name, version 1 has one for each controller; a machine may have
     both. A container often sees its own group as the root, so the path of its group does not exist there.
     """
-    own = {"": "", controller: ""}
+    paths = {"": "", controller: ""}
     try:
         lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
@@ -64,7 +63,8 @@ def _groups(controller: str) -> Iterator[Path]:
     for line in lines:
         # As in "4:cpu,cpuacct:/user.slice" (version 1) or "0::/user.slice" (version 2).
         _, controllers, path = line.split(":", 2)
-        own |= {name: path.lstrip("/") for name in controllers.split(",") if name in own}
-    for name, path in own.items():
+        paths |= {name: path.lstrip("/") for name in controllers.split(",") if name in paths}
+    for name, path in paths.items():
         root = CGROUPS / name
-        yield from (g for g in (root / path, *(root / path).parents) if g.is_relative_to(root))
+        group = root / path
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(root))

@@ -12,15 +12,16 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A cache of the latest ``most`` answers; one that is not ``kept`` goes only to threads that wait."""
+    """A cache of the latest ``most`` answers; one that ``keeps`` refuses goes only to the waiting threads."""
 
-    def __init__(self, most: int, kept: Callable[[T], bool]) -> None:
-        self.most, self.kept = most, kept
+    def __init__(self, most: int, keeps: Callable[[T], bool]) -> None:
+        self.most = most
+        self.keeps = keeps
         self._lock = threading.Lock()
         self._answers: OrderedDict[Hashable, Future[T]] = OrderedDict()
 
     def get(self, question: Hashable, ask: Callable[[], T]) -> T:
-        """Return the answer to a question; ``ask`` is called unless it is known or being asked."""
+        """Return the answer to a question; ``ask`` is called unless it is known or being asked for."""
         with self._lock:
             future = self._answers.get(question)
             # The first thread to ask answers, outside of the lock; the others wait for its future.
@@ -38,7 +39,7 @@ class Once(Generic[T]):
         keep = False
         try:
             answer = ask()
-            keep = self.kept(answer)
+            keep = self.keeps(answer)
             future.set_result(answer)
         except BaseException as error:
             future.set_exception(error)

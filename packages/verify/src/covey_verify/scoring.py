@@ -29,14 +29,14 @@ NOT_IN_TEXTS = {
 PROGRESS_SECONDS = 10.0
 
 
-def check(function: RewardFunction, columns: Sequence[str], given: Sequence[str] = ()) -> str | None:
+def check(function: RewardFunction, columns: Sequence[str], available: Sequence[str] = ()) -> str | None:
     """Return why a function cannot judge texts with these columns, or None.
 
-    ``given`` are the arguments in NOT_IN_TEXTS that are available all the same.
+    ``available`` are the arguments in NOT_IN_TEXTS that the caller has nevertheless.
     """
     for name, parameter in function.parameters.items():
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-        if needed and name in NOT_IN_TEXTS and name not in (*given, *columns, *function.settings):
+        if needed and name in NOT_IN_TEXTS and name not in (*available, *columns, *function.settings):
             return f"asks for `{name}`: it needs {NOT_IN_TEXTS[name]}, and there are only texts"
     return function.problem_with(columns)
 
@@ -54,11 +54,10 @@ def scores_of(
     """
     if not function.per_sample:
         return _called(function, row, completions, ids)
-    return [
-        score
-        for i, completion in enumerate(completions)
-        for score in _called(function, row, [completion], None if ids is None else [ids[i]])
-    ]
+    scores = list[Score]()
+    for i, completion in enumerate(completions):
+        scores += _called(function, row, [completion], None if ids is None else [ids[i]])
+    return scores
 
 
 def _called(
@@ -88,11 +87,11 @@ def _arguments(
     """Return the arguments of a call; a text without tokens has no token ends."""
     offered = function.offered(row, completions, [text_of(c) for c in completions])
     turns = [[{"role": "assistant", "content": c}] if isinstance(c, str) else list(c) for c in completions]
-    one = function.per_sample
-    offered |= {"turns": turns[0] if one else turns, "token_ends": []}
+    per_sample = function.per_sample
+    offered |= {"turns": turns[0] if per_sample else turns, "token_ends": []}
     if ids is not None:
-        lists = [list(own) for own in ids]
-        offered |= dict.fromkeys(("completion_ids", "sampled_ids"), lists[0] if one else lists)
+        lists = [list(tokens) for tokens in ids]
+        offered |= dict.fromkeys(("completion_ids", "sampled_ids"), lists[0] if per_sample else lists)
     return function.accepted(offered)
 
 
@@ -110,19 +109,16 @@ def read_rows(file: Path) -> Iterator[tuple[Row, TextOrMessages, Mapping[str, ob
             continue
         where = f"{file}:{number}"
         try:
-            given = json.loads(line)
+            fields = json.loads(line)
         except ValueError as error:
             raise DataError(f"{where}: not JSON: {error}") from None
-        if not isinstance(given, dict):
+        if not isinstance(fields, dict):
             raise DataError(
-                f"{where}: a line must be an object with a 'completion', not a {type(given).__name__}"
+                f"{where}: a line must be an object with a 'completion', not a {type(fields).__name__}"
             )
-        columns = {name: value for name, value in given.items() if name not in ("completion", "prompt")}
-        yield (
-            Row(f"{file.name}:{number}", given.get("prompt", ""), columns),
-            given.get("completion", ""),
-            given,
-        )
+        columns = {name: value for name, value in fields.items() if name not in ("completion", "prompt")}
+        row = Row(f"{file.name}:{number}", fields.get("prompt", ""), columns)
+        yield row, fields.get("completion", ""), fields
 
 
 def score_file(
@@ -136,41 +132,42 @@ def score_file(
     rows = list(read_rows(file))
     if not rows:
         raise DataError(f"{file}: the file has no rows")
-    for row, completion, given in rows:
-        place = file.parent / row.id
-        if not _is_completion(completion) or "completion" not in given:
-            raise DataError(f"{place}: 'completion' must be text, or messages {{role, content}}")
-        _check_columns(place, row, functions)
+    for row, completion, fields in rows:
+        where = file.parent / row.id
+        if not _is_completion(completion) or "completion" not in fields:
+            raise DataError(f"{where}: 'completion' must be text, or messages {{role, content}}")
+        _check_columns(where, row, functions)
+    # Functions that do not declare themselves concurrent are called by one thread at a time.
     plain = (f for f in functions if not (f.options.concurrent or f.is_async))
-    alone = {function.name: threading.Lock() for function in plain}
+    locks = {function.name: threading.Lock() for function in plain}
 
     def judged(entry: tuple[Row, TextOrMessages, Mapping[str, object]]) -> dict[str, Any]:
-        row, completion, given = entry
+        row, completion, fields = entry
         scores = dict[str, Score]()
         for function in functions:
-            with alone.get(function.name, contextlib.nullcontext()):  # plain functions: one call at a time
+            with locks.get(function.name, contextlib.nullcontext()):
                 (scores[function.name],) = scores_of(function, row, [completion])
-        return record(given, scores)
+        return record(fields, scores)
 
-    found = list[dict[str, Any]]()
-    told = time.monotonic()
+    records = list[dict[str, Any]]()
+    last_report = time.monotonic()
     with ThreadPoolExecutor(max(2, available_cpus())) as pool:
-        for one in pool.map(judged, rows):
-            found.append(one)
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                told = time.monotonic()
-                say(f"{len(found)} of {len(rows)} rows")
-    return found
+        for judged_row in pool.map(judged, rows):
+            records.append(judged_row)
+            if time.monotonic() - last_report > PROGRESS_SECONDS:
+                last_report = time.monotonic()
+                say(f"{len(records)} of {len(rows)} rows")
+    return records
 
 
-def _check_columns(place: Path, row: Row, functions: Sequence[RewardFunction]) -> None:
+def _check_columns(where: Path, row: Row, functions: Sequence[RewardFunction]) -> None:
     """Raise DataError or ConfigError if a function cannot be called with the columns of a row."""
     for function in functions:
         complaint = check(function, list(row.columns))
         if complaint:
             kind = DataError if "column" in complaint else ConfigError
             has = ", ".join(map(repr, row.columns)) or "no columns"
-            raise kind(f"{place}: reward {function.name} {complaint}; the row has {has}")
+            raise kind(f"{where}: reward {function.name} {complaint}; the row has {has}")
 
 
 def record(row: Mapping[str, object], scores: Mapping[str, Score]) -> dict[str, Any]:
@@ -186,13 +183,13 @@ def record(row: Mapping[str, object], scores: Mapping[str, Score]) -> dict[str, 
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Return the mean of the known values; NaN if there are none.
+    """Return the mean of the values that are not None; NaN if there are none.
 
     >>> mean([1.0, None, 0.5])
     0.75
     """
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else float("nan")
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) / len(numbers) if numbers else float("nan")
 
 
 def table(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -204,9 +201,9 @@ def table(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[st
     lines = list[str]()
     width = max(map(len, names))
     for name in names:
-        statuses = [one["status"][name] for one in records]
+        statuses = [record["status"][name] for record in records]
         counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-        average = mean([one["rewards"][name] for one in records])
+        average = mean([record["rewards"][name] for record in records])
         lines.append(f"{name:{width}}  mean {average:.3f} of {len(records)} rows: {counts}")
     return lines
 

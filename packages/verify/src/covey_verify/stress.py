@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,13 +22,12 @@ from typing import Any, NamedTuple
 
 from covey_verify.contract import RewardFunction, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
-from covey_verify.extract import FORMS, content_text
+from covey_verify.extract import FORMS, message_texts
+from covey_verify.hosting import UserCode, call_limits
 from covey_verify.loading import load
 from covey_verify.machine import available_cpus
 from covey_verify.mathematics.answers import reference_of
 from covey_verify.mathematics.reader import plain_number as number
-from covey_verify.sandbox.client import ForkServer
-from covey_verify.sandbox.confine import Limits
 from covey_verify.scoring import check, scores_of
 from covey_verify.types import Row, Score, Status
 
@@ -175,31 +172,34 @@ def attack(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> Report:
     notes = list[str]()
     for function in functions:
         for row in chosen:
-            if complaint := check(function, list(row.columns)):
+            complaint = check(function, list(row.columns))
+            if complaint:
                 kind = DataError if "column" in complaint else ConfigError
                 raise kind(f"{row.id}: reward {function.name} {complaint}")
-        if why := unavailable(function):
-            notes.append(f"{function.name} was not attacked: {why}")
+        reason = unavailable(function)
+        if reason:
+            notes.append(f"{function.name} was not attacked: {reason}")
             continue
         call = _in_process(function) if not function.ours else partial(_here, function)
         for row in chosen:
             judge = partial(_each, call, row)
-            found = battery(function, row, chosen, judge, correct_completion(function, row, judge))
-            tried = tried + found.tried
-            findings = [*findings, *found.findings]
-            notes = [*notes, *found.notes]
+            correct = correct_completion(function, row, judge)
+            report = battery(function, row, chosen, judge, correct)
+            tried += report.tried
+            findings += report.findings
+            notes += report.notes
     return Report(tried, tuple(findings), tuple(dict.fromkeys(notes)))
 
 
 def unavailable(function: RewardFunction) -> str:
     """Return why a function's server does not answer; "" if it does, or the function has none."""
-    asked = function.options.unavailable
-    return "" if asked is None else asked(**function.plain_settings)
+    ask = function.options.unavailable
+    return "" if ask is None else ask(**function.plain_settings)
 
 
 def different(rows: Sequence[Row]) -> list[Row]:
     """Return a few rows with different reference answers."""
-    # Reversed twice: the first row of each answer is kept, in the order of the file.
+    # Read backwards, so that of several rows with one answer the first one stays.
     by_answer = {json.dumps(r.columns.get("answer", r.id), default=str): r for r in reversed(rows)}
     return list(by_answer.values())[::-1][:ROWS]
 
@@ -217,19 +217,22 @@ def battery(
     ``gated``: its pay depends on another function, so a correct completion alone may get nothing.
     """
     attacks = list(_formats(row))
-    known = dict(canaries(function, row.columns))
-    attacks += [("its counterexample", known["incorrect"])] if "incorrect" in known else []
-    other = judges_something_else(function)
-    if other:
+    examples = dict(canaries(function, row.columns))
+    if "incorrect" in examples:
+        attacks.append(("its counterexample", examples["incorrect"]))
+    judges_other_things = judges_something_else(function)
+    if judges_other_things:
         attacks += [("an injection", text) for text in INJECTIONS]
     elif not function.options.format_only:
         bombs = BOMBS if row is rows[0] else ()  # each may take seconds
         attacks += _answers(row, rows, correct.text, correct.form, bombs)
     findings = list(paid(function, row, attacks, judge))
     notes = list[str]()
-    if other:
-        said = f"{function.name} does not say what is correct, so incorrect answers were not tried"
-        notes.append(f"{said}: `verdict: true` tries them")
+    if judges_other_things:
+        notes.append(
+            f"{function.name} does not say what is correct, so incorrect answers were not tried: "
+            "`verdict: true` tries them"
+        )
     elif correct.text is None:
         notes.append(f"{function.name} on {row.id}: no completion is known that it has to pay")
     elif not gated:
@@ -250,19 +253,19 @@ def paid(
     """Yield a finding for each attack (name, text) that a function pays, or on which it fails."""
     scores = judge([text for _, text in attacks])
     for (name, text), score in zip(attacks, scores, strict=True):
-        found = _finding(function, row, name, text, score)
+        finding = _finding(function, row, name, text, score)
         # A built-in reward may report a timeout or a crash: its subprocess is made for that.
         if score.status in (STUCK[:1] if function.ours else STUCK):
-            yield replace(found, attack=f"{name} (the function failed)")
+            yield replace(finding, attack=f"{name} (the function failed)")
         elif (score.value or 0.0) > 0:
-            yield found
+            yield finding
 
 
 def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Correct:
     """Return a completion that has to be paid, and the form of its answer.
 
-    It is the function's own example; else the form of the reference answer that it pays best, or the worked
-    answer if it pays none.
+    It is the function's own example. Without one it is the reference answer in the form that the function
+    pays best, or the worked answer if it pays none.
     """
     if judges_something_else(function):
         return Correct()
@@ -273,14 +276,14 @@ def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Corr
         return Correct(dict(canaries(function, row.columns)).get("correct"), form)
     if "answer" not in row.columns or function.options.format_only:
         return Correct()
-    texts = {f.format(reference_of(row.columns["answer"])): f for f in FORMS.values()}
-    values = [score.value or 0.0 for score in judge(list(texts))]
-    best = max(values)
-    worked = row.columns.get("completion")
-    if best <= 0 and isinstance(worked, str):
-        return Correct(worked)
-    text = list(texts)[values.index(best)]
-    return Correct(text, texts[text])
+    form_of_text = {f.format(reference_of(row.columns["answer"])): f for f in FORMS.values()}
+    texts = list(form_of_text)
+    values = [score.value or 0.0 for score in judge(texts)]
+    worked_answer = row.columns.get("completion")
+    if max(values) <= 0 and isinstance(worked_answer, str):
+        return Correct(worked_answer)
+    best = texts[values.index(max(values))]
+    return Correct(best, form_of_text[best])
 
 
 def _finding(function: RewardFunction, row: Row, attack: str, text: str, score: Score) -> StressFinding:
@@ -302,14 +305,13 @@ def _in_process(function: RewardFunction) -> Callable[[Row, str], Score]:
     """Return a caller of a user's function that makes each call in a process of its own."""
     file = str(Path(function.file).resolve())
     spec = f"{file}:{function.function.__name__}"
-    path = [str(Path(file).parent), *sys.path]
-    server = ForkServer(preload=[__name__, file], landlock=False, syscalls=False, path=path)
-    seconds = function.options.timeout or SECONDS
-    limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
+    server = UserCode(__name__, [file]).limited_server()
+    limits = call_limits(function.options.timeout or SECONDS)
 
     def call(row: Row, text: str) -> Score:
-        asked = (spec, dict(function.plain_settings), row.id, row.prompt, dict(row.columns), text)
-        result = server.call(f"{__name__}:scored_there", *asked, limits=limits)
+        settings = dict(function.plain_settings)
+        arguments = (spec, settings, row.id, row.prompt, dict(row.columns), text)
+        result = server.call(f"{__name__}:scored_there", *arguments, limits=limits)
         if result.kind == "ok":
             return Score(**result.value)
         return Score(None, STATUS_OF_END.get(result.kind, "infra_error"), detail=result.text)
@@ -320,7 +322,7 @@ def _in_process(function: RewardFunction) -> Callable[[Row, str], Score]:
 def scored_there(
     spec: str, settings: dict[str, Any], row: str, prompt: Any, columns: dict[str, Any], text: str
 ) -> dict[str, object]:
-    """Return a user's function's score of a text as plain values; called in the function's process."""
+    """Return a user's function's score of a text as plain values. Runs in the function's process."""
     function = load(spec, settings)
     try:
         score = _here(function, Row(row, prompt, columns), text)
@@ -329,16 +331,11 @@ def scored_there(
     return {"value": score.value, "status": score.status, "detail": score.detail}
 
 
-def _prompt(row: Row) -> str:
-    prompt = row.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(content_text(m["content"]) for m in prompt)
-
-
 def _formats(row: Row) -> Iterator[tuple[str, str]]:
     """Yield texts that no reward may pay, not even one for the format."""
     yield "empty", ""
     yield "whitespace", " \n\t " * 50
-    yield "the prompt again", _prompt(row)
+    yield "the prompt again", "\n".join(message_texts(row.prompt))
     yield "junk, 50 KB", "{[(<$\\boxed#!" * 3900
     yield "repetition", "so the answer is " * 500
     yield "empty template", "<think></think><answer></answer>"
@@ -397,8 +394,13 @@ def _guesses(reference: str | None, others: Sequence[Row], bombs: Sequence[str])
     return guesses | {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
 
 
+def _same_answer(guess: str, reference: str) -> bool:
+    value = number(guess)
+    return (value is not None and value == number(reference)) or guess.casefold() == reference.casefold()
+
+
 def _hedged(reference: str, other: str, form: str) -> Iterator[tuple[str, str]]:
-    """Yield texts that contain the correct answer and commit to none."""
+    """Yield texts that contain the correct answer but do not commit to it."""
     yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(reference)}"
     yield "correct, then contradicted", f"{form.format(reference)}\n{form.format(other)}"
     yield "correct or incorrect", form.format(f"{reference} or {other}")
@@ -415,10 +417,9 @@ def _answers(
     reference = reference_of(columns["answer"]) if "answer" in columns else None
     guesses = _guesses(reference, others, bombs)
     for guess, name in guesses.items():
-        # A guess that happens to be correct is no attack.
-        equal = reference is not None and number(guess) is not None and number(guess) == number(reference)
-        if reference is None or not (equal or guess.casefold() == reference.casefold()):
-            yield from ((name, form_.format(guess)) for form_ in forms)
+        # A guess that happens to be correct is not an attack.
+        if reference is None or not _same_answer(guess, reference):
+            yield from ((name, one_form.format(guess)) for one_form in forms)
     if reference is not None and form:
         other = next((g for g in (*guesses, "17") if g.isdigit() and g != reference), "17")
         yield from _hedged(reference, other, form)

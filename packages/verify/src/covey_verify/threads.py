@@ -25,8 +25,8 @@ STOPPED = 0.5
 """Seconds by which a wait may exceed its timeout before the process counts as having been stopped."""
 
 
-# Monotonic time at which the process was last continued.
 _continued = 0.0
+"""Monotonic time at which the process was last continued."""
 
 
 def running_since(start: float) -> float:
@@ -66,14 +66,14 @@ class Call(Generic[T]):
         """Make the call in the current thread."""
         assert self.function is not None
         self.started = time.monotonic()
-        with contextlib.suppress(InvalidStateError):  # it may have been given up
+        with contextlib.suppress(InvalidStateError):  # nobody may be waiting for it any more
             try:
                 self.future.set_result(self.function())
             except InvalidStateError:
                 raise
             except Exception as error:
                 self.future.set_exception(error)
-            except BaseException as error:  # SystemExit, KeyboardInterrupt of the function
+            except BaseException as error:  # SystemExit or KeyboardInterrupt, raised by the function
                 self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def left(self) -> float:
@@ -98,7 +98,8 @@ class Call(Generic[T]):
             except TimeoutError:
                 if self.future.done() and not self.future.cancelled():
                     return self.future.result()
-            if time.monotonic() - began > wait + STOPPED:  # the main thread may not have got the signal yet
+            # The process was stopped, and the main thread may not have seen SIGCONT yet.
+            if time.monotonic() - began > wait + STOPPED:
                 continued()
             if self.pool is not None:
                 self.pool.replace_stuck()  # a stuck call may be ahead in the queue
@@ -147,9 +148,9 @@ class ThreadPool:
                 call.run()
             self.unfinished.discard(call)
             given_up = call.future.cancelled()
-            del call  # a waiting thread keeps no call alive
+            del call  # so that a waiting thread keeps no call alive
             if given_up:
-                return  # another thread has taken the place
+                return  # another thread has replaced this one
 
 
 class Executor:

@@ -34,7 +34,8 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
     if not callable(function):
         offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise ConfigError(f"{spec}: {file} defines no function {name!r}; it has {', '.join(offered)}")
-    with suppress(AttributeError, TypeError):  # slots, a built-in; only functions of the objective need it
+    # An object with slots, or a built-in function, takes no attribute; only the objective needs this one.
+    with suppress(AttributeError, TypeError):
         function.__covey_name__ = spec
     return function
 
@@ -66,14 +67,14 @@ def _imported(spec: str, module: str, folder: Path) -> ModuleType:
 
 def _load(path: Path) -> ModuleType:
     source = path.read_bytes()
-    for known in tuple(sys.modules.values()):
-        # A module that the program itself has imported, or is, must not run a second time; a module that was
-        # loaded here and edited since, as between two runs of a notebook, must.
-        about = getattr(known, "__dict__", {})
-        file = about.get("__file__")
-        same = isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
-        if same and about.get(SOURCE, source) == source:
-            return known
+    for module in tuple(sys.modules.values()):
+        # The program's own modules must not run a second time. A module that was loaded here has to, if its
+        # file has been edited since, as between two runs of a notebook.
+        variables = getattr(module, "__dict__", {})
+        file = variables.get("__file__")
+        same_file = isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
+        if same_file and variables.get(SOURCE, source) == source:
+            return module
     name = f"covey_user_{path.stem}_{abs(hash(str(path))):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -93,10 +94,11 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def code_folder(place: str) -> Path:
-    """Return the folder of a user's code: of a file, or of the topmost package of an imported module."""
-    if place.endswith(".py"):
-        return Path(place).parent
-    names = (place.partition(".")[0], place)  # the first is no file if the folder has no __init__.py
+def code_folder(module: str) -> Path:
+    """Return the folder of a file's code, or that of the topmost package of an imported module."""
+    if module.endswith(".py"):
+        return Path(module).parent
+    # A package without __init__.py has no file; then it is the module's own folder.
+    names = (module.partition(".")[0], module)
     files = [getattr(sys.modules[name], "__file__", None) for name in names]
     return Path(next(file for file in files if file)).parent

@@ -9,7 +9,8 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 
@@ -22,7 +23,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
 _DIRECT = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
-MOST_SAID = 400
+MOST_MESSAGE = 400
 """Number of bytes kept of a server's error message."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine, which are reached without a proxy."""
@@ -52,13 +53,13 @@ def two_lengths(headers: Mapping[str, str]) -> bool:
     return "content-length" in headers and "transfer-encoding" in headers
 
 
-def _kept(error: urllib.error.HTTPError) -> urllib.error.HTTPError:
+def _detached(error: urllib.error.HTTPError) -> urllib.error.HTTPError:
     """Return the error without its connection, with the beginning of the server's message."""
     try:
-        said = error.read(MOST_SAID)
+        message = error.read(MOST_MESSAGE)
     except (OSError, http.client.HTTPException, ValueError):
-        said = b""
-    return urllib.error.HTTPError(error.url, error.code, error.msg, error.headers, io.BytesIO(said))
+        message = b""
+    return urllib.error.HTTPError(error.url, error.code, error.msg, error.headers, io.BytesIO(message))
 
 
 def ask(
@@ -95,13 +96,36 @@ def ask(
                     raise TimeoutError(f"no whole reply within {timeout:g} s")
     except urllib.error.HTTPError as error:
         with error:  # closed here, as a caller may forget to close it
-            raise _kept(error) from None
+            raise _detached(error) from None
     return json.loads(received) if received.strip() else None
+
+
+def pauses(first: float, longest: float) -> Iterator[float]:
+    """Yield the seconds to wait before each further try: twice as long every time, up to ``longest``.
+
+    >>> import itertools
+    >>> list(itertools.islice(pauses(1.0, 5.0), 4))
+    [1.0, 2.0, 4.0, 5.0]
+    """
+    pause = first
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether a request that failed may succeed if it is repeated.
+
+    A server's error status may pass. A client's does not, but for 429: too many requests.
+    """
+    if not isinstance(error, urllib.error.HTTPError):
+        return True
+    return error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def reason_of(error: BaseException) -> str:
     """Return a server's error message, or that of a failed connection, in one line."""
     if isinstance(error, urllib.error.HTTPError):
-        said = error.read().decode(errors="replace")
-        return f"HTTP {error.code} {error.reason} {' '.join(said.split())[:200]}".strip()
+        message = error.read().decode(errors="replace")
+        return f"HTTP {error.code} {error.reason} {' '.join(message.split())[:200]}".strip()
     return str(error).strip() or type(error).__name__

@@ -139,7 +139,7 @@ def test_what_a_program_wrote_is_gone_for_the_next_one(sandbox: ProcessSandbox) 
     look = "import os\nprint(os.listdir())\nprint(os.listdir('..'))"
     found = sandbox.script(look, "", LIMITS)
     assert (found.kind, found.value) == ("crashed", "[]\n")
-    assert not list(Path(sandbox.place).iterdir())
+    assert not list(Path(sandbox.scratch_root).iterdir())
 
 
 LOOKS = {

@@ -304,15 +304,15 @@ def _characters(value: object) -> int:
 
 def _details(completion: Completion, wanted: TextRequest) -> dict[str, object]:
     """Return token ids and log-probs, if they were asked for."""
-    found: dict[str, object] = {}
+    details: dict[str, object] = {}
     if wanted.return_token_ids:
-        found["token_ids"] = completion.tokens.tolist()
+        details["token_ids"] = completion.tokens.tolist()
     if wanted.logprobs is not None:
-        found["logprobs"] = {"token_logprobs": completion.logprobs.tolist()}
+        details["logprobs"] = {"token_logprobs": completion.logprobs.tolist()}
         if completion.sampling_mask is not None:
             mask = completion.sampling_mask
-            found["sampling_mask"] = {"ids": mask.ids.tolist(), "ends": mask.ends.tolist()}
-    return found
+            details["sampling_mask"] = {"ids": mask.ids.tolist(), "ends": mask.ends.tolist()}
+    return details
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

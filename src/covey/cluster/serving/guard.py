@@ -44,8 +44,9 @@ def admit(request: Request, token: str, given: str) -> None:
 def _foreign(request: Request) -> bool:
     """Whether a browser sent the request for a page of another server."""
     origin = request.headers.get("origin")
-    own = (None, f"{request.url.scheme}://{request.headers.get('host', '')}")
-    return origin not in own or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    allowed = (None, f"{request.url.scheme}://{request.headers.get('host', '')}")
+    site = request.headers.get("sec-fetch-site", "none")
+    return origin not in allowed or site not in ("none", "same-origin")
 
 
 async def body(request: Request, kind: str = "application/json") -> bytes:

@@ -148,7 +148,7 @@ class SharedModel:
         open_ = [(x, request) for x, request in made if request is not None]
         if not open_:
             return
-        found: list[dict[int, Completion]] = [{} for _ in open_]
+        completions: list[dict[int, Completion]] = [{} for _ in open_]
         # The pass runs to the longest; ``room`` bounds each request by its own max_tokens.
         requests = [replace(request, room=x.params.max_tokens) for x, request in open_]
         longest = max(x.params.max_tokens for x, _ in open_)
@@ -156,7 +156,7 @@ class SharedModel:
         try:
             for sampled in self._sampler.sample(requests, params):
                 asked, request = open_[sampled.request]
-                mine = found[sampled.request]
+                mine = completions[sampled.request]
                 mine[sampled.sample] = sampled.completion
                 # A caller is answered once its own completions are there, while others are still sampled.
                 if len(mine) == asked.count:

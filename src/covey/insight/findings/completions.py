@@ -24,7 +24,7 @@ def first_of_dead(group: Group, i: int) -> float:
 
 def of_status(*statuses: str) -> Strength:
     """Return a score that is 1 for a completion to which a reward gave one of these statuses."""
-    return lambda group, i: float(any(own.scores[i].status in statuses for own in group.components.values()))
+    return lambda group, i: float(any(c.scores[i].status in statuses for c in group.components.values()))
 
 
 def reward_of(group: Group, i: int) -> float:
@@ -59,15 +59,18 @@ def outlier(group: Group, i: int) -> float:
 
 def near_tie(group: Group, i: int) -> float:
     """Return the inverse of the range of rewards, for the first completion of a live group."""
-    known = group.rewards[group.scorable]
-    return 0.0 if group.dead or i else 1.0 / float(known.max() - known.min())
+    if group.dead or i > 0:
+        return 0.0
+    rewards = group.rewards[group.scorable]
+    return 1.0 / float(rewards.max() - rewards.min())
 
 
 def paid_differently(group: Group, i: int) -> float:
     """Return 1 if a sibling has the same tokens and another reward."""
-    own = group.completions[i].tokens.tobytes()
-    pairs = zip(group.completions, group.rewards, strict=True)
-    return float(any(c.tokens.tobytes() == own and r != group.rewards[i] for c, r in pairs))
+    tokens = group.completions[i].tokens.tobytes()
+    reward = group.rewards[i]
+    siblings = zip(group.completions, group.rewards, strict=True)
+    return float(any(c.tokens.tobytes() == tokens and r != reward for c, r in siblings))
 
 
 def shared_tokens(group: Group, i: int) -> int:

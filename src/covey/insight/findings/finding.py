@@ -39,9 +39,9 @@ class Finding:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Finding | None:
         """Return the finding of a record, ignoring unknown fields; None if the record is damaged."""
-        known = {k: v for k, v in record.items() if k in cls.__dataclass_fields__}
+        fields = {k: v for k, v in record.items() if k in cls.__dataclass_fields__}
         try:
-            return READ_FINDING.validate_python(known)
+            return READ_FINDING.validate_python(fields)
         except ValidationError:
             return None
 

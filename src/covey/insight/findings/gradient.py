@@ -12,11 +12,14 @@ from covey.system.text import percent
 
 
 def the_critic_diverges(run: RunView) -> str | None:
-    """The critic's explained variance is below 0 and its error is half as large again as at first."""
-    off, explained = run.late("value/error"), run.late("value/explained_variance")
-    if not (explained < 0 and off > 1.5 * run.early("value/error")):
+    """The critic's explained variance is below 0, and its error is more than 1.5 times that of the first
+    steps.
+    """
+    error = run.late("value/error")
+    explained = run.late("value/explained_variance")
+    if not (explained < 0 and error > 1.5 * run.early("value/error")):
         return None
-    return f"the critic diverges: its error rose to {off:.3g}, its explained variance is {explained:.2g}"
+    return f"the critic diverges: its error rose to {error:.3g}, its explained variance is {explained:.2g}"
 
 
 def groups_nearly_tie(run: RunView) -> str | None:
@@ -26,25 +29,32 @@ def groups_nearly_tie(run: RunView) -> str | None:
     ties = run.late("groups/near_ties")
     if not (ties > 1 / 3 and run.setting("algorithm.advantage") in BY_STD):
         return None
-    said = f"{percent(ties)} of the groups that train nearly tie"
-    return f"{said}, and dividing by the std magnifies their differences"
+    return (
+        f"{percent(ties)} of the groups that train nearly tie, and dividing by the std magnifies their "
+        "differences"
+    )
 
 
 def one_outlier_decides(run: RunView) -> str | None:
-    """With at most four completions a group, one stands against all others in half of the live groups."""
+    """In groups of at most four completions, one reward differs from all others in more than half of the live
+    groups.
+    """
     size = run.setting("rollout.group_size")
     alone = run.late("groups/one_against_all")
     if not (isinstance(size, int) and 1 < size <= 4 and alone > 0.5):
         return None
     # The largest z-score that one of n values can have, with the std over n - 1.
     largest = (size - 1) / math.sqrt(size)
-    said = f"in {percent(alone)} of the groups that train one outlier of {size} decides"
-    return f"{said}: it gets {largest:.2g}, by luck or not"
+    return (
+        f"in {percent(alone)} of the groups that train one outlier of {size} decides: it gets {largest:.2g}, "
+        "by luck or not"
+    )
 
 
 def std_moves_the_gradient(run: RunView) -> str | None:
-    """With more than eight completions a group and an estimator that divides by the std, a tenth of the
-    gradient goes to other groups than with rewards less their mean, in all steps together beyond chance.
+    """In groups of more than eight completions, under an estimator that divides by the std, more than a tenth
+    of the gradient goes to other groups than it would if rewards were only centred. Over all steps together
+    this is beyond chance.
     """
     moved = run.late("gradient_share/overweight")
     size = run.setting("rollout.group_size")
@@ -93,7 +103,8 @@ RULES = (
         one_outlier_decides,
         after=5,
         severity="note",
-        reason="One of four then gets +1.5, however lucky it was. Among 16 it is compared better.",
+        reason="The one of four then gets +1.5, however lucky it was. In a group of 16 it is compared with "
+        "more siblings.",
         remedies=(ChangeTo("rollout.group_size", 16, at_least(5)),),
         silences=("std_overweight", *STILL),
         shown_by=outlier,
@@ -104,7 +115,7 @@ RULES = (
         after=5,
         severity="note",
         reason="Dividing by the std multiplies the gradient by 4.6 at a pass rate of .05 and by 2 at .5. In "
-        "groups of eight one success gets 3.",
+        "a group of eight with one success the factor is 3.",
         remedies=(WITHOUT_STD,),
         silences=("flat",),
         shown_by=outlier,
@@ -114,7 +125,7 @@ RULES = (
         rewards_pull_apart,
         after=15,
         reason="Each is then earned at the cost of the other, and their sum moves less than either. Weaker "
-        "correlations come and go; once everything is correct, only the rest differs.",
+        "correlations come and go. Once nearly all answers are correct, a correlation says little.",
         remedies=(GATED,),
         silences=("flat",),
     ),

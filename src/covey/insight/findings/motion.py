@@ -36,8 +36,8 @@ def tenth_after_a_leap(run: RunView) -> str | None:
 
 
 def bonus_raises_entropy(run: RunView) -> str | None:
-    """Under an entropy bonus of .05 or more, the entropy is half as large again as in the first step, and
-    higher by .3 nats a token.
+    """Under an entropy bonus of .05 or more, the entropy is more than 1.5 times that of the first step, and
+    higher by more than .3 nats a token.
     """
     coef = run.setting("algorithm.entropy.coef")
     before = mean_of(run.beginning[:1], "entropy/sampled")
@@ -46,8 +46,10 @@ def bonus_raises_entropy(run: RunView) -> str | None:
         return None
     if not (now > 1.5 * before and now > before + 0.3):
         return None
-    said = f"the entropy rose from {before:.2g} to {now:.2g} nats a token under a bonus of {coef:g}"
-    return f"{said}: it pays more than the rewards do"
+    return (
+        f"the entropy rose from {before:.2g} to {now:.2g} nats a token under a bonus of {coef:g}: it pays "
+        "more than the rewards do"
+    )
 
 
 def an_update_breaks_the_policy(run: RunView) -> str | None:
@@ -59,17 +61,20 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
     first = run.beginning[:1]
     reward = noise([run.beginning], "reward/mean")
     # The first step's rewards are from the untrained policy, so they are the baseline.
-    before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
+    before = mean_of(first, "reward/mean")
+    std = mean_of(first, "reward/std")
     now = mean_of(run.beginning[1:][-2:], "reward/mean")
     # Either by .6 std, or to less than half of a first reward that is not nearly 0 itself.
-    less = before - now > 0.6 * std or 0.2 * std < before > 2 * now
+    fell = before - now > 0.6 * std or 0.2 * std < before > 2 * now
     # The difference of one step and the mean of two.
     doubt = reward.error(1, 2) * errors_needed(reward.freedom, run.steps) if moved < BEYOND_DOUBT else 0.0
-    if not (moved > 0.5 and less and before - now > doubt):
+    if not (moved > 0.5 and fell and before - now > doubt):
         return None
     lr = max(known_values(run.beginning, "optimizer/lr"), default=math.nan)
-    said = f"an update moves the policy by {moved:.3g} nats a completion, the reward fell from {before:.2g}"
-    return f"{said} to {now:.2g}: the learning rate, {lr:.1e} by now, is far too high"
+    return (
+        f"an update moves the policy by {moved:.3g} nats a completion, the reward fell from {before:.2g} to "
+        f"{now:.2g}: the learning rate, {lr:.1e} by now, is far too high"
+    )
 
 
 def ratios_are_wide(run: RunView) -> str | None:
@@ -90,13 +95,14 @@ def tokens_are_clipped(run: RunView) -> str | None:
 
 
 def tokens_are_stale(run: RunView) -> str | None:
-    """Under rollout.staleness, the trained policy's log-probabilities differ from those that tokens were
-    sampled with by more than .3 nats.
+    """Under rollout.staleness, the log-probabilities of the trained policy differ by more than .3 nats from
+    those with which the tokens were sampled.
     """
-    late, off = run.late("staleness/mean"), run.late("mismatch/mean")
-    if not (late > 0 and off > 0.3):
+    staleness = run.late("staleness/mean")
+    mismatch = run.late("mismatch/mean")
+    if not (staleness > 0 and mismatch > 0.3):
         return None
-    return f"tokens are trained {late:.1f} updates late, when the policy is {off:.2g} nats off"
+    return f"tokens are trained {staleness:.1f} updates late, when the policy is {mismatch:.2g} nats off"
 
 
 def sampler_and_trainer_differ(run: RunView) -> str | None:
@@ -158,7 +164,7 @@ RULES = (
     Rule(
         "mismatch",
         sampler_and_trainer_differ,
-        reason="Rounding to bfloat16 came to .02 in a model of 135M parameters, on a GPU. Above that, the "
+        reason="Rounding to bfloat16 alone gave .02 in a model of 135M parameters, on a GPU. Above that, the "
         "ratio measures the sampler and not the policy's motion.",
         remedies=(CORRECTION, ChangeTo("dtype", "float32")),
         silences=("worse", "kl_growth", *STILL),

@@ -38,7 +38,7 @@ CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 
 
 def shared_prefixes_are_blamed(run: RunView) -> str | None:
-    """Four fifths of the blame lie on tokens that praised siblings begin with as well."""
+    """More than four fifths of the blame lies on tokens with which better siblings begin as well."""
     shared = run.late("gradient_share/shared_prefix")
     if not shared > 0.8 or run.setting("algorithm.advantage") in CREDITED:
         return None
@@ -52,35 +52,44 @@ def incorrect_completions_grow(run: RunView) -> str | None:
     much or accuracy rose by less than three points, under a loss that divides by the length. Less than 80 %
     are correct, and no reward other than the verdict rose.
     """
-    now, before = run.late("length/incorrect"), run.early("length/incorrect")
-    correct, first = run.late("length/correct"), run.early("length/correct")
-    enough = run.late("accuracy") < 0.8  # if only a few are left, they may be the hardest and longer
-    grew = now - before > max(4, 0.3 * before) and enough
-    alone = correct - first < (now - before) / 2 or run.rise("accuracy") < 0.03
+    incorrect = run.late("length/incorrect")
+    incorrect_before = run.early("length/incorrect")
+    correct = run.late("length/correct")
+    correct_before = run.early("length/correct")
+    # A few incorrect completions that are left may be those of the hardest problems, and longer for that.
+    enough = run.late("accuracy") < 0.8
+    growth = incorrect - incorrect_before
+    grew = growth > max(4, 0.3 * incorrect_before) and enough
+    alone = correct - correct_before < growth / 2 or run.rise("accuracy") < 0.03
     divides = run.setting("algorithm.reduce") not in ("constant_length", "token_mean")
     if not (grew and alone and divides) or run.other_reward_rose:
         return None
     rest = "none is correct" if math.isnan(correct) else f"correct ones have {correct:.0f}"
-    said = f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, {rest}"
-    return f"{said}: their length dilutes the penalty"
+    return (
+        f"incorrect completions grew from {incorrect_before:.0f} to {incorrect:.0f} tokens, {rest}: their "
+        "length dilutes the penalty"
+    )
 
 
 def the_policy_is_far_away(run: RunView) -> str | None:
     """The policy is more than 10 nats a completion from where it began or from its reference, accuracy has
-    not risen by five points, and a verdict that grades does not give clearly more either.
+    not risen by five points, and a graded verdict does not pay clearly more either.
     """
-    far = {"where it began": run.late("kl/start"), "its reference": run.late("kl/completion_k1")}
+    distances = {"where it began": run.late("kl/start"), "its reference": run.late("kl/completion_k1")}
     # With no distance above 10, `largest` gives NaN, which fails the comparison.
-    what, kl = largest({name: value for name, value in far.items() if value > 10})
+    origin, kl = largest({name: value for name, value in distances.items() if value > 10})
     if not (kl > 10 and run.accuracy_gain < 0.05) or run.grades_rose:
         return None
     gain = f"correct answers changed by {100 * run.accuracy_gain:+.0f} points"
-    return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
+    return f"the policy is {kl:.0f} nats a completion from {origin}, and {gain}"
 
 
 def completions_reach_the_limit(run: RunView) -> str | None:
-    """More than half of the completions reach the limit, or from step 10 a tenth, and it is not improving."""
-    part, ended = run.late("length/truncated"), run.late("length/ended_q90")
+    """More than half of the completions reach the limit, or from step 10 more than a tenth, and the fraction
+    is not falling.
+    """
+    part = run.late("length/truncated")
+    ended = run.late("length/ended_q90")
     better = run.steps > 5 and run.falling("length/truncated")
     if not (part > 0.1 and run.after(5 if part > 0.5 else 10)) or better:
         return None
@@ -89,8 +98,8 @@ def completions_reach_the_limit(run: RunView) -> str | None:
 
 
 def answers_cannot_be_read(run: RunView) -> str | None:
-    """A function finds no answer that it can read in more than a third of the completions, and that is not
-    improving. If the share has grown, only from step 20.
+    """A function finds no answer that it can read in more than a third of the completions, and that fraction
+    is not falling. If it has grown, the rule waits until step 20.
     """
     rates: dict[str, float] = {}
     better = grown = False
@@ -107,48 +116,61 @@ def answers_cannot_be_read(run: RunView) -> str | None:
 
 
 def exploration_ends(run: RunView) -> str | None:
-    """Entropy fell below a third of its value in the first steps, a quarter of the groups have become one
-    text each, less than 90 % are correct, and a verdict that grades does not give more.
+    """Entropy fell below a third of its value in the first steps, more than a quarter of the groups have
+    become one text each, less than 90 % are correct, and a graded verdict does not pay more.
     """
-    entropy, before = run.late("entropy/sampled"), run.early("entropy/sampled")
-    collapsed, grown = run.late("groups/collapsed"), run.rise("groups/collapsed")
+    entropy = run.late("entropy/sampled")
+    before = run.early("entropy/sampled")
+    collapsed = run.late("groups/collapsed")
+    grown = run.rise("groups/collapsed")
     ended = entropy < before / 3 and collapsed > 0.25 and grown > 0.15
     if not (ended and run.late("accuracy") < 0.9) or run.grades_rose:
         return None
-    said = f"entropy fell from {before:.2g} to {entropy:.2g} nats"
-    return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
+    return (
+        f"entropy fell from {before:.2g} to {entropy:.2g} nats and {percent(collapsed)} of the groups are "
+        "one text: exploration has ended"
+    )
 
 
 def chosen_answers_are_unlearned(run: RunView) -> str | None:
     """The loss on preferences is below .02, and chosen answers have become less likely than they were under
     the reference, by more than 2 nats.
     """
-    chosen, loss = run.late("preference/chosen"), run.late("loss")
+    chosen = run.late("preference/chosen")
+    loss = run.late("loss")
     if not (chosen < -2 and loss < 0.02):
         return None
-    learned = f"the pairs are learned (loss {loss:.2g})"
-    return f"{learned}, and chosen answers become less likely too: {chosen:.1f} nats against the reference"
+    return (
+        f"the pairs are learned (loss {loss:.2g}), and chosen answers become less likely too: {chosen:.1f} "
+        "nats against the reference"
+    )
 
 
 def the_policy_got_worse(run: RunView) -> str | None:
     """Fewer held-out problems are solved, beyond chance in all evaluations so far, and twice in a row if
     there were several. Without evaluations: accuracy in training fell by a tenth, beyond chance.
     """
-    own = run.setting("algorithm.advantage.own") is True
-    estimator = f", with your own estimator {run.setting('algorithm.advantage')}" if own else ""
-    said = "the run made the policy worse: "
+    estimator = ""
+    if run.setting("algorithm.advantage.written_by_user") is True:
+        estimator = f", with your own estimator {run.setting('algorithm.advantage')}"
     if len(run.evals) > 1:
-        return f"{said}{course(run.evals[0], run.evals[-1])}{estimator}" if run.got_worse else None
-    now, before = run.late("accuracy"), run.early("accuracy")
+        if not run.got_worse:
+            return None
+        return f"the run made the policy worse: {course(run.evals[0], run.evals[-1])}{estimator}"
+    now = run.late("accuracy")
+    before = run.early("accuracy")
     if not run.fell("accuracy", 0.1) or run.setting("rollout.curriculum") == "frontier":
         return None
-    return f"{said}{percent(before)} correct in training at first, {percent(now)} now{estimator}"
+    return (
+        f"the run made the policy worse: {percent(before)} correct in training at first, {percent(now)} now"
+        f"{estimator}"
+    )
 
 
 def held_out_problems_gain_nothing(run: RunView) -> str | None:
-    """The reward rose by .3 of its std, beyond chance, but held-out accuracy by less than two points, and a
-    gain of five points would not be hidden by chance in all evaluations so far. Held-out problems do not earn
-    more from a verdict that grades either.
+    """The reward rose by .3 of its std, beyond chance, but held-out accuracy by less than two points, and
+    chance does not hide a gain of five points in the evaluations so far. Held-out problems do not earn more
+    from a graded verdict either.
     """
     if len(run.evals) < 2:
         return None
@@ -165,10 +187,11 @@ def held_out_problems_gain_nothing(run: RunView) -> str | None:
 
 
 def texts_repeat_themselves(run: RunView) -> str | None:
-    """Half of the four-word windows occurred before in their text, a fifth more than at first, and accuracy
-    has not risen by a tenth.
+    """More than half of the four-word windows occurred before in their text, a fifth more than at first, and
+    accuracy has not risen by a tenth.
     """
-    part, before = run.late("text/repetition"), run.early("text/repetition")
+    part = run.late("text/repetition")
+    before = run.early("text/repetition")
     if not (part > 0.5 and part - before > 0.2) or run.accuracy_gain > 0.1:
         return None
     return f"{percent(part)} of the text repeats itself"
@@ -178,7 +201,8 @@ def completions_become_copies(run: RunView) -> str | None:
     """Copies rose by three tenths to more than half of the completions, less than 90 % are correct, accuracy
     has not risen by a tenth, and no reward pays clearly more.
     """
-    copies, before = run.late("text/duplicates"), run.early("text/duplicates")
+    copies = run.late("text/duplicates")
+    before = run.early("text/duplicates")
     if not (copies > 0.5 and copies - before > 0.3 and run.late("accuracy") < 0.9):
         return None
     if run.accuracy_gain > 0.1 or run.grades_rose or run.other_reward_rose:
@@ -192,9 +216,9 @@ RULES = (
         shared_prefixes_are_blamed,
         after=5,
         severity="note",
-        reason="What siblings share cannot be what made one of them worse. In short answers half of the "
-        "blame is usual.",
-        remedies=(ChangeTo("algorithm.advantage", "prefix_tree", lambda own: own in CREDITED),),
+        reason="Tokens that siblings share cannot be what made one of them worse. In short answers, half of "
+        "the blame lies there as a rule.",
+        remedies=(ChangeTo("algorithm.advantage", "prefix_tree", lambda name: name in CREDITED),),
         silences=("flat",),
         shown_by=shared_tokens,
         token=shared_tokens,
@@ -203,8 +227,8 @@ RULES = (
         "length_bias",
         incorrect_completions_grow,
         after=10,
-        reason="Where thinking helps, both grow and more answers are correct. Dividing by the length "
-        "rewards growth without that.",
+        reason="Where thinking helps, correct completions grow too and more answers are correct. A loss that "
+        "divides by the length rewards growth that does not help.",
         remedies=(ChangeTo("algorithm.reduce", "constant_length"),),
         silences=("truncated", "repetition"),
         shown_by=long_incorrect,
@@ -236,9 +260,9 @@ RULES = (
         "unparsable",
         answers_cannot_be_read,
         after=10,
-        reason="A base model begins so and learns the form in a few steps; one that is asked for another "
-        "form does not. A form that is lost in training is lost because something pays for it, and by step "
-        "20 that has a finding of its own.",
+        reason="A base model begins like this and learns the form in a few steps; a model whose prompt asks "
+        "for another form does not. A form that is lost in training is lost because something pays for it, "
+        "and by step 20 that cause has a finding of its own.",
         remedies=(
             ChangeTo("data.template", "{prompt}\nEnd with <answer>the answer</answer>.\n", bool),
             with_reward("answer_format", 0.1),
@@ -264,8 +288,8 @@ RULES = (
         "unlearned",
         chosen_answers_are_unlearned,
         after=5,
-        reason="Where the loss is nearly 0, a pair teaches nothing more. What moves on pushes both answers "
-        "down, and with them all that resembles them.",
+        reason="Where the loss is nearly 0, a pair teaches nothing more. Further updates make both of its "
+        "answers less likely, and all texts that resemble them.",
         remedies=(SMALLER_LR,),
         advice="fewer `train.steps`, or more pairs",
         silences=("worse",),
@@ -283,7 +307,7 @@ RULES = (
         "held_out_flat",
         held_out_problems_gain_nothing,
         after=10,
-        reason="What is learned shows on problems that were not trained on.",
+        reason="What a model has learned shows on problems that it was not trained on.",
         remedies=(PULL, ChangeTo("eval.every", 10, bool)),
         advice="more training problems, if they are few; `covey stress`, if something else is paid",
         shown_by=reward_of,

@@ -23,7 +23,7 @@ from covey.insight.findings.view import RunView, mean_of
 from covey.system.text import percent
 
 LITTLE = 0.05
-"""Gain of accuracy that a run may reach at its pace and still not be learning."""
+"""Gain of accuracy below which a run is not learning."""
 
 
 def wasted_beyond_luck(run: RunView) -> bool:
@@ -40,7 +40,7 @@ def wasted_beyond_luck(run: RunView) -> bool:
     correct, correct_error = run.whole("groups/dead_correct")
     incorrect, incorrect_error = run.whole("groups/dead_incorrect")
     if not run.patient:
-        # Asked for the likeliest cause of a whole run: no proof is needed.
+        # The likeliest cause of a whole run needs no proof.
         dead_error = correct_error = incorrect_error = 0.0
     # With a fraction ``mixed`` of problems that are solved sometimes, correct = always + mixed p^G,
     # incorrect = never + mixed (1 - p)^G and always + never + mixed = 1.
@@ -53,9 +53,10 @@ def wasted_beyond_luck(run: RunView) -> bool:
 def problems_are_uneven(run: RunView) -> str | None:
     """More than half of the groups are all correct or all incorrect, at least an eighth of each kind, beyond
     chance and beyond what luck adds in small groups. Fewer than a quarter are one text, and accuracy has not
-    risen by five points, beyond chance. A curriculum has tried every problem.
+    risen by five points, beyond chance. If there is a curriculum, it has tried every problem.
     """
-    easy, hard = run.late("groups/dead_correct"), run.late("groups/dead_incorrect")
+    easy = run.late("groups/dead_correct")
+    hard = run.late("groups/dead_incorrect")
     uneven = easy + hard > 0.5 and min(easy, hard) > 0.125 and run.late("groups/collapsed") < 0.25
     early = run.late("difficulty/tried") < 1
     if early or not (uneven and wasted_beyond_luck(run)) or run.rose("accuracy", 0.05):
@@ -65,10 +66,11 @@ def problems_are_uneven(run: RunView) -> str | None:
 
 
 def every_answer_is_incorrect(run: RunView) -> str | None:
-    """More than half of the groups are all incorrect, beyond chance, with texts that differ, and at its pace
-    accuracy will not rise by five points, beyond chance.
+    """More than half of the groups are all incorrect although their texts differ, and accuracy will not rise
+    by five points at its present pace. Both hold beyond chance.
     """
-    tied, cliff = run.late("groups/dead_incorrect"), run.late("groups/cliff")
+    tied = run.late("groups/dead_incorrect")
+    cliff = run.late("groups/cliff")
     same = cliff < 0.5  # the texts are the same: exploration has ended, whatever the task
     surely = run.least("groups/dead_incorrect") if run.patient else tied
     learns = run.patient and not run.outlook("accuracy")[1] < LITTLE
@@ -93,8 +95,9 @@ def groups_tie_over_mixed_answers(run: RunView) -> str | None:
     """More than half of the groups tie although some of their answers are correct and some are not."""
     kinds = ("correct", "incorrect", "unscored")
     part = run.late("groups/dead") - sum(run.late(f"groups/dead_{kind}") for kind in kinds)
-    said = f"{percent(part)} of the groups tie though only some of their answers are correct (a cliff)"
-    return said if part > 0.5 else None
+    if not part > 0.5:
+        return None
+    return f"{percent(part)} of the groups tie though only some of their answers are correct (a cliff)"
 
 
 def every_advantage_is_zero(run: RunView) -> str | None:
@@ -111,8 +114,8 @@ def every_advantage_is_zero(run: RunView) -> str | None:
 
 
 def the_policy_does_not_move(run: RunView) -> str | None:
-    """Though groups differ, the policy is less than a millionth of a nat a completion from where it began,
-    five steps after the warm-up, or less than .001 nats from step 20.
+    """Although groups differ, the policy has hardly moved from where it began: by less than a millionth of a
+    nat a completion five steps after the warm-up, or by less than .001 nats from step 20 on.
     """
     moved = abs(run.late("kl/start"))
     updates = run.late("optimizer/updates")
@@ -123,11 +126,13 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     still = (run.after(20) and moved < 1e-3) or (run.after(patience) and moved < 1e-6)
     if not (still and updates > 0 and run.late("groups/dead") < 0.9):
         return None
-    said = f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began"
     if faint_adapter(run):
-        alpha, rank = run.setting("lora.alpha"), run.setting("lora.rank")
-        return f"{said}: lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
-    return f"{said}: train.lr {run.late('optimizer/lr'):.1e} has no effect"
+        alpha = run.setting("lora.alpha")
+        rank = run.setting("lora.rank")
+        why = f"lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
+    else:
+        why = f"train.lr {run.late('optimizer/lr'):.1e} has no effect"
+    return f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began: {why}"
 
 
 def the_reward_does_not_move(run: RunView) -> str | None:
@@ -157,8 +162,10 @@ def held_out_problems_are_of_another_kind(run: RunView) -> str | None:
     apart = abs(rate - float(held_out.mean()))
     if not (apart > 0.25 and apart > errors_needed(math.inf, 1) * doubt):
         return None
-    said = f"at first {percent(rate)} are correct in training and {percent(float(held_out.mean()))} on"
-    return f"{said} held-out problems: the two are of different kinds"
+    return (
+        f"at first {percent(rate)} are correct in training and {percent(float(held_out.mean()))} on held-out "
+        "problems: the two are of different kinds"
+    )
 
 
 RULES = (
@@ -167,7 +174,7 @@ RULES = (
         problems_are_uneven,
         after=10,
         reason="The data is uneven then, not the task: some prompts always waste their rollouts. At a pass "
-        "rate of .5 one group of four in eight is dead by luck.",
+        "rate of .5, one in eight groups of four is dead by luck.",
         remedies=(FRONTIER, INFORMATIVE),
         silences=("too_hard", "too_easy", *STILL),
         shown_by=first_of_dead,
@@ -177,7 +184,7 @@ RULES = (
         every_answer_is_incorrect,
         after=10,
         reason="At a pass rate of 8 % half of the groups of eight are dead. A run that learns slowly begins "
-        "so as well, and a few steps of few groups do not tell the two apart.",
+        "like this too, and a few steps of few groups do not tell the two apart.",
         remedies=(half_solving_size, FRONTIER),
         advice="a cold start (a stage with method: sft), or easier problems",
         silences=STILL,
@@ -187,10 +194,10 @@ RULES = (
         "too_easy",
         every_answer_is_correct,
         after=10,
-        reason="A run that has learned ends so as well. Only one that began so has nothing to learn from "
-        "these problems.",
+        reason="A run that has learned ends like this too. Only a run that began like this has nothing to "
+        "learn from these problems.",
         remedies=(INFORMATIVE, FRONTIER),
-        advice="harder problems, these are solved",
+        advice="harder problems, since these are solved",
         silences=STILL,
         shown_by=first_of_dead,
     ),
@@ -198,7 +205,7 @@ RULES = (
         "tied",
         groups_tie_over_mixed_answers,
         after=10,
-        reason="Rewards that follow the verdict cannot tie there.",
+        reason="Rewards that follow the verdict cannot tie in such groups.",
         remedies=(with_reward("exact_answer", 1.0),),
         advice="weights that pay a correct answer more than an incorrect one",
         silences=STILL,
@@ -209,8 +216,8 @@ RULES = (
         every_advantage_is_zero,
         after=3,
         severity="severe",
-        reason="Then the estimator gives every answer 0, or rollout.mask_truncated removes what is "
-        "truncated.",
+        reason="Then the estimator gives every answer 0, or rollout.mask_truncated leaves out every "
+        "completion that the rewards tell apart.",
         remedies=(
             ChangeTo("rollout.mask_truncated", False),
             ChangeTo("algorithm.advantage", "group_centered"),
@@ -231,7 +238,8 @@ RULES = (
         the_reward_does_not_move,
         after=25,
         severity="note",
-        reason="The number of steps alone says little: published runs take hundreds for two std.",
+        reason="The number of steps alone says little: published runs take hundreds of steps to raise the "
+        "reward by two std.",
         remedies=(weaker_pull, ScaleBy("train.lr", 3, 3e-6)),
         advice="more train.steps",
     ),
@@ -243,7 +251,7 @@ RULES = (
         reason="Problems of one kind are solved alike before anything is learned. Otherwise the held-out "
         "ones are of another kind, or the model knows one of the two sets.",
         remedies=(ChangeTo("data.test", None),),
-        advice="problems of one kind in data.train and data.test, or a verdict that is read as one of "
+        advice="problems of one kind in data.train and data.test, or reading the verdict as a measure of "
         "transfer",
     ),
 )

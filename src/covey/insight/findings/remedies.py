@@ -15,7 +15,7 @@ BY_STD = ("group_zscore", "leave_one_out_zscore", "component_zscore", "component
 MODELS = ("reward_model", "process_reward_model", "judge")
 """Rewards that come from a model."""
 FAINT = 0.1
-"""alpha / rank of a LoRA up to which updates hardly have an effect; 1 to 2 are in use."""
+"""Value of alpha / rank of a LoRA up to which updates hardly have an effect; 1 to 2 are in use."""
 Specs = list[object]
 """Entries of `rewards`."""
 
@@ -30,16 +30,18 @@ class ChangeTo:
 
     def __call__(self, run: RunView) -> str | None:
         """Return the config line, or None if the run has such a value."""
-        own = run.setting(self.key)
-        if own is UNKNOWN:  # an algorithm without this setting
-            return yaml_line(self.key, self.value) if run.setting is unknown else None
-        good = own == self.value if self.unless is None else self.unless(own)
+        current = run.setting(self.key)
+        if current is UNKNOWN and run.setting is not unknown:
+            return None  # the run's algorithm does not have this setting
+        if current is UNKNOWN:
+            return yaml_line(self.key, self.value)
+        good = current == self.value if self.unless is None else self.unless(current)
         return None if good else yaml_line(self.key, self.value)
 
 
 @dataclass(frozen=True)
 class ScaleBy:
-    """A remedy that scales a number, up to ``bound``; ``otherwise`` is its value if the run's is unknown."""
+    """A remedy that scales a number, up to ``bound``; ``otherwise`` is the value if the run's is unknown."""
 
     key: str
     factor: float
@@ -48,11 +50,11 @@ class ScaleBy:
 
     def __call__(self, run: RunView) -> str | None:
         """Return the config line; None if the setting is no number, or would be too large."""
-        own = run.setting(self.key)
-        if not isinstance(own, int | float):
+        current = run.setting(self.key)
+        if not isinstance(current, int | float):
             return yaml_line(self.key, self.otherwise) if run.setting is unknown else None
-        value = own * self.factor
-        value = round(value) if isinstance(own, int) else float(f"{value:.2g}")
+        value = current * self.factor
+        value = round(value) if isinstance(current, int) else float(f"{value:.2g}")
         return None if value > self.bound else yaml_line(self.key, value)
 
 
@@ -64,9 +66,9 @@ class ChangeRewards:
 
     def __call__(self, run: RunView) -> str | None:
         """Return the config line, if the change makes a difference."""
-        own = specs_of(run) or ["math_answer"]
-        changed = self.change(own)
-        return None if changed == own else yaml_line("rewards", changed)
+        current = specs_of(run) or ["math_answer"]
+        changed = self.change(current)
+        return None if changed == current else yaml_line("rewards", changed)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class IfRewardsFail:
 
 def at_least(bound: float) -> Callable[[Any], bool]:
     """Return a test whether a value is a number of at least ``bound``."""
-    return lambda own: isinstance(own, int | float) and own >= bound
+    return lambda value: isinstance(value, int | float) and value >= bound
 
 
 def largest(values: Mapping[str, float]) -> tuple[str, float]:
@@ -105,13 +107,17 @@ def spec_settings(spec: object) -> dict[str, object]:
 
 def specs_of(run: RunView) -> Specs:
     """Return the run's entries of `rewards`; empty if the config is unknown."""
-    own = run.setting("rewards")
-    return list(own) if isinstance(own, list | tuple) else []
+    specs = run.setting("rewards")
+    return list(specs) if isinstance(specs, list | tuple) else []
 
 
 def with_reward(name: str, settings: object) -> ChangeRewards:
     """Return a remedy that adds a reward, unless it is in the list already."""
-    return ChangeRewards(lambda own: own if name in map(spec_name, own) else [*own, {name: settings}])
+
+    def change(specs: Specs) -> Specs:
+        return specs if name in map(spec_name, specs) else [*specs, {name: settings}]
+
+    return ChangeRewards(change)
 
 
 def gated(specs: Specs) -> Specs:
@@ -131,21 +137,26 @@ def verdict_in(specs: Specs) -> object:
 def reading_last_number(specs: Specs) -> Specs:
     """Replace the verdict with a verifier that reads the last number of a text."""
     judge = verdict_in(specs)
-    known = spec_settings(judge) if judge is not None else {}
-    marked = {name: known[name] for name in ("weight", "verdict") if name in known}
-    ours: object = {"math_answer": {"rule": "last_number", **marked}}
-    return [ours if s is judge else s for s in specs]
+    settings = spec_settings(judge) if judge is not None else {}
+    # The replacement counts as much as the verdict did, and stays marked as the verdict.
+    role = {name: settings[name] for name in ("weight", "verdict") if name in settings}
+    reader: object = {"math_answer": {"rule": "last_number", **role}}
+    return [reader if s is judge else s for s in specs]
 
 
 def verified(specs: Specs) -> Specs:
     """Replace a verdict from the user's own file with covey's tested verifier."""
     declared = [s for s in specs if spec_settings(s).get("verdict")]
-    # A colon marks a user's own function. Without a declared verdict the first of these is taken.
-    judge = (declared or [s for s in specs if ":" in spec_name(s)] or [None])[0]
+    of_user = [s for s in specs if ":" in spec_name(s)]  # module.py:function
+    # Without a declared verdict, the first function of the user's is taken for it.
+    judge = next(iter(declared or of_user), None)
     if judge is None or ":" not in spec_name(judge):
         return list(specs)
-    ours = {"math_answer": {"rule": "answer_tag", **({"verdict": True} if declared else {})}}
-    return [ours if s is judge else s for s in specs]
+    settings: dict[str, object] = {"rule": "answer_tag"}
+    if declared:
+        settings["verdict"] = True
+    verifier = {"math_answer": settings}
+    return [verifier if s is judge else s for s in specs]
 
 
 def all_points(specs: Specs) -> Specs:
@@ -156,22 +167,25 @@ def all_points(specs: Specs) -> Specs:
 def longer_limit(run: RunView) -> str:
     """Return a limit that lets most completions end: 1.25 times the length needed now, or twice the limit."""
     limit = run.setting("rollout.max_tokens")
-    ended = run.late("length/ended_q90")
     limit = limit if isinstance(limit, int) else 512
-    wanted = 2 * limit if run.late("length/truncated") > 0.5 else 1.25 * max(limit, ended)
-    return yaml_line("rollout.max_tokens", math.ceil(wanted))
+    if run.late("length/truncated") > 0.5:
+        longer = 2 * limit
+    else:
+        longer = math.ceil(1.25 * max(limit, run.late("length/ended_q90")))
+    return yaml_line("rollout.max_tokens", longer)
 
 
 def weaker_pull(run: RunView) -> str | None:
     """Return a tenth of a KL coefficient that is above published ones (.001 to .1)."""
-    own = run.setting("algorithm.kl.coef")
-    strong = isinstance(own, int | float) and own > 0.1
+    coef = run.setting("algorithm.kl.coef")
+    strong = isinstance(coef, int | float) and coef > 0.1
     return ScaleBy("algorithm.kl.coef", 0.1, 0.01)(run) if strong else None
 
 
 def faint_adapter(run: RunView) -> bool:
     """Whether the run trains adapters whose updates are scaled by alpha / rank of ``FAINT`` or less."""
-    alpha, rank = run.setting("lora.alpha"), run.setting("lora.rank")
+    alpha = run.setting("lora.alpha")
+    rank = run.setting("lora.rank")
     return isinstance(alpha, int | float) and isinstance(rank, int) and alpha / rank <= FAINT
 
 
@@ -182,34 +196,35 @@ def larger_alpha(run: RunView) -> str | None:
 
 def raised_lr(run: RunView) -> str | None:
     """Return ten times the learning rate, and at least the smallest in use."""
-    own = run.setting("train.lr")
-    low = isinstance(own, int | float) and own < 1e-7
-    return yaml_line("train.lr", 1e-6) if low else ScaleBy("train.lr", 10, 1e-5)(run)
+    lr = run.setting("train.lr")
+    tiny = isinstance(lr, int | float) and lr < 1e-7
+    return yaml_line("train.lr", 1e-6) if tiny else ScaleBy("train.lr", 10, 1e-5)(run)
 
 
 def half_solving_size(run: RunView) -> str:
     """Return the group size, 16 to 64, at which half of the groups have a correct answer."""
     p = run.late("accuracy")
     # Solves 1 - (1 - p)^G = 1/2 for G, then rounds up to a power of two.
-    wanted = math.log(0.5) / math.log1p(-p) if 0 < p < 1 else 64
-    return yaml_line("rollout.group_size", int(min(64, max(16, 2 ** math.ceil(math.log2(wanted))))))
+    size = math.log(0.5) / math.log1p(-p) if 0 < p < 1 else 64
+    power = 2 ** math.ceil(math.log2(size))
+    return yaml_line("rollout.group_size", int(min(64, max(16, power))))
 
 
 SMALLER_LR = ScaleBy("train.lr", 1 / 3, 1e-6)
 TENTH_OF_LR = ScaleBy("train.lr", 0.1, 1e-6)
 FEWER_UPDATES = (ChangeTo("train.inner_epochs", 1), ChangeTo("train.updates_per_batch", 1))
 PULL = ChangeTo("algorithm.kl.coef", 0.05, at_least(0.05))
-WITHOUT_STD = ChangeTo("algorithm.advantage", "group_centered", lambda own: own not in BY_STD)
+WITHOUT_STD = ChangeTo("algorithm.advantage", "group_centered", lambda name: name not in BY_STD)
 WIDER_SAMPLING = (
     ChangeTo("rollout.temperature", 1.0, at_least(0.7)),
     ChangeTo("rollout.top_p", 1.0, at_least(0.5)),
-    ChangeTo("rollout.top_k", 0, lambda own: own == 0 or own > 4),
+    ChangeTo("rollout.top_k", 0, lambda k: k == 0 or k > 4),
 )
 HOTTER = ScaleBy("rollout.temperature", 1.3, 1.3, bound=2.0)
 ENTROPY_BONUS = ChangeTo("algorithm.entropy.coef", 0.01, at_least(0.001))
 LARGER_GROUPS = ScaleBy("rollout.group_size", 2, 16, bound=64)
 FRONTIER = ChangeTo("rollout.curriculum", "frontier")
-INFORMATIVE = ChangeTo("algorithm.filter", "informative", lambda own: own is not None)
+INFORMATIVE = ChangeTo("algorithm.filter", "informative", lambda name: name is not None)
 CORRECTION = ChangeTo("algorithm.correction", "truncated", bool)
 QUIET = ChangeTo("scoring.noise", 0.0)
 GATED = ChangeRewards(gated)

@@ -61,81 +61,92 @@ def models_give_most_of_the_reward(run: RunView) -> str | None:
     part = sum(abs(weights[n]) for n in learned) / (sum(map(abs, weights.values())) or 1.0)
     if part < 0.5:
         return None
-    said = f"{percent(part)} of the reward is a model's opinion ({', '.join(learned)})"
-    return f"{said}: it has blind spots, and training finds them"
+    return (
+        f"{percent(part)} of the reward is a model's opinion ({', '.join(learned)}): it has blind spots, and "
+        "training finds them"
+    )
 
 
 def learned_reward_ranks_worse(run: RunView) -> str | None:
-    """A learned reward has risen, but the share of cases in which it ranks a correct answer above an
-    incorrect one has dropped by more than .1.
+    """A learned reward has risen, but it ranks a correct answer above an incorrect one less often: the
+    fraction of such cases has dropped by more than .1.
     """
     for name in MODELS:
-        before, now = (f(f"reward/{name}/agreement") for f in (run.early, run.late))
+        before = run.early(f"reward/{name}/agreement")
+        now = run.late(f"reward/{name}/agreement")
         rise = run.rise(f"reward/{name}/mean")
         if rise > 0 and now < before - 0.1:
-            said = (
-                f"{name} is over-optimised: its mean rose by {rise:.2g}, but it ranks a correct answer above"
+            return (
+                f"{name} is over-optimised: its mean rose by {rise:.2g}, but it ranks a correct answer above "
+                f"an incorrect one in {percent(now)} of the cases, down from {percent(before)}"
             )
-            return f"{said} an incorrect one in {percent(now)} of the cases, down from {percent(before)}"
     return None
 
 
 def rewards_cancel_out(run: RunView) -> str | None:
-    """Every completion got the same reward in all, though two reward functions or more vary."""
+    """Every completion got the same total reward, although at least two reward functions vary."""
     varied = [n for n, std in run.names("reward/", "/std").items() if "/" not in n and std > 0.01]
     if not (run.late("reward/std") < 1e-6 and len(varied) > 1):
         return None
-    said = f"{' and '.join(varied)} cancel out: each varies from answer to answer"
-    return f"{said}, but their weighted sum is always {run.late('reward/mean'):.3g}"
+    return (
+        f"{' and '.join(varied)} cancel out: each varies from answer to answer, but their weighted sum is "
+        f"always {run.late('reward/mean'):.3g}"
+    )
 
 
 def every_reward_is_the_same(run: RunView) -> str | None:
-    """Every completion got the same reward: from a function of the user's own, or a value other than 0 and 1.
-    It does not apply to a reward of 0 if more than half of the completions are truncated, nor if rewards
-    differed at first and were lower.
+    """Every completion got the same reward, which comes from a function of the user's or is neither 0 nor 1.
+    The rule does not apply to a reward of 0 if more than half of the completions are truncated, nor if
+    rewards differed at first and were lower.
     """
     value = run.late("reward/mean")
-    own = [n for n in map(spec_name, specs_of(run)) if ":" in n]
+    of_user = [n for n in map(spec_name, specs_of(run)) if ":" in n]  # module.py:function
     if not (run.late("reward/std") == 0 and run.late("groups/dead") == 1):
         return None
     if run.early("reward/std") > 0 and value > run.early("reward/mean"):  # the task is solved
         return None
     cut = value == 0 and run.late("length/truncated") > 0.5  # there was nothing to be paid
-    if cut or (value in (0.0, 1.0) and not own):
+    if cut or (value in (0.0, 1.0) and not of_user):
         return None
-    source = f" from {own[0]}" if own else ""
+    source = f" from {of_user[0]}" if of_user else ""
     return (
         f"every completion of the last steps got the reward {value:g}{source}: it cannot tell answers apart"
     )
 
 
 def answers_are_written_but_not_read(run: RunView) -> str | None:
-    """Less than a twentieth is correct, but the reference answer is in a fifth more of the texts, beyond
-    chance, than are correct or contain the answer to another problem.
+    """Less than a twentieth of the completions are correct, but far more contain the reference answer. Their
+    excess over those that are correct or contain another problem's answer is more than a fifth of all
+    completions, beyond chance.
     """
     inside = run.least("text/reference")
-    right = run.late("accuracy")
+    correct = run.late("accuracy")
     by_chance = run.late("text/reference_elsewhere")
-    if not (right < 0.05 and inside > by_chance + right + 0.2):
+    if not (correct < 0.05 and inside > by_chance + correct + 0.2):
         return None
-    said = f"{percent(run.late('text/reference'))} of the completions contain the correct answer"
-    return f"{said}, but {percent(right)} are correct: the verdict does not read it"
+    return (
+        f"{percent(run.late('text/reference'))} of the completions contain the correct answer, but "
+        f"{percent(correct)} are correct: the verdict does not read it"
+    )
 
 
 def answers_are_no_better_than_chance(run: RunView) -> str | None:
-    """The texts contain the problem's own answer less than half as often again as the answer to another
-    problem, and less than a tenth of the texts without the other have their own, beyond chance, and accuracy
-    has not risen by five points.
+    """Texts contain the answer to their problem hardly more often than the answer to another problem: less
+    than 1.5 times as often, and by less than a tenth of the texts without that other answer. Both hold beyond
+    chance, and accuracy has not risen by five points.
     """
-    # own and other: fractions of texts that contain their own, or another problem's, answer. Texts that work
-    # with few numbers have most of them (a digit of seven in three of four), so that even a model that knows
-    # every answer has its own less than half as often again. What it knows shows in the rest, 1 - other.
-    (own, doubt), (other, more) = (run.whole(f"text/reference{suffix}") for suffix in ("", "_elsewhere"))
-    close = own - other + math.hypot(doubt, more) < min(0.5 * other, 0.1 * (1 - other))
+    correct, correct_doubt = run.whole("text/reference")
+    other, other_doubt = run.whole("text/reference_elsewhere")
+    # Texts that work with few numbers contain most of them: a given digit is in three of four. Then even a
+    # model that knows every answer stays below 1.5 times, and what it knows shows in the rest, 1 - other.
+    doubt = math.hypot(correct_doubt, other_doubt)
+    close = correct - other + doubt < min(0.5 * other, 0.1 * (1 - other))
     if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
         return None
-    said = f"{percent(own)} of the completions contain the correct answer, {percent(other)} another problem's"
-    return f"{said}: the model knows nothing about these problems, or the answers belong to others"
+    return (
+        f"{percent(correct)} of the completions contain the correct answer, {percent(other)} another "
+        "problem's: the model knows nothing about these problems, or the answers belong to others"
+    )
 
 
 def rewards_outweigh_the_kl(run: RunView) -> str | None:
@@ -145,26 +156,32 @@ def rewards_outweigh_the_kl(run: RunView) -> str | None:
     std = run.late("reward/std")
     coef = run.setting("algorithm.kl.coef")
     divides = run.setting("algorithm.advantage") in BY_STD or run.setting("algorithm.whiten") is not None
-    held = isinstance(coef, int | float) and coef > 0 and std > 5000 * coef
-    if not held or divides or run.setting is unknown:
+    outweighed = isinstance(coef, int | float) and coef > 0 and std > 5000 * coef
+    if not outweighed or divides or run.setting is unknown:
         return None
-    said = f"the std of the rewards is {std:.3g} and the coefficient of the KL {coef:g}"
-    return f"{said}: the rewards outweigh the KL"
+    return (
+        f"the std of the rewards is {std:.3g} and the coefficient of the KL {coef:g}: the rewards outweigh "
+        "the KL"
+    )
 
 
 def the_verdict_accepts_other_answers(run: RunView) -> str | None:
-    """More than four in five of the correct completions that were tried are correct for another problem too,
-    under a verdict of 0 or 1, and more than a twentieth is correct.
+    """Under a verdict of 0 or 1, more than four in five of the correct completions that were tried are
+    correct for another problem too, and more than a twentieth of all completions are correct.
     """
     elsewhere = run.late("reward/paid_elsewhere")
     if not (elsewhere > 0.8 and run.late("accuracy") > 0.05) or run.verdict_is_graded:
         return None
-    said = f"{percent(elsewhere)} of the correct completions are correct for another problem too"
-    return f"{said}: the verdict can be fooled"
+    return (
+        f"{percent(elsewhere)} of the correct completions are correct for another problem too: the verdict "
+        "can be fooled"
+    )
 
 
 def visible_tests_pass_more_often(run: RunView) -> str | None:
-    """Visible tests pass a tenth more often than hidden ones (`gap`), and the gap is not closing."""
+    """Visible tests pass more often than hidden ones, by more than a tenth (`gap`), and the gap is not
+    closing.
+    """
     name, gap = largest(run.names("reward/", "/gap"))
     if not gap > 0.1 or run.falling(f"reward/{name}/gap"):
         return None
@@ -173,24 +190,29 @@ def visible_tests_pass_more_often(run: RunView) -> str | None:
 
 def more_texts_mix_scripts(run: RunView) -> str | None:
     """More than a tenth of the completions mix scripts, and a twentieth more than at first, beyond chance."""
-    mixed, before = run.late("text/mixed_scripts"), run.early("text/mixed_scripts")
+    mixed = run.late("text/mixed_scripts")
+    before = run.early("text/mixed_scripts")
     if not (mixed > 0.1 and run.rose("text/mixed_scripts", 0.05)):
         return None
     return f"{percent(mixed)} of the completions mix languages (scripts), {percent(before)} did at first"
 
 
 def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
-    """Fewer completions are correct than at first, or a verdict that grades gives less, beyond chance, while
-    another reward rose by a tenth, beyond chance, or stayed above .9 as accuracy fell by a tenth. Or held-out
-    problems earn more although fewer of them are solved, beyond chance, and a reward rose at all. It does not
-    apply if held-out answers did not fall, or if a verdict that grades gives clearly more.
+    """Fewer completions are correct than at first, or a graded verdict pays less, beyond chance. Meanwhile
+    another reward rose by a tenth, beyond chance, or stayed above .9 as accuracy fell by a tenth. The rule
+    applies as well if held-out problems earn more although fewer of them are solved, beyond chance, and a
+    reward rose at all. It does not apply if no fewer held-out problems are solved, or if a graded verdict
+    pays clearly more.
     """
     lost = "accuracy" if run.paid_more_for_fewer_solved else run.fallen_metric
     if not lost or run.grades_rose:
         return None
-    now, before = run.late(lost), run.early(lost)
+    now = run.late(lost)
+    before = run.early(lost)
     means = run.reward_means
-    for name, late in means.items() if len(means) > 1 else ():
+    if len(means) < 2:
+        return None
+    for name, late in means.items():
         mean = f"reward/{name}/mean"
         if mean == lost or run.same(mean, "accuracy"):
             continue  # the verdict itself
@@ -212,15 +234,17 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
 def shared_steps_are_paid_differently(run: RunView) -> str | None:
     """More than a twentieth of the steps that siblings share were not paid the same."""
     noise = run.late("steps/inconsistent")
-    said = f"{percent(noise)} of the steps that siblings share were not paid the same"
-    return f"{said}: step rewards are noisy" if noise > 0.05 else None
+    if not noise > 0.05:
+        return None
+    return f"{percent(noise)} of the steps that siblings share were not paid the same: step rewards are noisy"
 
 
 def copies_are_paid_differently(run: RunView) -> str | None:
     """More than a twentieth of the completions that are copies of a sibling were paid differently."""
     noise = run.late("reward/inconsistent")
-    said = f"{percent(noise)} of the copies of a sibling were paid differently: the reward is noisy"
-    return said if noise > 0.05 else None
+    if not noise > 0.05:
+        return None
+    return f"{percent(noise)} of the copies of a sibling were paid differently: the reward is noisy"
 
 
 RULES = (
@@ -242,8 +266,8 @@ RULES = (
         "paid_by_model",
         models_give_most_of_the_reward,
         severity="note",
-        reason="A policy that is trained against a model finds what the model overrates. A smaller part is "
-        "outvoted.",
+        reason="A policy that is trained against a model finds what the model overrates. A model that gives "
+        "less of the reward is outvoted.",
         remedies=(PULL,),
         advice="a verdict that a program can check; if there is none, preference tuning",
         silences=("held_out_flat", "kl_growth", "worse", "near_ties"),
@@ -253,8 +277,8 @@ RULES = (
         "overoptimised",
         learned_reward_ranks_worse,
         after=15,
-        reason="The reward then pays for what it overrates. If the policy improves by it, its ranking of "
-        "correct and incorrect answers stays.",
+        reason="The reward then pays for what it overrates. While it improves the policy, it ranks correct "
+        "answers above incorrect ones as often as before.",
         remedies=(PULL,),
         advice="a reward model refreshed on this run's completions: covey pairs, then method: reward_model",
         silences=("held_out_flat", "kl_growth", "worse", "paid_by_model", "flat"),
@@ -275,8 +299,8 @@ RULES = (
         every_reward_is_the_same,
         after=5,
         severity="severe",
-        reason="Built-in verdicts are tested on a known answer in each step, so a constant 0 from them is a "
-        "hard task.",
+        reason="Built-in verdicts are tested on a known answer in each step, so a constant 0 from them means "
+        "a hard task.",
         remedies=(VERIFIED, ChangeTo("guards.dead_steps", 5)),
         advice="`covey score` on some completions",
         silences=OUTCOMES,
@@ -298,7 +322,7 @@ RULES = (
         after=10,
         reason="A model that knows anything about its problems gives their answers more often than others. "
         "If it does not, the rows may be mixed up.",
-        remedies=(ChangeTo("data.answer", "answer", lambda own: own is None),),
+        remedies=(ChangeTo("data.answer", "answer", lambda column: column is None),),
         advice="look at some rows: do the answers belong to their prompts?",
         silences=(*NO_SIGNAL, *STILL),
     ),
@@ -306,7 +330,8 @@ RULES = (
         "outweighed",
         rewards_outweigh_the_kl,
         after=2,
-        reason="In published runs the ratio is 5 to 500. Here the KL holds nothing, however large it is.",
+        reason="In published runs the ratio is 5 to 500. Here the KL restrains nothing, however large it "
+        "becomes.",
         remedies=(
             ChangeTo("algorithm.advantage", "group_zscore"),
             ScaleBy("algorithm.kl.coef", 100, 1.0),
@@ -331,8 +356,8 @@ RULES = (
         visible_tests_pass_more_often,
         after=10,
         severity="severe",
-        reason="Chance differences within a batch are a few points. A tenth means programs written for the "
-        "tests that they can see.",
+        reason="Differences by chance within a batch are a few points. A tenth means that programs are "
+        "written for the tests that the model can see.",
         remedies=(ChangeRewards(all_points),),
         advice="more hidden tests in the data, so that only these pay",
         silences=("held_out_flat", "farmed", "length_bias"),
@@ -341,7 +366,7 @@ RULES = (
     Rule(
         "mixed_scripts",
         more_texts_mix_scripts,
-        reason="Prompts may mix scripts too. The rise shows that training does.",
+        reason="Prompts may make a model mix scripts too. A rise shows that training does.",
         remedies=(with_reward("language_consistency", 1.0), PULL),
         silences=("length_bias", "kl_growth", "truncated", "worse"),
         shown_by=mixed_scripts,
@@ -350,8 +375,8 @@ RULES = (
         "farmed",
         a_reward_rises_while_answers_are_lost,
         severity="severe",
-        reason="Learning a format raises both; farming one costs answers. A weak model whose format is "
-        "correct varies by as much from step to step.",
+        reason="Learning a format raises rewards and accuracy; farming it costs correct answers. Both must "
+        "change beyond chance, as the accuracy of a weak model varies from step to step.",
         remedies=(GATED,),
         advice="other weights",
         silences=(*OUTCOMES, "conflict", "unparsable", "truncated"),

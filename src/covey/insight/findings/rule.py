@@ -56,12 +56,12 @@ class Rule:
 
 
 def find(
-    rules: Sequence[Rule], run: RunView, known: Iterable[str], step: int, groups: Sequence[Group] = ()
+    rules: Sequence[Rule], run: RunView, earlier: Iterable[str], step: int, groups: Sequence[Group] = ()
 ) -> list[Finding]:
-    """Return new findings after a step, given the names of ``known`` ones. Causes come before effects."""
-    silent = set(known)
+    """Return new findings after a step, given the ids of ``earlier`` ones. Causes come before effects."""
+    silent = set(earlier)
     silent |= {name for rule in rules if rule.name in silent for name in rule.silences}
-    found = []
+    findings = []
     for rule in rules:
         if rule.name in silent or not run.after(rule.after):
             continue
@@ -69,9 +69,9 @@ def find(
         run.read.clear()
         sentence = rule.predicate(run)
         if sentence is not None:
-            found.append(_finding(rule, sentence, run, step, groups))
+            findings.append(_finding(rule, sentence, run, step, groups))
             silent |= set(rule.silences)
-    return found
+    return findings
 
 
 def _finding(rule: Rule, sentence: str, run: RunView, step: int, groups: Sequence[Group]) -> Finding:
@@ -83,19 +83,19 @@ def _finding(rule: Rule, sentence: str, run: RunView, step: int, groups: Sequenc
 
 
 def _best_shown(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
-    """Return the group, completion and token that show the finding best; of equals the first."""
+    """Return the group, completion and token that show the finding best; the first of equally good ones."""
     if rule.shown_by is None:
         return {}
-    best = 0.0
-    place = None
+    highest = 0.0
+    best = None
     for number, group in enumerate(groups):
         for sample in range(len(group.completions)):
             score = rule.shown_by(group, sample)
-            if score > best:  # of equals the first stays
-                best = score
-                place = (number, sample)
-    if place is None:
+            if score > highest:  # of equally good ones the first stays
+                highest = score
+                best = (number, sample)
+    if best is None:
         return {}
-    number, sample = place
+    number, sample = best
     token = {"token": rule.token(groups[number], sample)} if rule.token else {}
     return {"group": number, "completion": sample, **token}

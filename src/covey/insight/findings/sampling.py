@@ -14,13 +14,16 @@ def sampling_is_narrow(run: RunView) -> str | None:
     """More than half of the groups are dead and more than half of the completions are copies, with a
     temperature below .7, top_p below .5 or top_k of at most 4, and less than 95 % are correct.
     """
-    known = [(key, run.setting(key)) for key in ("rollout.temperature", "rollout.top_p")]
-    bounds = {"rollout.temperature": 0.7, "rollout.top_p": 0.5}
-    causes = [f"{key} {own:g}" for key, own in known if isinstance(own, float) and own < bounds[key]]
+    causes = []
+    for key, bound in {"rollout.temperature": 0.7, "rollout.top_p": 0.5}.items():
+        value = run.setting(key)
+        if isinstance(value, float) and value < bound:
+            causes.append(f"{key} {value:g}")
     top_k = run.setting("rollout.top_k")
     if isinstance(top_k, int) and 0 < top_k <= 4:
         causes.append(f"rollout.top_k {top_k}")
-    copies, tied = run.late("text/duplicates"), run.late("groups/dead")
+    copies = run.late("text/duplicates")
+    tied = run.late("groups/dead")
     if not (causes and copies > 0.5 and tied > 0.5 and run.late("accuracy") < 0.95):
         return None
     why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little choice"
@@ -29,30 +32,39 @@ def sampling_is_narrow(run: RunView) -> str | None:
 
 def sampling_is_noise(run: RunView) -> str | None:
     """With a temperature above 1.2, the latest evaluation solves more than twice as many problems greedily as
-    by sampling, beyond its interval; without evaluations, less than a tenth is correct and the entropy is
-    above 2 nats a token.
+    by sampling, beyond chance; without evaluations, less than a tenth of the completions are correct and the
+    entropy is above 2 nats a token.
     """
-    own = run.setting("rollout.temperature")
-    nats = run.late("entropy/sampled")
-    if not (isinstance(own, int | float) and own > 1.2):
+    temperature = run.setting("rollout.temperature")
+    entropy = run.late("entropy/sampled")
+    if not (isinstance(temperature, int | float) and temperature > 1.2):
         return None
     if not run.evals:
-        noise = run.late("accuracy") < 0.1 and nats > 2
-        said = f"at rollout.temperature {own:g} the entropy is {nats:.2g} nats a token"
-        return f"{said} and almost nothing is correct: the samples are noise" if noise else None
+        if not (run.late("accuracy") < 0.1 and entropy > 2):
+            return None
+        return (
+            f"at rollout.temperature {temperature:g} the entropy is {entropy:.2g} nats a token and almost "
+            "nothing is correct: the samples are noise"
+        )
     greedy = run.evals[-1].greedy
     sampled = run.evals[-1].pass_rate
     if not (greedy.mean() > 2 * sampled.mean() and gain(sampled, greedy).low > 0):
         return None
-    said = f"{percent(greedy.mean())} of the held-out problems are solved greedily, {percent(sampled.mean())}"
-    return f"{said} by sampling at rollout.temperature {own:g}: noise hides what the model knows"
+    return (
+        f"{percent(greedy.mean())} of the held-out problems are solved greedily, {percent(sampled.mean())} "
+        f"by sampling at rollout.temperature {temperature:g}: noise hides what the model knows"
+    )
 
 
 def tool_calls_fail(run: RunView) -> str | None:
-    """More than half of the tools' answers report an error, and a twentieth of the completions call one."""
-    failed, used = run.late("tools/failed"), run.late("tools/used")
-    said = f"{percent(failed)} of the tools' answers report an error"
-    return said if failed > 0.5 and used > 0.05 else None
+    """More than half of the tools' answers report an error, and more than a twentieth of the completions call
+    a tool.
+    """
+    failed = run.late("tools/failed")
+    used = run.late("tools/used")
+    if not (failed > 0.5 and used > 0.05):
+        return None
+    return f"{percent(failed)} of the tools' answers report an error"
 
 
 def tools_are_not_called(run: RunView) -> str | None:
@@ -62,27 +74,32 @@ def tools_are_not_called(run: RunView) -> str | None:
 
 
 def groups_are_one_text_from_the_start(run: RunView) -> str | None:
-    """In more than half of the groups three quarters of the completions are one text and not all are correct,
-    now and in the first steps, and at least half of the completions end.
+    """In more than half of the groups, three quarters of the completions are the same text and not all are
+    correct, now and in the first steps, and at least half of the completions end.
     """
     collapsed = run.late("groups/collapsed")
     # Truncated texts may be equal so far and differ later.
     cut = run.late("length/truncated") > 0.5
     if not (collapsed > 0.5 and run.early("groups/collapsed") > 0.5) or cut:
         return None
-    said = f"{percent(collapsed)} of the groups are dead because their texts are the same (collapse)"
-    return f"{said}: the model is sure from the start, though not correct"
+    return (
+        f"{percent(collapsed)} of the groups are dead because their texts are the same (collapse): the model "
+        "is sure from the start, though not correct"
+    )
 
 
 def no_completion_ends(run: RunView) -> str | None:
-    """99 % of the completions reach the limit, and half of them have already answered or half of the text
-    repeats itself.
+    """99 % of the completions reach the limit, and more than half of them have already answered or more than
+    half of the text repeats itself.
     """
-    answered, repeats = run.late("length/truncated_done"), run.late("text/repetition")
+    answered = run.late("length/truncated_done")
+    repeats = run.late("text/repetition")
     if not (run.late("length/truncated") >= 0.99 and (answered > 0.5 or repeats > 0.5)):
         return None
-    said = f"no completion ends by itself, though {percent(answered)} of them have answered"
-    return f"{said}: the model does not produce its end token"
+    return (
+        f"no completion ends by itself, though {percent(answered)} of them have answered: the model does not "
+        "produce its end token"
+    )
 
 
 RULES = (
@@ -115,7 +132,8 @@ RULES = (
         "tools_unused",
         tools_are_not_called,
         after=3,
-        reason="A call that is never sampled is never rewarded: the model cannot find out what it brings.",
+        reason="A call that is never sampled is never rewarded: the model cannot find out what it is good "
+        "for.",
         remedies=(HOTTER,),
         advice="a stage with method: sft on worked answers that call, or a prompt that says how",
         silences=NO_SIGNAL,

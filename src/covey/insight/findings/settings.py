@@ -36,8 +36,10 @@ def settings_of(loaded: ResolvedConfig) -> SettingOf:
 def _setting(loaded: ResolvedConfig, name: str) -> Any:
     if name == "rewards":
         task = TASKS.get(loaded.config.data.task or "")
-        return plain(loaded.config.rewards or (task.rewards if task else ()), loaded.folder)
-    if name == "stages":  # the methods of the stages before this one, read from the names of their folders
+        rewards = loaded.config.rewards or (task.rewards if task else ())
+        return plain(rewards, loaded.folder)
+    if name == "stages":
+        # The methods of the stages before this one, read from the names of their folders.
         folder = loaded.config.output
         return [p.name.partition("-")[2] for p in folder.parent.glob("[0-9]*-*") if p != folder]
     section, *path = name.split(".")

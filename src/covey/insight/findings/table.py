@@ -30,47 +30,55 @@ MOST_LOOKS = 400
 
 def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Finding]:
     """Return the findings that a run would have made step by step, from its records."""
-    found: list[Finding] = []
-    taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
+    findings: list[Finding] = []
+    evaluations = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
     for n in _looks(len(metrics)):
         step = int(metrics[n - 1]["step"])
         # The evaluation after the last step has a step number one higher; it belongs to the last look.
-        known = [e for at, e in taken if at <= step or n == len(metrics)]
-        # As a run that watches itself has it: no rule looks at the steps between the first and the last.
-        shown = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
-        found += find(RULES, RunView(shown, known, setting, steps=n), [f.id for f in found], step)
-    return found
+        so_far = [evaluation for at, evaluation in evaluations if at <= step or n == len(metrics)]
+        # The same steps as in a run that watches itself: no rule reads those between the first and the last.
+        kept_steps = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
+        view = RunView(kept_steps, so_far, setting, steps=n)
+        findings += find(RULES, view, [finding.id for finding in findings], step)
+    return findings
 
 
 def _looks(steps: int) -> list[int]:
+    """Return the numbers of steps after which the rules are applied; the last is ``steps`` itself."""
     every = -(-steps // MOST_LOOKS) or 1
-    return sorted({*range(every, steps + 1, every), *([steps] if steps else [])})
+    looks = set(range(every, steps + 1, every))
+    if steps:
+        looks.add(steps)
+    return sorted(looks)
 
 
-def gravest(said: Sequence[Finding]) -> Finding | None:
-    """Return the finding that best explains a bad end: the most severe one, the first of equals.
+def gravest(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding that best explains a bad end: the first of the most severe ones.
 
     `worse` is the verdict itself, so it explains only if nothing but notes was found besides.
     """
     weights = {"severe": 0, "warning": 1, "worse": 2, "note": 3}
-    ranked = sorted(said, key=lambda f: weights["worse" if f.id == "worse" else f.severity])
+    ranked = sorted(findings, key=lambda f: weights["worse" if f.id == "worse" else f.severity])
     return ranked[0] if ranked else None
 
 
 def likely(metrics: Records, evals: Records, setting: SettingOf) -> Finding | None:
     """Return the finding that best explains how a whole run ended, however short it was."""
     measured = [Evaluation.from_record(e) for e in evals]
-    found = find(RULES, RunView(metrics, measured, setting, patient=False), (), len(metrics))
-    return found[0] if found else None
+    findings = find(RULES, RunView(metrics, measured, setting, patient=False), (), len(metrics))
+    return findings[0] if findings else None
 
 
-def _explaining(found: Sequence[Finding], said: Sequence[Finding]) -> list[Finding]:
-    """Return those of ``said`` that explain the first of ``found`` or equal it; without one, the severe."""
+def _explaining(findings: Sequence[Finding], earlier: Sequence[Finding]) -> list[Finding]:
+    """Return the ``earlier`` findings that explain the first of ``findings``, or repeat it.
+
+    If there are no ``findings``, these are the severe ones.
+    """
+    if not findings:
+        return [f for f in earlier if f.severity == "severe"]
     silences = {rule.name: rule.silences for rule in RULES}
-    if not found:
-        return [f for f in said if f.severity == "severe"]
-    first = found[0].id
-    return [f for f in said if f.id == first or first in silences.get(f.id, ())]
+    first = findings[0].id
+    return [f for f in earlier if f.id == first or first in silences.get(f.id, ())]
 
 
 def _able_to_explain(metrics: Records, setting: SettingOf) -> list[Rule]:
@@ -84,18 +92,19 @@ def _able_to_explain(metrics: Records, setting: SettingOf) -> list[Rule]:
     return [rule for rule in RULES if rule.name not in CANNOT_SAY]
 
 
-def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()) -> str:
+def no_signal(metrics: Records, setting: SettingOf, earlier: Sequence[Finding] = ()) -> str:
     """Explain why steps had no advantage, and what to do; the guard that ends a run calls this.
 
-    ``said``: earlier findings of the run. If they explain the present ones, they stay the reason, so that a
-    run does not contradict itself in its last message.
+    ``earlier`` has the findings that the run has made. If they explain the present ones, they stay the
+    reason, so that a run does not contradict itself in its last message.
     """
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
     correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
-    found = find(_able_to_explain(metrics, setting), RunView(metrics, (), setting, patient=False), (), 0)
-    found = _explaining(found, said) or found
-    why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
+    view = RunView(metrics, (), setting, patient=False)
+    findings = find(_able_to_explain(metrics, setting), view, (), 0)
+    findings = _explaining(findings, earlier) or findings
+    why = str(findings[0]) if findings else "look at rollouts/: what should the rewards have told apart?"
     # Groups with a signal exist, but the filter left out as many groups as were sampled.
     live = 1 - mean_of(metrics, "groups/dead")
     if live > 0.01 and mean_of(metrics, "rollout/filtered") >= mean_of(metrics, "groups/count"):

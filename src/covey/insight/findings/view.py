@@ -81,19 +81,19 @@ class RunView:
         return self.steps >= steps or not self.patient
 
     def falling(self, name: str) -> bool:
-        """Whether a bad value improves by itself: it is a tenth lower than in the first steps."""
+        """Whether a bad value improves by itself: it is more than a tenth lower than in the first steps."""
         return self.late(name) < 0.9 * self.early(name)
 
     def rose(self, name: str, by: float) -> bool:
-        """Whether it rose by more than ``by``, and by more than chance explains in all looks so far."""
+        """Whether a metric rose by more than ``by``, and by more than chance explains in all looks so far."""
         return self.rise(name) > max(by, self._change_uncertainty(name))
 
     def fell(self, name: str, by: float) -> bool:
-        """Whether it fell by more than ``by``, and by more than chance explains in all looks so far."""
+        """Whether a metric fell by more than ``by``, and by more than chance explains in all looks so far."""
         return self.rise(name) < -max(by, self._change_uncertainty(name))
 
     def outlook(self, name: str) -> tuple[float, float]:
-        """Return the lowest and highest change by the end of the run, if it continues at its pace.
+        """Return the lowest and highest change of a metric by the end of the run, if its pace continues.
 
         The interval is as wide as chance allows so far: a few steps of few groups say nothing yet about a run
         of hundreds of steps.
@@ -115,10 +115,12 @@ class RunView:
         return self._uncertainty(name, len(self.first), len(self.last))
 
     def _uncertainty(self, name: str, *windows: int) -> float:
-        found = noise(self.apart, name)
+        of_step = noise(self.apart, name)
+        if not of_step.variance:
+            return 0.0
         # Overlapping windows count as one look (``evidence``).
         looks = 1 + self.steps / WINDOW
-        return found.error(*windows) * errors_needed(found.freedom, looks) if found.variance else 0.0
+        return of_step.error(*windows) * errors_needed(of_step.freedom, looks)
 
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """Return late means of all metrics with this prefix and suffix, by the part of the name between."""
@@ -145,10 +147,12 @@ class RunView:
 
     @property
     def _verdicts(self) -> list[str]:
-        """The name of the verdict's mean; if the verdict is unknown, the means of all rewards."""
-        judge = self.evals[-1].verdict if self.evals else ""
-        own = list(self.reward_means)
-        return [f"reward/{name}/mean" for name in ([judge] if judge in own else own)]
+        """The metric of the verdict's mean; if the verdict is unknown, those of all rewards."""
+        verdict = self.evals[-1].verdict if self.evals else ""
+        rewards = list(self.reward_means)
+        if verdict in rewards:
+            rewards = [verdict]
+        return [f"reward/{name}/mean" for name in rewards]
 
     @property
     def verdict_is_graded(self) -> bool:
@@ -172,7 +176,7 @@ class RunView:
     def grades_rose(self) -> bool:
         """Whether the verdict is graded, and the grades are clearly higher than at first.
 
-        Grades may rise without ever crossing .5, and so may other rewards: accuracy says nothing then.
+        Grades may rise without ever crossing .5. Then accuracy does not show that the model learns.
         """
         means = self._verdicts
         if not self.verdict_is_graded or (len(means) == 1 and self.fell(means[0], 0.0)):
@@ -191,7 +195,7 @@ class RunView:
 
     @property
     def paid_more_for_fewer_solved(self) -> bool:
-        """Whether held-out problems earn clearly more than at first, though fewer are solved."""
+        """Whether held-out problems earn clearly more than at first, although fewer of them are solved."""
         return self.got_worse and gains(self.evals[0], self.evals[-1])["reward"].low > 0
 
     @property
@@ -211,7 +215,8 @@ class RunView:
         return bool(judged) and all(word == "got worse" for word in judged)
 
     def same(self, name: str, other: str) -> bool:
-        """Whether two metrics agree, at first and now, within what could not be scored."""
+        """Whether two metrics agree, at first and now."""
+        # Completions that could not be scored leave a small difference between a verdict and accuracy.
         return all(abs(mean(name) - mean(other)) < 0.02 for mean in (self.early, self.late))
 
 

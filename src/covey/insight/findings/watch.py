@@ -33,10 +33,10 @@ class Watch:
     """Records of the first and the last WIDEST steps; no rule reads the others."""
     steps: int = 0
     evals: list[Evaluation] = field(default_factory=list)
-    said: list[str] | None = None
+    reported: list[str] | None = None
     """Ids of the findings so far; None before the first step."""
     tried: list[str] = field(default_factory=list)
-    """Config lines of earlier findings, of a run that goes back because of them."""
+    """Config lines that a run has tried already, if it goes back because of findings."""
     _bytes: int = -1
     _view: RunView = field(default_factory=lambda: RunView(()))
 
@@ -44,10 +44,10 @@ class Watch:
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> list[Finding]:
         """Make and log new findings after a step, whose metrics are logged, or after the last evaluation."""
-        if self.said is None:
+        if self.reported is None:
             self.metrics = self.folder.read("metrics.jsonl")
             self.steps = len(self.metrics)
-            self.said = [str(f.get("id")) for f in self.folder.read(STREAM)]
+            self.reported = [str(f.get("id")) for f in self.folder.read(STREAM)]
             self.tried = [attempt.line for attempt in read_attempts(self.folder.path)]
         elif metrics is not None:
             self.metrics.append({"step": step, **metrics})
@@ -55,11 +55,11 @@ class Watch:
         del self.metrics[WIDEST : max(WIDEST, len(self.metrics) - WIDEST)]
         self._read_evaluations()
         self._view = RunView(self.metrics, self.evals, self.setting, steps=self.steps, tried=self.tried)
-        found = find(RULES, self._view, self.said, step, groups)
-        for finding in found:
+        findings = find(RULES, self._view, self.reported, step, groups)
+        for finding in findings:
             self.folder.append(STREAM, finding.record())
-            self.said.append(finding.id)
-        return found
+            self.reported.append(finding.id)
+        return findings
 
     def holds(self, finding: Finding) -> bool:
         """Whether the rule of an earlier finding applies after the last step as well."""
@@ -80,26 +80,28 @@ class Explanation(NamedTuple):
     stage: Path
     """Folder of the last stage."""
     verdict: str
-    """The run's verdict, or why it ended early."""
+    """The run's verdict; without one, the reason why it ended early."""
     findings: list[Finding]
 
 
 def explain_run(folder: Path) -> Explanation:
     """Explain the last stage of a run.
 
-    If it logged none, they are made from its records. A file that cannot be read gives a finding too.
+    If the run logged no findings, they are made from its records. A file that cannot be read gives a finding
+    too.
     """
     stage = last_stage(folder)
-    said = read_verdict(stage) or read_ending(stage)
+    outcome = read_verdict(stage) or read_ending(stage)
     records, lost = readable_stream(stage, STREAM)
-    read = [Finding.from_record(r) for r in records]
-    found = [f for f in read if f]
-    damaged = lost + read.count(None)
-    note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
+    logged = [Finding.from_record(r) for r in records]
+    findings = [f for f in logged if f]
     notes = [Finding("healed", a.step - 1, "note", str(a)) for a in read_attempts(stage)]
-    notes += [Finding("unread_findings", 0, "note", note)] if damaged else []
-    if found:
-        return Explanation(stage, said, found + notes)
+    damaged = lost + logged.count(None)
+    if damaged:
+        note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
+        notes.append(Finding("unread_findings", 0, "note", note))
+    if findings:
+        return Explanation(stage, outcome, findings + notes)
     setting: SettingOf = unknown
     try:
         setting = settings_of(load_for_reading(stage))
@@ -108,4 +110,4 @@ def explain_run(folder: Path) -> Explanation:
         notes.append(Finding("unread_config", 0, "note", unread))
     metrics = read_numbers(stage, "metrics.jsonl")
     evals = read_stream(stage, "evals.jsonl")
-    return Explanation(stage, said, explain(metrics, evals, setting) + notes)
+    return Explanation(stage, outcome, explain(metrics, evals, setting) + notes)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from covey.insight.difference import changed, changed_files, held_out_change
 from covey.insight.pages.records import news, reading
+from covey.insight.pages.settings import sentence_on
 from covey.insight.pages.thinning import Record
 from covey.insight.show import group_facts
+from covey.runs.reader import recorded_yaml
 from covey.runs.rollouts import read_rollouts, recorded_steps
 
 LATEST = 20
@@ -23,11 +25,17 @@ def compared(a: Path, b: Path) -> Record:
     """Return the differences of two runs, from a to b."""
     records = [news(reading(run).streams()) for run in (a, b)]
     held_out, why_not = held_out_change(a, b)
+    recorded = recorded_yaml(b)
     settings = [
-        {"setting": name, "a": json.dumps(old, default=str), "b": json.dumps(new, default=str)}
+        {
+            "setting": name,
+            "a": json.dumps(old, default=str),
+            "b": json.dumps(new, default=str),
+            "says": sentence_on(name, recorded),
+        }
         for name, (old, new) in changed(a, b).items()
     ]
-    files = [{"setting": name, "a": "", "b": what} for name, what in changed_files(a, b).items()]
+    files = [{"setting": name, "a": "", "b": what, "says": ""} for name, what in changed_files(a, b).items()]
     return {
         "a": records[0],
         "b": records[1],
@@ -40,18 +48,18 @@ def compared(a: Path, b: Path) -> Record:
 
 def _common_problems(first: Problems, second: Problems) -> list[Record]:
     """Return the problems of both runs, those whose mean reward changed the most first."""
-    common = [place for place in first if place in second]
-    common.sort(key=lambda place: -abs(second[place]["mean"] - first[place]["mean"]))
-    return [{"problem": place[0], "a": first[place], "b": second[place]} for place in common[:MOST_PROBLEMS]]
+    common = [key for key in first if key in second]
+    common.sort(key=lambda key: -abs(second[key]["mean"] - first[key]["mean"]))
+    return [{"problem": key[0], "a": first[key], "b": second[key]} for key in common[:MOST_PROBLEMS]]
 
 
 def _problems(run: Path) -> Problems:
     """Return each problem's mean reward when it was last sampled, in the last steps of a run."""
-    found: Problems = {}
+    problems: Problems = {}
     for step in recorded_steps(run)[-LATEST:]:
         log = read_rollouts(run, step)
         for facts in (group_facts(log, group) for group in log.groups):
             if facts["mean"] is not None:
-                place = {"step": step, "group": facts["group"], "mean": facts["mean"]}
-                found[facts["problem"], str(facts["prompt"])] = place
-    return found
+                latest = {"step": step, "group": facts["group"], "mean": facts["mean"]}
+                problems[facts["problem"], str(facts["prompt"])] = latest
+    return problems

@@ -36,10 +36,10 @@ def stored_answers() -> Mapping[str, object]:
     """Return address -> answer for every state that the copy can show: some thousand, computed once."""
     answers: dict[str, object] = {"lab?": lab_contents()}
     for tool, query in stored_states():
-        place = address(f"lab/{tool}", query)
-        if place not in answers:
+        question = address(f"lab/{tool}", query)
+        if question not in answers:
             answer = lab.answer_tool(tool, {name: [value] for name, value in query.items()})
-            answers[place] = finite(answer, DIGITS)
+            answers[question] = finite(answer, DIGITS)
     return answers
 
 

@@ -30,8 +30,8 @@ def document(
     whether the page draws curves.
     """
     library, sheet = (_static(f"vendor/uPlot.min.{kind}") if plots else "" for kind in ("js", "css"))
-    own = (_static(f"{name}.js") for name in (*SHARED, *modules))
-    script = "\n".join(map(_without_modules, own))
+    texts = (_static(f"{name}.js") for name in (*SHARED, *modules))
+    script = "\n".join(map(_without_modules, texts))
     style = sheet + _static("style.css")
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "

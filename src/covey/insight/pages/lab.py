@@ -124,8 +124,8 @@ def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[
 
 def _own_settings(function: Callable[..., object], given: Mapping[str, float]) -> dict[str, object]:
     """Return those settings that a function has, checked as in a config. Raises ConfigError."""
-    own = {name: value for name, value in given.items() if name in setting_defaults(function)}
-    return checked_settings(function.__name__, function, own)
+    accepted = {name: value for name, value in given.items() if name in setting_defaults(function)}
+    return checked_settings(function.__name__, function, accepted)
 
 
 def first_words(function: Callable[..., object]) -> str:
@@ -135,9 +135,9 @@ def first_words(function: Callable[..., object]) -> str:
 
 def formula_of(function: Callable[..., object]) -> str:
     """Return the right-hand side of a docstring's `A_i = ...` if its symbols are numbers; else empty."""
-    found = re.match(r"A_i = (.+?)(?: = |, undivided|, 0 where|: |\. )", first_words(function))
-    other = found is None or any(symbol in found[1] for symbol in ("_k", "s_i"))
-    return "" if found is None or other else found[1]
+    match = re.match(r"A_i = (.+?)(?: = |, undivided|, 0 where|: |\. )", first_words(function))
+    other = match is None or any(symbol in match[1] for symbol in ("_k", "s_i"))
+    return "" if match is None or other else match[1]
 
 
 def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float]) -> dict[str, float]:
@@ -147,7 +147,7 @@ def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float
     eps = settings.get("eps", 0.0)
     others = torch.cat([r[:i], r[i + 1 :]])
     spread = float(standard_deviation(others, 1))
-    known: dict[str, float] = {
+    numbers: dict[str, float] = {
         "(std_{j != i} r_j + eps)": spread + eps if spread else 1.0,  # undivided where it is 0
         "sum_j |y_j| r_j / sum_j |y_j|": float((data.lengths * r).sum() / data.lengths.sum()),
         "mean_{j != i} r_j": float(others.mean()),
@@ -157,7 +157,7 @@ def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float
         "r_i": float(r[i]),
         "eps": eps,
     }
-    return {symbol: value for symbol, value in known.items() if symbol in formula}
+    return {symbol: value for symbol, value in numbers.items() if symbol in formula}
 
 
 def _weights(lengths: Sequence[int], max_tokens: int) -> list[ToolAnswer]:
@@ -209,15 +209,15 @@ def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length
     longest = max(map(len, words))
     ids = torch.tensor([[number[w] for w in row] + [-1] * (longest - len(row)) for row in words])
     values = torch.tensor(rewards, dtype=torch.float64)
-    known = prefix_values(values, ids)
+    prefixes = prefix_values(values, ids)
     mask = ids >= 0
     last = torch.tensor([len(row) - 1 for row in words])
     # (N, T): the whole reward is paid at the last token of each completion.
-    paid = torch.zeros_like(known[:, 1:]).scatter(1, last[:, None], values[:, None])
+    paid = torch.zeros_like(prefixes[:, 1:]).scatter(1, last[:, None], values[:, None])
     return {
         "words": words,
-        "values": known.tolist(),
-        "critic": gae(paid, known[:, :-1], mask).tolist(),
+        "values": prefixes.tolist(),
+        "critic": gae(paid, prefixes[:, :-1], mask).tolist(),
         "credit": prefix_tree(values, ids, mask).tolist(),
         "outcome": centered(values).tolist(),
     }
@@ -345,10 +345,10 @@ def toy_tool(
 
 def _toy_algorithm(estimator: str) -> Algorithm:
     """Return an algorithm with an estimator that needs no model. Raises ConfigError for any other."""
-    known = {f.__name__: f for f in AXIS["advantage"] if set(data_names(f)) <= {"rewards", "lengths"}}
-    if estimator not in known:
-        raise ConfigError(f"estimator: {estimator}: must be one of {', '.join(known)}")
-    return Algorithm(bind(known[estimator]), reduce=PRESETS["grpo"].reduce)
+    estimators = {f.__name__: f for f in AXIS["advantage"] if set(data_names(f)) <= {"rewards", "lengths"}}
+    if estimator not in estimators:
+        raise ConfigError(f"estimator: {estimator}: must be one of {', '.join(estimators)}")
+    return Algorithm(bind(estimators[estimator]), reduce=PRESETS["grpo"].reduce)
 
 
 def _toy_samples(logits: Tensor, draws: Tensor) -> Tensor:

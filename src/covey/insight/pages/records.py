@@ -47,6 +47,8 @@ COURSE = 80
 """Number of points of the small curve in the list of runs."""
 CURVES = ("metrics", "timings")
 """Streams with a record for each step."""
+LISTED = 4096
+"""Number of runs whose facts are kept between two looks at the list."""
 MEASURED = (*CURVES, "evals")
 """Streams whose names are metrics."""
 
@@ -64,16 +66,16 @@ class Runs:
         if self.root is None:
             return {}
         base = self.root.parent if (self.root / "config.yaml").is_file() else self.root
-        found = sorted(self._below(self.root, DEEPEST), key=_changed, reverse=True)
-        return {folder.relative_to(base).as_posix(): folder for folder in found}
+        newest = sorted(self._below(self.root, DEEPEST), key=_changed, reverse=True)
+        return {folder.relative_to(base).as_posix(): folder for folder in newest}
 
     def folder(self, name: str) -> Path:
         """Return the folder of a run. Raises ConfigError."""
         # A name from the address is looked up, never joined to a path: it cannot lead out of the root.
-        found = self.folders().get(name)
-        if found is None:
+        folder = self.folders().get(name)
+        if folder is None:
             raise ConfigError(f"{name}: no run of that name in {self.root}")
-        return found
+        return folder
 
     def page(self, name: str) -> Record:
         """Return the page of a run, with the names of the stages of its pipeline. Raises ConfigError."""
@@ -116,9 +118,10 @@ class Tail:
             file.seek(self.at)
             whole = file.read().rpartition(b"\n")[0]
         self.at += len(whole) + 1 if whole else 0
-        found = [stream_record(line) for line in whole.split(b"\n") if line.strip()]  # a resume blanks lines
-        self.unreadable += found.count(None)
-        return [record | _thirds(record) | self._trained(record) for record in found if record is not None]
+        # A resume blanks lines.
+        records = [stream_record(line) for line in whole.split(b"\n") if line.strip()]
+        self.unreadable += records.count(None)
+        return [record | _thirds(record) | self._trained(record) for record in records if record is not None]
 
     def _trained(self, record: Mapping[str, Any]) -> Record:
         """Return the tokens that were trained on by the end of a step, from its times; empty if unknown."""
@@ -203,14 +206,14 @@ def _row(name: str, folder: Path) -> Record:
     row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder), "model": ""}
     row |= {"tags": read_tags(folder), "ended": read_ending(folder), "elsewhere": host_elsewhere(folder)}
     try:
-        return row | _known(folder)
+        return row | _details(folder)
     except CoveyError as error:
         return row | {"error": str(error)}
 
 
-def _known(folder: Path) -> Record:
+def _details(folder: Path) -> Record:
     """Return the facts of a run besides its state. Raises CoveyError if its files are damaged."""
-    settings = _settings(folder, (folder / "config.yaml").stat().st_mtime_ns)
+    settings = _settings(folder, _time_of(folder / "config.yaml"))
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
     paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
@@ -225,9 +228,9 @@ def _known(folder: Path) -> Record:
     }
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=LISTED)
 def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
-    """Return a run's recorded config, cached until it changes: a list may have a hundred runs."""
+    """Return a run's recorded config, cached until it changes: a list may have hundreds of runs."""
     return recorded_yaml(folder)
 
 
@@ -235,16 +238,16 @@ def _time_of(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@lru_cache(maxsize=512)
-def _setup(folder: Path, *_changed: int) -> str:
+@lru_cache(maxsize=LISTED)
+def _setup(folder: Path, changed: int, _environment_changed: int) -> str:
     """Return what a run has in common with runs of other seeds; empty if that cannot be read."""
     try:
-        return setup_of(recorded_yaml(folder), folder)
+        return setup_of(_settings(folder, changed), folder)
     except CoveyError:
         return ""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=LISTED)
 def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     """Return the facts of a row that come from the streams, read again only when these have grown."""
     metrics, evals, timings = (
@@ -329,9 +332,9 @@ def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
 
 def run_page(name: str, folder: Path) -> Record:
     """Return the page of a run: its facts, curves and findings; ``notes`` say what of it is damaged."""
-    known = reading(folder)
-    records = known.streams()
-    notes = _notes(known)
+    run = reading(folder)
+    records = run.streams()
+    notes = _notes(run)
     notes += [f"step {a.step}: {a}" for a in _unless_damaged(notes, list[Attempt](), read_attempts, folder)]
     settings = _unless_damaged(notes, list[Record](), recorded_values, folder)
     environment = _unless_damaged(notes, None, read_environment, folder)
@@ -341,7 +344,7 @@ def run_page(name: str, folder: Path) -> Record:
     if state in ("stopped", "interrupted"):
         notes.append(read_ending(folder))
     notes.append(_unless_damaged(notes, "", read_remark, folder))
-    positions = {kind: tail.at for kind, tail in known.tails.items()}
+    positions = {kind: tail.at for kind, tail in run.tails.items()}
     remarks: list[Finding] = []
     if not records["findings"]:
         remarks = _unless_damaged(notes, remarks, _remarks, folder, tuple(positions.values()))
@@ -351,24 +354,24 @@ def run_page(name: str, folder: Path) -> Record:
         "state": state,
         "settings": settings,
         "environment": [(key, written(value)) for key, value in flatten(environment or {})],
-        "spent": dict(known.spent),
+        "spent": dict(run.spent),
         "verdict": verdict,
         "duration": duration(seconds) if seconds else "",
         "remarks": [vars(remark) for remark in remarks],
         "notes": list(dict.fromkeys(note for note in notes if note)),
-        "at": {**positions, "tokens": round(known.tails["timings"].tokens)},
+        "at": {**positions, "tokens": round(run.tails["timings"].tokens)},
         **news(records),
         "logged": recorded_steps(folder),
     }
 
 
-def _notes(known: RunStreams) -> list[str]:
+def _notes(run: RunStreams) -> list[str]:
     """Return why streams, or lines of them, are not read, and whether a stream ends before its record."""
-    tails = known.tails.values()
-    notes = [*known.refused.values()]
+    tails = run.tails.values()
+    notes = [*run.refused.values()]
     notes += [f"{tail.path}: {tail.unreadable} lines cannot be read" for tail in tails if tail.unreadable]
     with suppress(CoveyError):  # of a damaged result, or of what was refused
-        notes += [ended_otherwise(known.folder, tail.path.name) for tail in tails]
+        notes += [ended_otherwise(run.folder, tail.path.name) for tail in tails]
     return notes
 
 

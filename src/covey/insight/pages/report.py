@@ -50,7 +50,7 @@ def write_report(run: Path, output: Path) -> None:
         _refuse_damage(stage)
         answers |= _pages(stage, stage.resolve().name, room)
     answers["report?"] = {"name": name, "runs": [stage.resolve().name for stage in stages]}
-    modules = ("charts", "bands", "download", "curves", "step", "tokens", "run", "routes", "report")
+    modules = ("charts", "bands", "download", "curves", "diff", "step", "tokens", "run", "routes", "report")
     write_file(output, document(name, modules, answers, REFUSAL, plots=True))
 
 
@@ -76,14 +76,14 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
         room -= size
         pages[address(path, {"run": run, **query})] = answer
         kinds[path] += 1
-    said = f"A report of covey {VERSION}: it holds everything that it shows, and loads nothing."
+    summary = f"A report of covey {VERSION}: it holds everything that it shows, and loads nothing."
     if steps := len(page["logged"]):
-        said += (
+        summary += (
             f" Of {steps} steps with completions it has {kinds['step']}, with {kinds['group']} of their "
             f"groups and {kinds['tokens']} completions token by token. `covey ui` shows all from the run's "
             "folder."
         )
-    return {**pages, address("run", {"run": run}): finite(page | {"report": said}, DIGITS)}
+    return {**pages, address("run", {"run": run}): finite(page | {"report": summary}, DIGITS)}
 
 
 class _Completions:
@@ -142,7 +142,7 @@ def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
         yield True, made.group(step, made.orders[step][0])
     for step in steps[len(ends) :]:
         yield False, made.step(step)
-    for step, group in dict.fromkeys([*_known(evidence, made), *_by_turns(steps, made)]):
+    for step, group in dict.fromkeys([*_logged_groups(evidence, made), *_by_turns(steps, made)]):
         if (step, group) not in made.samples:
             yield False, made.group(step, group)
         for sample in made.samples[step, group][:2]:
@@ -152,7 +152,7 @@ def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
             yield False, made.tokens(step, group, sample)
 
 
-def _known(evidence: Sequence[tuple[int, int]], made: _Completions) -> list[tuple[int, int]]:
+def _logged_groups(evidence: Sequence[tuple[int, int]], made: _Completions) -> list[tuple[int, int]]:
     """Return (step, group) of those places that are in the log."""
     return [(step, group) for step, group in evidence if group in made.orders.get(step, ())]
 
@@ -175,9 +175,9 @@ def _telling(completions: Sequence[Record]) -> list[int]:
 def _evidence(page: Record) -> Iterator[tuple[int, int]]:
     """Yield step and group of what the findings of a run's page point to; group -1 for a whole step."""
     for finding in page["findings"] or page["remarks"]:
-        place = finding.get("evidence")
-        known = {"step": finding.get("step"), **(place if isinstance(place, Mapping) else {})}
-        step = known["step"]
-        group = known.get("group")
+        evidence = finding.get("evidence")
+        target = {"step": finding.get("step"), **(evidence if isinstance(evidence, Mapping) else {})}
+        step = target["step"]
+        group = target.get("group")
         if isinstance(step, int):
             yield step, group if isinstance(group, int) else -1

@@ -42,7 +42,7 @@ from covey.insight.pages.records import (
     run_state,
     tails,
 )
-from covey.insight.pages.steps import group_page, step_page
+from covey.insight.pages.steps import found_completions, group_page, step_page
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
 from covey.system.http import Server, listen
@@ -126,8 +126,8 @@ def refused_change(request: Request) -> Response | None:
     asking first, by OPTIONS, which is refused.
     """
     origin = f"http://{request.headers['host']}"
-    own = {"origin": origin, "sec-fetch-site": "same-origin"}
-    if any(request.headers.get(name, value) != value for name, value in own.items()):
+    expected = {"origin": origin, "sec-fetch-site": "same-origin"}
+    if any(request.headers.get(name, value) != value for name, value in expected.items()):
         return Response("a change comes from a page of this site", 403)
     if request.headers.get("content-type") != "application/json":
         return Response("a change is JSON", 415)
@@ -263,13 +263,18 @@ def _step(runs: Runs, request: Request) -> object:
     return step_page(_folder(runs, request), _number(request, "step"))
 
 
+def _search(runs: Runs, request: Request) -> object:
+    words = request.query_params.get("words", "")
+    return found_completions(_folder(runs, request), _number(request, "step"), words)
+
+
 def _group(runs: Runs, request: Request) -> object:
     return group_page(_folder(runs, request), _number(request, "step"), _number(request, "group"))
 
 
 def _tokens(runs: Runs, request: Request) -> object:
-    place = [_number(request, name) for name in ("step", "group", "sample")]
-    return token_page(_folder(runs, request), *place)
+    numbers = [_number(request, name) for name in ("step", "group", "sample")]
+    return token_page(_folder(runs, request), *numbers)
 
 
 def _lab(_: Runs, __: Request) -> object:
@@ -286,6 +291,7 @@ ANSWERS: Mapping[str, Callable[[Runs, Request], object]] = {
     "metrics": _metrics,
     "compare": _compare,
     "step": _step,
+    "search": _search,
     "group": _group,
     "tokens": _tokens,
     "lab": _lab,

@@ -32,11 +32,10 @@ def recorded_values(folder: Path) -> list[Record]:
     differing = differing_settings(folder)
     named = tuple(f"{row['setting']}." for row in differing)
     recorded = recorded_yaml(folder)
-    axes = _flat(recorded.get("algorithm") or {}) if recorded.get("method") == "rl" else {}
     # A setting that is a mapping differs as a whole.
     others = [(k, v) for k, v in flatten(recorded) if not f"{k}.".startswith(named)]
     rows = [{**row, "differs": True} for row in differing]
-    rows += [{**_row(key, value, _says(key, axes)), "differs": False} for key, value in others]
+    rows += [{**_row(key, value, sentence_on(key, recorded)), "differs": False} for key, value in others]
     return sorted(rows, key=lambda row: (not row["differs"], _importance(row["setting"])))
 
 
@@ -46,9 +45,10 @@ def _importance(key: str) -> int:
     return IMPORTANT.index(section) if section in IMPORTANT else len(IMPORTANT)
 
 
-def _says(key: str, axes: Mapping[str, object]) -> str:
-    """Return the sentence on a setting, or on the nearest setting around it."""
+def sentence_on(key: str, recorded: Mapping[str, Any]) -> str:
+    """Return the sentence on a setting of a run, or on the nearest setting around it."""
     if key.startswith("algorithm."):
+        axes = _flat(recorded.get("algorithm") or {}) if recorded.get("method") == "rl" else {}
         return _effect(key.removeprefix("algorithm."), axes)
     while key and key not in schema_effects():
         key = key.rpartition(".")[0]
@@ -65,15 +65,15 @@ def schema_effects() -> dict[str, str]:
 def differing_settings(folder: Path) -> list[Record]:
     """Return the settings of a run that differ from their defaults, or have none. Raises ConfigError."""
     recorded = recorded_yaml(folder)
-    found = []
+    rows = []
     for row in schema_rows():
         default = list(row.default) if isinstance(row.default, tuple) else row.default
         value: Any = recorded
         for part in row.key.split("."):  # a section that is not there, or null, has its defaults
             value = value[part] if isinstance(value, Mapping) and part in value else default
         if value != default and str(value) != str(default) and row.key not in ("output", "algorithm"):
-            found.append(_row(row.key, value, row.setting.effect))
-    return [*found, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
+            rows.append(_row(row.key, value, row.setting.effect))
+    return [*rows, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
 
 
 def setup_of(recorded: Mapping[str, Any], folder: Path) -> str:
@@ -93,8 +93,8 @@ def nearest_preset(recorded: Mapping[str, Any]) -> str:
     axes = recorded.get("algorithm") or {}
 
     def distance(name: str) -> int:
-        known = describe(PRESETS[name], _max_tokens(recorded))
-        return sum(_flat({axis: axes.get(axis)}) != _flat({axis: own}) for axis, own in known.items())
+        usual = describe(PRESETS[name], _max_tokens(recorded))
+        return sum(_flat({axis: axes.get(axis)}) != _flat({axis: value}) for axis, value in usual.items())
 
     return min(PRESETS, key=distance)
 
@@ -120,8 +120,8 @@ def _effect(key: str, values: Mapping[str, object]) -> str:
     axis = key.rpartition(".")[0]
     # A setting belongs to the function on its axis, or to the record that the axis is; the axis to nobody.
     owners = ("", values.get(f"{axis}.name"), axis.partition(".")[0])
-    place = f"algorithm.{key}".removesuffix(".name")
-    rows = (row for row in algorithm_rows() if row.key == place and row.owner in owners)
+    setting = f"algorithm.{key}".removesuffix(".name")
+    rows = (row for row in algorithm_rows() if row.key == setting and row.owner in owners)
     return next((row.setting.effect for row in rows), "")
 
 

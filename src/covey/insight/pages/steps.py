@@ -15,7 +15,7 @@ from covey.rewards.base import BUILT_IN
 from covey.runs.reader import recorded_yaml
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey_verify.errors import ConfigError, CoveyError
-from covey_verify.extract import content_text
+from covey_verify.extract import prompt_text
 
 PROMPT = 400
 """Number of characters of a prompt in the grid of groups."""
@@ -35,26 +35,37 @@ def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
     return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
 
 
+def found_completions(folder: Path, number: int, words: str) -> Record:
+    """Return the groups of a step that have these words, with the number of completions that have them.
+
+    A group whose prompt has the words counts with all its completions. Case does not matter.
+    """
+    log = read_rollouts(folder, number)
+    wanted = words.lower()
+
+    def count(places: Sequence[int]) -> int:
+        rows = [log.rows[i] for i in places]
+        if wanted in prompt_text(rows[0]["prompt"]).lower():
+            return len(rows)
+        return sum(wanted in row["completion"].lower() for row in rows)
+
+    counts = {group: count(places) for group, places in log.groups.items()}
+    return {"groups": [{"group": group, "completions": n} for group, n in counts.items() if n]}
+
+
 def _group_row(log: RolloutLog, group: int) -> Record:
     rows = [log.rows[i] for i in log.groups[group]]
     facts = group_facts(log, group)
-    known = [r for r in facts["rewards"] if r is not None]
+    rewards = [r for r in facts["rewards"] if r is not None]
     return {
         **facts,
         "prompt": prompt_text(facts["prompt"])[:PROMPT],
         "lengths": [r["tokens"] for r in rows],
         "truncated": sum(r["finish"] == "length" for r in rows),
         # The std of equal rewards may be a rounding error, which is no spread.
-        "spread": float(np.std(known)) if facts["spread"] else 0.0,
+        "spread": float(np.std(rewards)) if facts["spread"] else 0.0,
         "texts": len({r["completion"] for r in rows}),
     }
-
-
-def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
-    """Return a prompt as one text; of a chat, the messages, each after its role."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{m.get('role')}: {content_text(m.get('content'))}" for m in prompt)
 
 
 def group_page(folder: Path, number: int, which: int) -> Record:

@@ -35,24 +35,24 @@ class Stretch:
         for name, value in record.items():
             if not isinstance(value, int | float) or name == "step":
                 continue
-            known = extremes.get(name)
-            if known is None:
+            extreme = extremes.get(name)
+            if extreme is None:
                 extremes[name] = [value, step, value, step]
-            elif value < known[0]:
-                known[:2] = [value, step]
-            elif value > known[2]:
-                known[2:] = [value, step]
+            elif value < extreme[0]:
+                extreme[:2] = [value, step]
+            elif value > extreme[2]:
+                extreme[2:] = [value, step]
 
     def join(self, other: Stretch) -> None:
         """Merge a later stretch into this one."""
         self.last = other.last
         self.size = self.size + other.size
         for name, (low, low_at, high, high_at) in other.extremes.items():
-            known = self.extremes.setdefault(name, [low, low_at, high, high_at])
-            if low < known[0]:
-                known[:2] = [low, low_at]
-            if high > known[2]:
-                known[2:] = [high, high_at]
+            extreme = self.extremes.setdefault(name, [low, low_at, high, high_at])
+            if low < extreme[0]:
+                extreme[:2] = [low, low_at]
+            if high > extreme[2]:
+                extreme[2:] = [high, high_at]
 
     def records(self) -> list[Record]:
         """Return one record for one step, else two, with each metric's extremes in order of time."""

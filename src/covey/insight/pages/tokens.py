@@ -56,8 +56,8 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
     drawn = arrays.get("sampled", np.ones(len(ids), bool))
     values = {
         "applied": arrays.get("applied"),
-        "advantage": _known(arrays["advantages"]),
-        "logprob": _known(arrays["logprobs"]),
+        "advantage": _recorded(arrays["advantages"]),
+        "logprob": _recorded(arrays["logprobs"]),
         "ratio": arrays.get("ratios"),
         "kl": None
         if "ref_log_ratios" not in arrays
@@ -78,7 +78,7 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
     }
 
 
-def _known(values: np.ndarray) -> np.ndarray | None:
+def _recorded(values: np.ndarray) -> np.ndarray | None:
     """Return values unless all are NaN, as where a run of another trainer did not record them."""
     return None if np.isnan(values).all() else values
 
@@ -91,14 +91,14 @@ def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def tokenizer_of(folder: Path) -> Tokenizer | None:
     """Return the tokenizer of a run's model, or of its base model if that is on this machine; else None."""
-    own = model_folder(folder)
+    model = model_folder(folder)
     try:
-        place = own / "tokenizer.json" if own else _of_base(folder)
-        if place is None:
+        file = model / "tokenizer.json" if model else _of_base(folder)
+        if file is None:
             return None
         # In the run's folder no part of the path may be a link; elsewhere only the file itself is checked.
-        within = folder if place.is_relative_to(folder) else place.parent
-        return _read(within, str(place.relative_to(within)), place.stat().st_mtime)
+        within = folder if file.is_relative_to(folder) else file.parent
+        return _read(within, str(file.relative_to(within)), file.stat().st_mtime)
     except (OSError, ValueError, CoveyError):
         return None
 
@@ -109,11 +109,11 @@ def _of_base(folder: Path) -> Path | None:
         return None
     loaded = load_for_reading(folder)
     model = str(loaded.config.model)
-    for place in (loaded.folder / model, Path(model)):
-        if (place / "tokenizer.json").is_file():
-            return (place / "tokenizer.json").resolve()
-    found = None if model == "tiny" else try_to_load_from_cache(model, "tokenizer.json")
-    return Path(found).resolve() if isinstance(found, str) else None
+    for origin in (loaded.folder / model, Path(model)):
+        if (origin / "tokenizer.json").is_file():
+            return (origin / "tokenizer.json").resolve()
+    cached = None if model == "tiny" else try_to_load_from_cache(model, "tokenizer.json")
+    return Path(cached).resolve() if isinstance(cached, str) else None
 
 
 @lru_cache(maxsize=8)
@@ -127,17 +127,17 @@ def _read(folder: Path, name: str, _changed: float) -> Tokenizer:
 
 def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> np.ndarray | None:
     """Return (T,) values before each token of a completion: the mean reward of siblings with that prefix."""
-    known = [i for i in places if log.rows[i]["reward"] is not None]
-    if places[sample] not in known:
+    scored = [i for i in places if log.rows[i]["reward"] is not None]
+    if places[sample] not in scored:
         return None
-    rewards = torch.tensor([log.rows[i]["reward"] for i in known], dtype=torch.float64)
-    ids = [torch.from_numpy(log.of_completion(i)["tokens"]) for i in known]
+    rewards = torch.tensor([log.rows[i]["reward"] for i in scored], dtype=torch.float64)
+    ids = [torch.from_numpy(log.of_completion(i)["tokens"]) for i in scored]
     values = prefix_values(rewards, pad_sequence(ids, batch_first=True, padding_value=-1))
-    row = known.index(places[sample])
+    row = scored.index(places[sample])
     return values[row, : len(ids[row])].numpy()
 
 
 def model_folder(folder: Path) -> Path | None:
     """Return the folder with a run's newest model, if that has a tokenizer."""
-    found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
-    return found if found is not None and (found / "tokenizer.json").is_file() else None
+    model = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
+    return model if model is not None and (model / "tokenizer.json").is_file() else None

@@ -152,8 +152,8 @@ def compilers() -> list[str]:
     """The compilers on this machine, each once: `cc` is usually a link to another one."""
     names = dict[str, str]()
     for name in (os.environ.get("CC", ""), *COMPILERS):
-        if place := shutil.which(name):
-            names.setdefault(os.path.realpath(place), name)
+        if path := shutil.which(name):
+            names.setdefault(os.path.realpath(path), name)
     return list(names.values())
 
 
@@ -241,15 +241,15 @@ def _run_trial(content: bytes) -> subprocess.CompletedProcess[bytes]:
     handle = _in_memory(content)
     with tempfile.TemporaryDirectory() as scratch:
         # The child inherits the open file under the same number, so this path is valid there too.
-        place = Path(f"/proc/self/fd/{handle}")
+        library = Path(f"/proc/self/fd/{handle}")
         if handle is None:
-            place = Path(scratch) / "kernels.so"
-            place.write_bytes(content)
+            library = Path(scratch) / "kernels.so"
+            library.write_bytes(content)
         try:
             return run(
                 [sys.executable, "-P", "-c", TRIAL, str(os.getpid()), *sys.path],
                 TRIAL_SECONDS,
-                env={**os.environ, OFF: str(place), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, OFF: str(library), "OMP_NUM_THREADS": "1"},
                 pass_fds=() if handle is None else (handle,),
             )
         finally:

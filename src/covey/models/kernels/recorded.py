@@ -53,10 +53,10 @@ class _RecordedCall(ctypes.Structure):
         factors = [a for a in arguments if isinstance(a, float)]
         values = list[int]()
         strides = list[int]()
-        for place, a in enumerate(arguments):
+        for index, a in enumerate(arguments):
             if isinstance(a, Tensor):
                 values.append(a.data_ptr())
-                strides.append(a.stride(0) * a.element_size() if place in BY_ROW[name] else 0)
+                strides.append(a.stride(0) * a.element_size() if index in BY_ROW[name] else 0)
             elif not isinstance(a, float):
                 values.append(a or 0)
                 strides.append(0)

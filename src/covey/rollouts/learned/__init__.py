@@ -67,10 +67,10 @@ def rewards_of(
     try:
         rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
     except ConfigError as error:
-        said = str(error)
+        message = str(error)
         # Only rewards of the config itself have a line there; a task brings its own.
-        raise ConfigError(loaded.placed(said) if named == config.rewards else said) from None
+        raise ConfigError(loaded.placed(message) if named == config.rewards else message) from None
     if config.method == "rl" and not any(r.weight for r in rewards):
-        said = "rewards: every weight is 0, so no completion is better than another; give one a weight"
-        raise ConfigError(loaded.placed(said))
+        message = "rewards: every weight is 0, so no completion is better than another; give one a weight"
+        raise ConfigError(loaded.placed(message))
     return rewards

@@ -36,12 +36,12 @@ class RewardModel:
 
     def __init__(self, kind: Judges, name: str, folder: Path, device: str) -> None:
         source = source_of(name, folder)
-        place = pick_device(device)
+        torch_device = pick_device(device)
         loader, outputs = CLASSES[kind]
         here = {"local_files_only": unreachable(source)}
         try:
             self.tokenizer = pretrained_tokenizer(source, **here)
-            dtype = torch.float32 if place.type == "cpu" else "auto"
+            dtype = torch.float32 if torch_device.type == "cpu" else "auto"
             model = pretrained(loader, source, dtype=dtype, **here)
         except Exception as error:  # a damaged folder makes the libraries fail in any way
             if out_of_memory(error):
@@ -55,7 +55,7 @@ class RewardModel:
         if self.tokenizer.pad_token_id is None:
             raise ConfigError(f"{kind}: the tokenizer of {name!r} has no pad_token; set one in its folder")
         model.config.pad_token_id = self.tokenizer.pad_token_id  # where sequence heads look for the end
-        self.model = model.eval().to(place)
+        self.model = model.eval().to(torch_device)
         # Without a limit in the config, the tokenizer's holds.
         positions = getattr(model.config, "max_position_embeddings", 1 << 30)
         self.words = ControlWords([*turn_words(self.tokenizer)])
@@ -103,6 +103,7 @@ def model_of_settings(kind: str, settings: Mapping[str, object]) -> RewardModel:
 def reward_model(
     prompts: Sequence[str | Messages],
     completions: Sequence[TextOrMessages],
+    turns: Sequence[Messages],
     template_arguments: Sequence[Mapping[str, object]],
     config_folder: Path,
     *,
@@ -111,10 +112,14 @@ def reward_model(
 ) -> list[Score]:
     """The logit that a sequence classifier with one output gives to prompt and completion.
 
-    ``model``: a folder or hub id. Texts longer than its context are not judged.
+    ``model``: a folder or hub id. In a chat it reads the results of tools too, as in training on pairs. Texts
+    longer than its context are not judged.
     """
     judge = loaded("reward_model", model, config_folder, device)
-    answers = (judge.words.removed(text_of(c)) for c in completions)
+    answers = (
+        judge.words.removed(text_of(completion)) if isinstance(prompt, str) else _conversation(judge, own)
+        for prompt, completion, own in zip(prompts, completions, turns, strict=True)
+    )
     read = zip(prompts, answers, template_arguments, strict=True)
     texts = [conversation_ids(judge.tokenizer, *of_one) for of_one in read]
     scores = list[Score]()
@@ -170,6 +175,19 @@ def process_reward_model(
             score_steps(cuts, correct.tolist(), ends, total) if finite else score_of_nonfinite(logits)
         )
     return scores
+
+
+def _conversation(judge: RewardModel, turns: Messages) -> Messages:
+    """Return the turns of a completion as messages, without words that could close one.
+
+    A content has the calls as the model wrote them: a template would write ``tool_calls`` once more.
+    """
+    messages = list[Mapping[str, object]]()
+    for turn in turns:
+        content = judge.words.removed(str(turn["content"]))
+        calls = {} if content or "tool_calls" not in turn else {"tool_calls": turn["tool_calls"]}
+        messages.append({"role": turn["role"], "content": content, **calls})
+    return messages
 
 
 def score_of_overlong(judge: RewardModel, ids: Sequence[int]) -> Score:

@@ -64,14 +64,14 @@ def run_identity(run: Path) -> str:
     path = run / IDENTITY
     if not path.is_file():
         path.write_text(uuid.uuid4().hex, encoding="ascii")
-    own = f"{path.read_text(encoding='utf-8', errors='replace').strip()} {run.resolve()}"
-    return hashlib.sha256(own.encode(errors="surrogateescape")).hexdigest()[:32]
+    identity = f"{path.read_text(encoding='utf-8', errors='replace').strip()} {run.resolve()}"
+    return hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def title_of(run: Path) -> str:
     """Return a readable name of a run, its folder and the one above; it need not be unique."""
-    place = run.resolve()
-    return f"{place.parent.name}/{place.name}"
+    folder = run.resolve()
+    return f"{folder.parent.name}/{folder.name}"
 
 
 def named(name: str) -> OpenTracker:
@@ -94,10 +94,10 @@ class Tracking:
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Queue the numbers of a step; those that are not finite are left out."""
-        known = {k: float(v) for k, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
+        numbers = {k: float(v) for k, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
         if not self._tell():
             try:
-                self.records.put_nowait((step, known))
+                self.records.put_nowait((step, numbers))
             except queue.Full:
                 self.reason = f"it is {WAITING} records behind"
 

@@ -31,9 +31,9 @@ def allowed(name: str) -> str:
 def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> Tracker:
     """Begin a run of the experiment `covey`, a new one each time; its name says from which step it is."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    place = run.resolve()
+    folder = run.resolve()
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else a database is asked for, and its packages
-    mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or (place / "mlruns").as_uri())
+    mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").as_uri())
     mlflow.set_experiment("covey")
     name = f"{title_of(run)} from {first}" if first else title_of(run)
     mlflow.start_run(run_name=name, tags={"covey.identity": run_identity(run)})

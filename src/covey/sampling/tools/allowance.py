@@ -1,7 +1,7 @@
-"""Time limits of tools: the seconds of a completion, and those that a batch of completions waits for.
+"""Time limits of tools: how long a completion may use them, and how long a batch may wait for them.
 
-The model decides how long its calls take. Without a bound one completion could hold a run: with calls that
-hang, one after another, each until its own time is up.
+The model decides how long its calls take. Without a bound one completion could hold up a run: its calls could
+hang one after another, each until its own time is up.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ class Waiting:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Count the block as time spent waiting for a tool."""
-        # Only the sampling loop waits, one block at a time; other threads read ``left`` meanwhile.
-        self._since = begun = time.monotonic()
+        # Only the sampling loop waits, one block at a time; other threads call ``remaining`` meanwhile.
+        self._since = start = time.monotonic()
         try:
             yield
         finally:
             self._since = None
             # If the process was suspended meanwhile, only the time since it continued counts.
-            self.waited += time.monotonic() - running_since(begun)
+            self.waited += time.monotonic() - running_since(start)
 
-    def left(self) -> float:
-        """Return the seconds that are left to wait."""
+    def remaining(self) -> float:
+        """Return the seconds for which the batch may still wait."""
         since = self._since
-        now = 0.0 if since is None else time.monotonic() - running_since(since)
-        return self.seconds - self.waited - now
+        current = 0.0 if since is None else time.monotonic() - running_since(since)
+        return self.seconds - self.waited - current
 
 
 class Allowance:
-    """The seconds that are left to the calls of a completion. Safe from any thread."""
+    """The seconds that the calls of a completion may still take. Safe from any thread."""
 
     def __init__(self, seconds: float, batch: Waiting) -> None:
         self.batch = batch
-        self._left = seconds
+        self._remaining = seconds
         self._lock = threading.Lock()
 
-    def left(self) -> float:
-        """Return the seconds that are left to the next call."""
-        return min(self._left, self.batch.left())
+    def remaining(self) -> float:
+        """Return the seconds that the next call may take."""
+        return min(self._remaining, self.batch.remaining())
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Count the block as time spent in a call."""
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
-                self._left -= time.monotonic() - running_since(begun)
+                self._remaining -= time.monotonic() - running_since(start)

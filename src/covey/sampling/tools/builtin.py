@@ -42,7 +42,7 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.expr) -> float:
-    # ``type`` rather than isinstance: True is no number here.
+    # ``type`` rather than isinstance: True is not a number here.
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return _bounded(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):

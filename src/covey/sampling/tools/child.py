@@ -19,23 +19,26 @@ class EnvironmentSetup(TypedDict):
 
     function: str
     """The function that the process runs: ``serve_environment``, as module:name."""
-    place: str
+    module: str
     """Module or file of the class."""
     name: str
     columns: dict[str, object]
     """Arguments of ``reset``."""
     problem_seed: int
-    """Seed of random numbers until ``reset`` returns: all completions of a problem begin alike."""
+    """Seed of random numbers until ``reset`` returns: all completions of a problem begin in the same way."""
     seed: int
     """Seed of random numbers after ``reset``."""
     most: int
     """Most characters of an answer."""
 
 
-def call_tool(place: str, name: str, given: Mapping[str, object], most: int) -> str:
+def call_tool(module: str, name: str, arguments: Mapping[str, object], most: int) -> str:
     """Return a tool's result as text of at most ``most`` characters; other values are written as JSON."""
-    with closing(asyncio.Runner()) as loop:  # made when needed: a sandbox has no sockets for it
-        return _text(_awaited(getattr(load_module(place), name)(**given), loop))[:most]
+    function = getattr(load_module(module), name)
+    # The runner makes its event loop when it first runs a coroutine: a sandbox has no sockets for one.
+    with closing(asyncio.Runner()) as loop:
+        result = _awaited(function(**arguments), loop)
+    return _text(result)[:most]
 
 
 def serve_environment(setup: EnvironmentSetup) -> None:
@@ -45,22 +48,22 @@ def serve_environment(setup: EnvironmentSetup) -> None:
     # One event loop for the object's whole life, since a connection that it opens belongs to a loop.
     with closing(asyncio.Runner()) as loop:
         try:
-            environment = getattr(load_module(setup["place"]), setup["name"])()
-            said = _awaited(environment.reset(**setup["columns"]), loop)
-            send(CHANNEL, {"value": None if said is None else _text(said)})
+            environment = getattr(load_module(setup["module"]), setup["name"])()
+            opening = _awaited(environment.reset(**setup["columns"]), loop)
+            send(CHANNEL, {"value": None if opening is None else _text(opening)})
             _seed(setup["seed"])
         except BaseException as error:
             send(CHANNEL, failure(error))
             return
         while True:
             try:
-                method, given = receive(CHANNEL)
+                method, arguments = receive(CHANNEL)
             except EOFError:
                 return
             try:
                 if method:
-                    answer = _text(_awaited(getattr(environment, method)(**given), loop))[:most]
-                    send(CHANNEL, {"value": answer})
+                    answer = _awaited(getattr(environment, method)(**arguments), loop)
+                    send(CHANNEL, {"value": _text(answer)[:most]})
                 else:
                     send(CHANNEL, {"value": _state(environment, loop)})
             except BaseException as error:
@@ -74,12 +77,12 @@ def _seed(seed: int) -> None:
 
 
 def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
-    """Return its public attributes that are JSON, and as `reward` the result of `get_reward`, if any."""
+    """Return an environment's public attributes that are JSON; `reward` is the result of its `get_reward`."""
     state = {n: v for n, v in getattr(environment, "__dict__", {}).items() if not n.startswith("_")}
     ask = getattr(environment, "get_reward", None)
     if ask is not None:
         state["reward"] = _awaited(ask(), loop)
-    # Also an attribute ``reward`` that is a float: JSON refuses NaN, and it would be dropped without a word.
+    # A float attribute ``reward`` is checked too: JSON refuses NaN, so the loop below would drop it silently.
     if ask is not None or isinstance(state.get("reward"), float):
         _check_reward(state["reward"], "its attribute reward is" if ask is None else "it returned")
     plain = {}
@@ -87,7 +90,7 @@ def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
         try:
             plain[name] = json.loads(json.dumps(value, allow_nan=False, default=_listed))
         except (TypeError, ValueError, RecursionError):
-            continue  # a connection, a board of objects: nothing that a reward in another process could get
+            continue  # such as a connection, which could not be sent to a reward's process either
     return plain
 
 
@@ -109,7 +112,7 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return numpy's numbers as numbers, not as texts that look like them; anything else as text."""
+    """Return numpy's arrays and numbers as Python's, anything else as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -28,6 +28,7 @@ from covey.config.sampling import ToolUse
 from covey.sampling.tools.builtin import BUILT_IN_TOOLS
 from covey_verify.calls.arguments import Misfit, fitting
 from covey_verify.errors import ConfigError
+from covey_verify.hosting import module_of
 from covey_verify.usercode import load_function
 
 NO_TOOLS = ("reset", "get_reward")
@@ -67,26 +68,26 @@ class Tool:
                 "each argument below `Args:`, and its annotations"
             ) from None
 
-    def fitting(self, given: Mapping[str, object], told: object = None) -> dict[str, object]:
-        """Return the arguments of a call in the types of its schema, and of ``told``, a row's own schema.
+    def fitting(self, arguments: Mapping[str, object], row_schema: object = None) -> dict[str, object]:
+        """Return the arguments of a call in the types of the row's own schema, if any, and of the tool's.
 
         Raises Misfit, with a message for the model.
         """
-        known = self.arguments
+        parameters = self.arguments
         name = self.name[:40]
-        missing = [n for n, p in known.items() if p.default is p.empty and n not in given]
-        unknown = [n for n in given if n not in known]
+        missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
+        unknown = [n for n in arguments if n not in parameters]
         if missing or unknown:
-            which = f"lacks {missing[0]!r}" if missing else f"has no argument {unknown[0][:40]!r}"
-            raise Misfit(f"{name} {which}; it takes {', '.join(known) or 'nothing'}")
-        # Of an argument that may be left out, null says just that where null is what it then is.
-        left_out = {n: None for n, v in given.items() if v is None and known[n].default is None}
-        arguments: object = {n: v for n, v in given.items() if n not in left_out}
-        own: Mapping[str, Any] = self.schema
-        for schema in (told, own["function"]["parameters"]):
-            arguments = fitting(arguments, schema, name)
-        assert isinstance(arguments, dict)
-        return {**arguments, **left_out}
+            fault = f"lacks {missing[0]!r}" if missing else f"has no argument {unknown[0][:40]!r}"
+            raise Misfit(f"{name} {fault}; it takes {', '.join(parameters) or 'nothing'}")
+        # Null stands for "left out" where the default is None, so no schema has to allow it there.
+        nulls = {n: None for n, v in arguments.items() if v is None and parameters[n].default is None}
+        typed: object = {n: v for n, v in arguments.items() if n not in nulls}
+        tool_schema: Mapping[str, Any] = self.schema
+        for schema in (row_schema, tool_schema["function"]["parameters"]):
+            typed = fitting(typed, schema, name)
+        assert isinstance(typed, dict)
+        return {**typed, **nulls}
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ class Environment:
 
     def columns(self, row: Mapping[str, object]) -> dict[str, object]:
         """Return the columns of a row that `reset` asks for."""
-        asked = _parameters(self.reset)
-        every = any(p.kind is p.VAR_KEYWORD for p in asked.values())
-        return {name: value for name, value in row.items() if every or name in asked}
+        parameters = _parameters(self.reset)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return {name: value for name, value in row.items() if takes_all or name in parameters}
 
     @property
     def needed(self) -> set[str]:
@@ -115,16 +116,17 @@ def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
 
     Raises ConfigError.
     """
-    # Schemas are made at once: their errors are the user's, and cost no loading of a model.
+    functions = [_load(spec, folder) for spec in tools.functions]
     environment = load_environment(tools.environment, folder)
-    every = [_load(spec, folder) for spec in tools.functions] + [*(environment.tools if environment else ())]
+    methods = environment.tools if environment is not None else ()
     tools_by_name: dict[str, Tool] = {}
-    for tool in every:
+    for tool in (*functions, *methods):
         if tool.name in tools_by_name:
             raise ConfigError(f"rollout.tools: two functions have the name {tool.name}; rename one")
         tools_by_name[tool.name] = tool
-    for tool in every:
-        assert tool.schema, "whatever is wrong with it is said before a model is loaded"
+    for tool in tools_by_name.values():
+        # Made now, so that a user's mistake in a docstring is reported before a model is loaded.
+        assert tool.schema
     return tools_by_name
 
 
@@ -169,8 +171,7 @@ def _load(spec: str, folder: Path) -> Tool:
 
 
 def _home(spec: str, folder: Path) -> tuple[str, str]:
-    place, _, name = spec.partition(":")
-    return str((folder / place).resolve()) if place.endswith(".py") else place, name
+    return module_of(spec, folder), spec.partition(":")[2]
 
 
 def _checked(function: Callable[..., object], spec: str) -> Callable[..., object]:
@@ -193,8 +194,8 @@ def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Paramet
 
 def _required(function: Callable[..., object]) -> set[str]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    asked = _parameters(function).items()
-    return {name for name, p in asked if p.kind in named and p.default is p.empty}
+    parameters = _parameters(function).items()
+    return {name for name, p in parameters if p.kind in named and p.default is p.empty}
 
 
 def _without_columns(function: Callable[..., object]) -> Callable[..., object]:
@@ -204,9 +205,9 @@ def _without_columns(function: Callable[..., object]) -> Callable[..., object]:
     def shown() -> None: ...
 
     signature = inspect.signature(function)
-    kept = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    arguments = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
     hints = getattr(function, "__annotations__", {})
-    shown.__annotations__ = {p.name: hints[p.name] for p in kept if p.name in hints}
-    # What inspect asks for first, though the type of a function does not have it.
-    vars(shown)["__signature__"] = signature.replace(parameters=kept)
+    shown.__annotations__ = {p.name: hints[p.name] for p in arguments if p.name in hints}
+    # inspect looks for this attribute first; set by ``vars``, as the type of a function does not declare it.
+    vars(shown)["__signature__"] = signature.replace(parameters=arguments)
     return shown

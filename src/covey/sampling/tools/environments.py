@@ -2,10 +2,10 @@
 
     class Game:
         def reset(self, *, secret: int) -> str | None: ...  # columns of the row, by name; ends the prompt
-        def guess(self, number: int) -> str: ...            # what the model may call
-        def get_reward(self) -> float: ...                  # if it has that
+        def guess(self, number: int) -> str: ...            # a tool that the model may call
+        def get_reward(self) -> float: ...                  # optional: its own reward at the end
 
-The process is forked from one that has imported the class. One that hangs or dies costs its own completion.
+The process is forked from one that has imported the class. If it hangs or dies, only its completion is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import resource
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import NamedTuple, TypeVar, cast
 
@@ -25,6 +25,7 @@ from covey.sampling.tools.child import EnvironmentSetup
 from covey.sampling.tools.definitions import Environment
 from covey.types import Problem
 from covey_verify.errors import CoveyError, DataError, RewardError
+from covey_verify.hosting import MEMORY
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.client import GRACE, ChildProcess, ForkServer
 from covey_verify.sandbox.confine import Limits
@@ -33,19 +34,17 @@ from covey_verify.threads import Call, Executor
 T = TypeVar("T")
 CHILD = "covey.sampling.tools.child"
 CALLS_AT_ONCE = 32
-"""Most calls at the same time: most of them wait for something else than this processor."""
+"""Most calls at the same time: many, as most of them wait and need no processor."""
 HOSTED = 300
-"""Most objects of one fork server: it holds open files for each, and 1,024 are safe."""
+"""Most objects of one fork server: it holds open files for each, and a process may hold 1,024 everywhere."""
 OPEN_FILES = 65_536
 """Open files that this process asks the system for: it needs two for each object that lives."""
 STATE = 1 << 20
 """Most bytes of an object's attributes as JSON."""
 LAST_SECONDS = 1.0
 """Seconds for an object to report its state when the time for tools is used up."""
-MEMORY = 8 << 30
-"""Bytes of a process in the sandbox."""
 NO_AGE = 1e8
-"""Seconds: a process is ended by the call that it does not answer, not by its age."""
+"""Seconds: a call that it does not answer ends a process, not its age."""
 
 
 class FinalState(NamedTuple):
@@ -79,17 +78,18 @@ class Environments:
         # Each fork server with the episodes whose process it holds; one more is started when all are full.
         self.hosts: list[tuple[ForkServer, set[Episode]]] = []
         # The soft limit of open files is raised as far as the hard one allows, and never lowered.
-        few, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most_files, OPEN_FILES)), most_files))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
 
     def host(self, episode: Episode) -> ForkServer:
         """Return a fork server with room, and count the episode there."""
         with self.lock:
-            if not (free := [host for host in self.hosts if len(host[1]) < HOSTED]):
-                free = [(self.serve(), set[Episode]())]
-                self.hosts += free
-            server, hosted = free[0]
-            hosted.add(episode)
+            for server, hosted in self.hosts:
+                if len(hosted) < HOSTED:
+                    hosted.add(episode)
+                    return server
+            server = self.serve()
+            self.hosts.append((server, {episode}))
             return server
 
     def warn(self, words: str) -> None:
@@ -107,17 +107,25 @@ class Environments:
                 hosted.discard(episode)
 
 
+def columns_not_sent(problem: Problem, columns: Iterable[str], receiver: str, error: Exception) -> DataError:
+    """Return the error for a row whose columns the process of a tool or an environment cannot get."""
+    return DataError(
+        f"{problem.id}: columns {', '.join(columns)} cannot be sent to the process of {receiver}: {error}. "
+        "Use values that JSON can hold"
+    )
+
+
 class Episode:
     """A completion's use of its environment; calls run one after another, in the order of ``submit``."""
 
-    def __init__(self, among: Environments, executor: Executor, problem: Problem, seed: int) -> None:
-        self.among = among
+    def __init__(self, environments: Environments, executor: Executor, problem: Problem, seed: int) -> None:
+        self.environments = environments
         self.executor = executor
         self.problem = problem
         self.seed = seed
         self.stack = contextlib.ExitStack()
         self.child: ChildProcess | None = None
-        self.over: Outcome | None = None
+        self.ending: Outcome | None = None
         """The end of its process; None while it may be used."""
         self.called = False
         """Whether the model has called a method."""
@@ -127,26 +135,30 @@ class Episode:
 
     def submit(self, function: Callable[[], T]) -> Call[T]:
         """Queue a function after all that this completion has queued before."""
-        # A chain of futures: each run waits for the one before, which was submitted, and so starts, earlier.
-        before = self.last
+        # A chain of futures: each waits for the previous one, which starts earlier because it was submitted
+        # earlier, so a waiting thread never blocks the call that it waits for.
+        previous = self.last
 
         def run() -> T:
-            if before is not None:
-                wait([before])
+            if previous is not None:
+                wait([previous])
             return function()
 
-        call = self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)  # its process has a clock
+        # Without a limit here, because the call to the process has its own.
+        call = self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)
         self.last = cast(Future[object], call.future)
         return call
 
-    def call(self, method: str, given: Mapping[str, object], seconds: float) -> Outcome:
-        """Call a method and return its result or failure. The first call makes and resets the object."""
+    def call(self, method: str, arguments: Mapping[str, object], seconds: float) -> Outcome:
+        """Call a method and return its result or failure. The first call makes and resets the object.
+
+        An empty ``method`` asks for the state (see ``child``).
+        """
         with self.lock:
-            if self.over is None and self.child is None:
-                # Also for the state, which an empty ``method`` asks for (see ``child``).
-                self._expect(self._reset())
+            if self.ending is None and self.child is None:
+                self._check_opening(self._reset())
             self.called = self.called or bool(method)
-            return self.over or self._asked((method, given), seconds)
+            return self.ending or self._ask((method, arguments), seconds)
 
     def opening(self) -> str | None:
         """Return the text of `reset`, with which the prompt is to end. The object is not used again."""
@@ -162,8 +174,8 @@ class Episode:
         If `get_reward` raises after the model has called a method, those calls may have caused it, so only
         this completion is affected. Raises RewardError if the model called nothing.
         """
-        hurried = batch is not None and batch.left() <= 0
-        seconds = min(LAST_SECONDS if hurried else math.inf, self.among.timeout)
+        hurried = batch is not None and batch.remaining() <= 0
+        seconds = min(LAST_SECONDS if hurried else math.inf, self.environments.timeout)
         try:
             outcome = self.call("", {}, seconds)
         finally:
@@ -173,63 +185,59 @@ class Episode:
         words = f"{self._name}: get_reward raised {outcome.text[:300]} on problem {self.problem.id}"
         if not self.called:
             raise RewardError(words)
-        # The model's calls may have caused it: no reward for this completion, and the run continues.
-        self.among.warn(words)
+        self.environments.warn(words)
         return FinalState(None, words)
 
     def close(self) -> None:
-        """End its process, whatever it does; no other is started."""
-        self.over = self.over or Outcome("crashed", text="it was given up")
+        """End its process, whatever it is doing; no other is started."""
+        self.ending = self.ending or Outcome("crashed", text="it was given up")
         if self.child is not None:
             # Without the lock, which a call that hangs would hold: the shutdown makes that call return.
             self.child.close()
         with self.lock:
             self.stack.close()
-        self.among.leave(self)
+        self.environments.leave(self)
 
     @property
     def _name(self) -> str:
-        return self.among.environment.spec
+        return self.environments.environment.spec
 
     def _reset(self) -> str | None:
         """Make the object, and return the result of its `reset`."""
-        environment = self.among.environment
-        server = self.among.host(self)
-        self.child = self.stack.enter_context(server.child("serve", self.among.limits))
-        place, name = environment.home
+        environment = self.environments.environment
+        server = self.environments.host(self)
+        self.child = self.stack.enter_context(server.child("serve", self.environments.limits))
+        module, name = environment.home
         columns = environment.columns(self.problem.columns)
         # Two seeds: siblings begin alike until ``reset`` returns, then each has its completion's stream.
         setup: EnvironmentSetup = {
             "function": f"{CHILD}:serve_environment",
-            "place": place,
+            "module": module,
             "name": name,
             "columns": columns,
             "problem_seed": key("reset", self.problem.id) % (1 << 32),
             "seed": self.seed % (1 << 32),
-            "most": self.among.most,
+            "most": self.environments.most,
         }
         try:
-            outcome = self._asked(setup, self.among.timeout)
+            outcome = self._ask(setup, self.environments.timeout)
         except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{self.problem.id}: columns {', '.join(columns)} cannot be sent to the process of "
-                f"{self._name}: {error}. Use values that JSON can hold"
-            ) from None
+            raise columns_not_sent(self.problem, columns, self._name, error) from None
         if outcome.kind != "ok":
             raise DataError(f"{self.problem.id}: {self._name}: reset failed: {outcome.text or outcome.kind}")
         return None if outcome.value is None else str(outcome.value)
 
-    def _expect(self, said: str | None) -> None:
+    def _check_opening(self, opening: str | None) -> None:
         """Raise DataError if the prompt does not end with the text of `reset`: a group has one prompt."""
-        if said and not self.problem.ends_with(said):
+        if opening and not self.problem.ends_with(opening):
             raise DataError(
-                f"{self.problem.id}: {self._name}: reset returned {said[:60]!r}, but the prompt does not "
+                f"{self.problem.id}: {self._name}: reset returned {opening[:60]!r}, but the prompt does not "
                 "end with it. It must return the same text for all completions of a row: let it depend on "
                 "columns, and on `random` or numpy, which are seeded. If only some rows have a text, let it "
                 "return '' for the others, not None"
             )
 
-    def _asked(self, message: object, seconds: float) -> Outcome:
+    def _ask(self, message: object, seconds: float) -> Outcome:
         """Send a message and wait ``seconds`` for its answer. A process that gives none is ended.
 
         Raises CoveyError if it is lost.
@@ -238,8 +246,9 @@ class Episode:
         outcome = self.child.ask(message, seconds, GRACE)
         if outcome.kind in ("ok", "error"):
             return outcome
-        self.over = self.over or outcome
+        # ``close`` in another thread may have ended it first, which then is the reason.
+        self.ending = self.ending or outcome
         self.close()
-        if self.over.kind == "lost":
-            raise CoveyError(f"{self._name}: {self.problem.id}: its process was lost: {self.over.text}")
-        return self.over
+        if self.ending.kind == "lost":
+            raise CoveyError(f"{self._name}: {self.problem.id}: its process was lost: {self.ending.text}")
+        return self.ending

@@ -30,59 +30,62 @@ def answer_tokens(
 ) -> list[int]:
     """Return the tokens that are inserted after a turn: results of its calls, and the next turn's beginning.
 
-    ``closed``: the turn has the end of turn that the template asks for; else it is inserted too. Raises
+    ``closed``: the turn ends as the template asks; otherwise that end is inserted too. Raises
     DataError or ConfigError where the chat template has no place for results.
     """
     if not problem.chat:
         text = "".join(IN_TEXT.format(result) for result in results)
         return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
-    asked: list[Mapping[str, object]] = [{"role": "user", "content": "?"}]
-    # Three renderings: a question alone, with a made-up turn of calls, and with the results too. Inserted is
-    # the rest of the third after the end of that turn.
-    opening = chat_tokens(policy.tokenizer, asked, problem.template, begin=False)
-    before, after = _around(policy, problem, asked, calls, results)
+    question: list[Mapping[str, object]] = [{"role": "user", "content": "?"}]
+    # Three renderings: a question alone, with a made-up turn of calls, and with the results too. What the
+    # third has after the end of that turn is inserted.
+    opening = chat_tokens(policy.tokenizer, question, problem.template, begin=False)
+    before, after = _around(policy, problem, question, calls, results)
     # End tokens within the turn with calls: most templates have one, some (GLM's) none.
     closes = sum(token in policy.end_ids for token in before[len(opening) :])
-    # Only what follows the turn counts: some, Qwen 3's for one, write it otherwise when it is the last.
+    # Only what follows the turn counts: some templates, such as Qwen 3's, write a turn differently when it is
+    # the last.
     ends = [n for n in range(len(opening), len(after)) if after[n] in policy.end_ids][:closes]
-    if after[: len(opening)] != opening or not (ends or after[: len(before)] == before):
+    only_appends = after[: len(opening)] == opening and (ends or after[: len(before)] == before)
+    if not only_appends:
         raise ConfigError(
             "rollout.tools: the chat template changes earlier messages when a tool answers, so training "
             "would see other tokens than sampling. Use a template that only appends, or plain-text prompts"
         )
-    # The turn's own end is the model's; what the template writes after it, a line break say, is not.
-    return after[ends[-1] + closed if ends else len(before) :]
+    # The turn's own end is the model's; what the template writes after it, such as a line break, is not.
+    start = ends[-1] + closed if ends else len(before)
+    return after[start:]
 
 
 def _around(
     policy: Policy,
     problem: Problem,
-    asked: Sequence[Mapping[str, object]],
+    question: Sequence[Mapping[str, object]],
     calls: Sequence[ToolCall],
     results: Sequence[str],
 ) -> tuple[list[int], list[int]]:
     """Return a conversation up to the end of a turn with calls, and the same with their results.
 
-    The turn is made up, because the model's own tokens stay. Some templates refuse several calls, others
-    want arguments as text. Raises DataError if every form is refused.
+    The turn is made up, because the model's own tokens stay as they are. Some templates refuse several calls,
+    others require arguments as text. Raises DataError if every form is refused.
     """
-    named = [call.name if NAME.fullmatch(call.name) else "call" for call in calls]
+    all_names = [call.name if NAME.fullmatch(call.name) else "call" for call in calls]
     refusal = None
     # In this order: all calls, one call, and both again with arguments as text. Arguments do not matter here.
-    for names, arguments in ((named, {}), (named[:1], {}), (named, "{}"), (named[:1], "{}")):
-        ids = [f"call{n:05}" for n in range(len(names))]  # nine characters, as Mistral's want them
-        made = [
+    for names, arguments in ((all_names, {}), (all_names[:1], {}), (all_names, "{}"), (all_names[:1], "{}")):
+        ids = [f"call{n:05}" for n in range(len(names))]  # nine characters, as Mistral's templates require
+        tool_calls = [
             {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
             for i, name in zip(ids, names, strict=True)
         ]
-        turn = [*asked, {"role": "assistant", "content": "", "tool_calls": made}]
-        said = [
+        turn = [*question, {"role": "assistant", "content": "", "tool_calls": tool_calls}]
+        answers = [
             {"role": "tool", "name": name, "tool_call_id": ids[n % len(ids)], "content": result}
-            for n, (name, result) in enumerate(zip(named, results, strict=True))
+            for n, (name, result) in enumerate(zip(all_names, results, strict=True))
         ]
         try:
             before = chat_tokens(policy.tokenizer, turn, problem.template, begin=False)
-            return before, chat_tokens(policy.tokenizer, [*turn, *said], problem.template)
+            return before, chat_tokens(policy.tokenizer, [*turn, *answers], problem.template)
         except DataError as error:
             refusal = refusal or error
     assert refusal is not None
@@ -95,7 +98,7 @@ def plain_result(policy: Policy, words: ControlWords, text: str, most: int) -> s
     text = words.removed(text.encode("utf-8", "replace").decode())
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     if not set(policy.tokenizer.all_special_ids).isdisjoint(ids):
-        return NOT_SHOWN  # some tokenizers read other letters, full-width ones say, as those of their tokens
+        return NOT_SHOWN  # some tokenizers read other letters, such as full-width ones, as their own tokens
     return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"
 
 

@@ -1,4 +1,4 @@
-"""A proof that calls can be read: one is made up, written by the chat template and read back."""
+"""A proof that calls can be read: a made-up call is written by the chat template and read back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError, DataError
 from covey_verify.types import Messages
 
-ASKED: Messages = [{"role": "user", "content": "?"}]
+QUESTION: Messages = [{"role": "user", "content": "?"}]
 MADE_UP: Mapping[object, object] = {
     "string": "covey", "integer": 3, "number": 1.5, "boolean": True, "array": ["a"], "object": {"a": "b"},
 }  # fmt: skip
@@ -37,23 +37,23 @@ def written_call(
 ) -> WrittenCall:
     """Let the template write a call of the first tool, and read it back. Raises ConfigError."""
     call = _made_up(schemas[0])
-    before = chat_tokens(policy.tokenizer, ASKED, template)
+    before = chat_tokens(policy.tokenizer, QUESTION, template)
     for message, bare in _messages(call):
         try:
-            whole = chat_tokens(policy.tokenizer, [*ASKED, message], template, begin=False)
-            without = chat_tokens(policy.tokenizer, [*ASKED, bare], template, begin=False)
+            whole = chat_tokens(policy.tokenizer, [*QUESTION, message], template, begin=False)
+            without = chat_tokens(policy.tokenizer, [*QUESTION, bare], template, begin=False)
         except DataError:
             continue
-        # The template shows no call in this form, if the turn looks the same without it.
-        text = "" if whole == without else policy.tokenizer.decode(_turn(policy, before, whole))
+        if whole == without:
+            continue  # the template does not show a call in this form
+        # The prompt ends where the rendering with the turn departs from the one without it.
+        start = _common_length(before, whole)
+        turn = _up_to_end(policy, whole[start:])
+        text = policy.tokenizer.decode(turn)
         if not text.strip():
             continue
-        # The turn's first token: the rendering with the turn and that without part there.
-        start = _shared(before, whole)
-        turn = np.array(_turn(policy, before, whole))
-        prompt = np.array(whole[:start])
-        calls = turn_reader(policy, schemas)(turn, prompt, None)
-        right = [(c.name, dict(c.arguments), c.wrong) for c in calls] == [(*call[:2], "")]
+        calls = turn_reader(policy, schemas)(np.array(turn), np.array(whole[:start]), None)
+        right = [(c.name, dict(c.arguments), c.wrong) for c in calls] == [(call.name, call.arguments, "")]
         return WrittenCall(call.name, text, right)
     return WrittenCall(call.name, "", right=False)
 
@@ -67,8 +67,8 @@ def prove_readable(
         if not written.text:
             yield (
                 f"{problem.id}: the model's chat template does not show the calls of an assistant "
-                "(tool_calls), so nobody knows whether those of the model are read; see docs/tools.md for "
-                "the forms that are"
+                "(tool_calls), so it is unknown whether the model's own calls can be read; docs/tools.md "
+                "lists the forms that can"
             )
             return
         if not written.right:
@@ -101,13 +101,21 @@ def _messages(call: ToolCall) -> Iterator[tuple[Mapping[str, object], Mapping[st
             yield {**bare, "tool_calls": calls}, {**bare, "content": ""}
 
 
-def _turn(policy: Speaker, before: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """Return the tokens that the model would write: from the prompt's end up to the first end token."""
-    turn = list(whole[_shared(before, whole) :])
-    return turn[: next((n + 1 for n, token in enumerate(turn) if token in policy.end_ids), len(turn))]
+def _up_to_end(policy: Speaker, tokens: Sequence[int]) -> list[int]:
+    """Return the tokens that the model itself would write: all up to the first end token."""
+    turn = list[int]()
+    for token in tokens:
+        turn.append(token)
+        if token in policy.end_ids:
+            break
+    return turn
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count the tokens that two sequences begin with in common."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Count the tokens with which both sequences begin."""
+    length = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length

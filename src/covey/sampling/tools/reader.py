@@ -25,7 +25,7 @@ from covey_verify.errors import ConfigError
 from covey_verify.extract import TAGS
 
 PLAIN = TAGS._replace(open="")
-"""The marks of thoughts in plain text: what is behind `</think>` is the answer."""
+"""The marks of thoughts in plain text: the answer is what comes after `</think>`."""
 
 
 class Speaker(Protocol):
@@ -41,18 +41,19 @@ class Speaker(Protocol):
 TurnReader = Callable[[np.ndarray, np.ndarray, bool | None], Sequence[ToolCall]]
 """(tokens of a turn, tokens before it, whether these open thoughts) -> the calls that the turn ends with.
 
-None: the end of the tokens before it tells.
+With None the reader looks at the end of the tokens before it.
 """
 
 
 def turn_reader(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> TurnReader:
     """Return the reader of turns in a model's chats. Raises ConfigError for an invalid response_template."""
     tokenizer = policy.tokenizer
-    if given := getattr(tokenizer, "response_template", None):
+    response_template = getattr(tokenizer, "response_template", None)
+    if response_template:
         try:
             from transformers.utils.chat_parsing import ResponseParser
 
-            ResponseParser(given, prefix="")
+            ResponseParser(response_template, prefix="")
         except (ImportError, ValueError) as error:
             name = tokenizer.name_or_path or "the model"
             raise ConfigError(f"{name}: the response_template of its tokenizer: {error}") from None
@@ -64,15 +65,17 @@ def turn_reader(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Tur
     text_of = FaithfulText(tokenizer, policy.end_ids)
 
     def read(turn: np.ndarray, prompt: np.ndarray, begun: bool | None = None) -> Sequence[ToolCall]:
-        own = marks.begun_by(tokenizer.decode(prompt[-HEADER:].tolist()))
-        own = own if begun is None else marks._replace(begun=begun)
-        return read_turn(text_of(turn.tolist()), own, form, types).calls
+        if begun is None:
+            turn_marks = marks.begun_by(tokenizer.decode(prompt[-HEADER:].tolist()))
+        else:
+            turn_marks = marks._replace(begun=begun)
+        return read_turn(text_of(turn.tolist()), turn_marks, form, types).calls
 
     return read
 
 
 def calls_in_text(text: str) -> Sequence[ToolCall]:
-    """Return the calls of a turn in plain text, whose prompt says how to call, and nothing of thoughts."""
+    """Return the calls of a turn in plain text. Its prompt says how to call, and nothing about thoughts."""
     return read_turn(text, PLAIN).calls
 
 
@@ -80,13 +83,13 @@ def reader_by(policy: Policy) -> Reader:
     """Return the reader of a model's completions, for rewards."""
 
     def calls(problem: Problem, completion: Completion) -> Sequence[ToolCall]:
-        told = problem.template.get("tools")
         if isinstance(problem.prompt, str) or not (policy.tokenizer.chat_template and len(completion.tokens)):
             return calls_in_text(completion.text)
         prompt = completion.tokens[:0]
-        if getattr(policy.tokenizer, "response_template", None):  # whose parser begins with the prompt
+        if getattr(policy.tokenizer, "response_template", None):  # its parser reads from the prompt on
             prompt = np.array(chat_tokens(policy.tokenizer, problem.prompt, problem.template), np.int64)
-        read = turn_reader(policy, told if isinstance(told, Sequence) else ())
+        schemas = problem.template.get("tools")
+        read = turn_reader(policy, schemas if isinstance(schemas, Sequence) else ())
         return read(completion.tokens, prompt, problem.thoughts.begun)
 
     return Reader(policy.decode, calls)
@@ -104,5 +107,5 @@ def _by_response_template(
     try:
         message = policy.tokenizer.parse_response(whole, prefix=before, tools=list(schemas))
         return [call_of(call.get("function", call)) for call in message.get("tool_calls") or ()]
-    except Exception:  # a template is its author's, and fails in ways of its own at what a model writes
+    except Exception:  # a response_template is someone else's code, and may fail in any way
         return []

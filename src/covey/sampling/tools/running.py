@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.rewards.worker import PACKAGE
 from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
 from covey.sampling.tools.definitions import Tool, load_environment, load_tools
-from covey.sampling.tools.environments import CALLS_AT_ONCE, CHILD, MEMORY, Environments, Episode
+from covey.sampling.tools.environments import (
+    CALLS_AT_ONCE,
+    CHILD,
+    Environments,
+    Episode,
+    columns_not_sent,
+)
 from covey.system.text import Say
 from covey.types import Problem
 from covey_verify.calls.arguments import Misfit
 from covey_verify.calls.call import ToolCall
-from covey_verify.errors import ConfigError, CoveyError, DataError
+from covey_verify.errors import ConfigError, CoveyError
+from covey_verify.hosting import UserCode, call_limits, sandbox_for_functions
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.choice import choose
 from covey_verify.sandbox.client import ForkServer
 from covey_verify.sandbox.confine import Limits
 from covey_verify.sandbox.process import ProcessSandbox
-from covey_verify.threads import SHARED_SIZE, Executor
-from covey_verify.usercode import code_folder
+from covey_verify.threads import SHARED_SIZE, Call, Executor
 
 ERROR = "error: "
 """Beginning of a result that reports an error. The model reads it and may try again."""
@@ -44,18 +48,18 @@ class Toolbox:
     """The tools of a run, and the processes that they run in. Safe from any thread."""
 
     def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
-        """Raises ConfigError, and SandboxUnavailable where one is needed and none holds."""
+        """Raises ConfigError, and SandboxUnavailable where one is needed and none works."""
         self.tools = tools
         self.functions = load_tools(tools, folder)
         self.environment = load_environment(tools.environment, folder)
         self.most = LONGEST_TOKEN * tools.result_tokens + 1
         """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
         self.output = Limits.output + ESCAPED * self.most
-        # A sandbox is looked for only if one is needed: on some systems none holds.
-        programs = any(tool.function is python for tool in self.functions.values())
-        boxed = tools.isolate == "sandbox"
-        self.chosen = choose(**sandbox.model_dump()) if programs or boxed else None
-        """The sandbox of the model's programs, if it may write any, and of calls, if they have one."""
+        # A sandbox is looked for only if one is needed: on some systems none works.
+        runs_programs = any(tool.function is python for tool in self.functions.values())
+        needs_sandbox = runs_programs or tools.isolate == "sandbox"
+        self.chosen = choose(**sandbox.model_dump()) if needs_sandbox else None
+        """The sandbox of the model's programs, and of calls under ``isolate: sandbox``; None if unused."""
         self.executor = Executor()
         self.folder = folder.resolve()
         self.server = self._serve()
@@ -66,34 +70,21 @@ class Toolbox:
         )
 
     def _serve(self) -> ForkServer:
-        """Start a fork server that has imported the user's files."""
-        places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
-        files = [str(Path(place).parent) for place in places if place.endswith(".py")]
-        preload = [CHILD, *places]
-        path = [*files, str(self.folder), *sys.path]
+        """Return a fork server that imports the user's files."""
+        code = UserCode(CHILD, [tool.home[0] for tool in self.functions.values()], self.folder)
         if self.tools.isolate == "sandbox":
-            code = list(map(code_folder, places))
-            return self._box().host(preload, PACKAGE, code, path, CALLS_AT_ONCE)
-        return ForkServer(
-            preload=preload,
-            confined=False,
-            path=path,
-            at_once=CALLS_AT_ONCE,
-            folder=str(Path.cwd()),
-        )
+            return code.sandboxed_server(self._box(), CALLS_AT_ONCE)
+        return code.trusted_server(CALLS_AT_ONCE)
 
     def _box(self) -> ProcessSandbox:
         """Return the sandbox of the calls. Raises ConfigError if it cannot hold them."""
         assert self.chosen is not None
-        asked = "rollout.tools.isolate: sandbox"
-        late = [tool.name for tool in self.functions.values() if inspect.iscoroutinefunction(tool.function)]
-        if late:
-            raise ConfigError(f"{asked} is not for async functions, which {', '.join(late)} is")
-        if not isinstance(self.chosen.sandbox, ProcessSandbox):
-            raise ConfigError(
-                f"{asked} needs sandbox.backend bwrap or landlock, not {self.chosen.sandbox.name}"
-            )
-        return self.chosen.sandbox
+        setting = "rollout.tools.isolate: sandbox"
+        tools = self.functions.values()
+        coroutines = [tool.name for tool in tools if inspect.iscoroutinefunction(tool.function)]
+        if coroutines:
+            raise ConfigError(f"{setting} cannot run async functions, such as {coroutines[0]}")
+        return sandbox_for_functions(self.chosen.sandbox, setting)
 
     @property
     def schemas(self) -> list[dict[str, object]]:
@@ -108,16 +99,18 @@ class Toolbox:
 
     def openings(self, problems: Sequence[Problem], say: Say) -> list[str]:
         """Return the texts that prompts have to end with; none at all if the first `reset` returns None."""
+        no_openings = [""] * len(problems)
+        if self.environments is None or not problems:
+            return no_openings
+        episodes = [Episode(self.environments, self.executor, problem, seed=0) for problem in problems]
         # The first is asked alone: if it returns None, no other process has to be started.
-        optional = (self.episode(p, seed=0) for p in problems)
-        episodes = [episode for episode in optional if episode is not None]
-        first = episodes[0].opening() if episodes else None
+        first = episodes[0].opening()
         if first is None:
-            return [""] * len(problems)
+            return no_openings
         if len(episodes) > MANY_RESETS:
             say(f"{self.tools.environment}: calling reset for each of {len(episodes):,} prompts")
-        others = [episode.submit(episode.opening) for episode in episodes[1:]]
-        return [first, *(one.result() or "" for one in others)]
+        resets = [episode.submit(episode.opening) for episode in episodes[1:]]
+        return [first, *(reset.result() or "" for reset in resets)]
 
     def allowance(self, batch: Waiting) -> Allowance:
         """Return the time limit of a completion in a batch."""
@@ -132,25 +125,28 @@ class Toolbox:
     ) -> Callable[[], list[str]]:
         """Start the calls of a turn; return a function that waits for their results, texts for the model."""
         most = self.tools.calls_per_turn
-        run = [partial(self._within, allowance, call, problem, episode) for call in calls[:most]]
-        beyond = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])
-        if episode is not None:  # its calls come one after another
-            one = episode.submit(lambda: [each() for each in run])
-            return lambda: [*one.result(), *beyond]
-        begun = [
-            self.executor.submit(*self._pool(call), each, math.inf)  # its process has a clock
-            for call, each in zip(calls, run, strict=False)
-        ]
-        return lambda: [*(each.result() for each in begun), *beyond]
+        refusals = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])
 
-    def _pool(self, call: ToolCall) -> tuple[str, int]:
-        """Return the queue of a call, and how many of the queue run at once."""
+        def run(call: ToolCall) -> str:
+            return self._within(allowance, call, problem, episode)
+
+        if episode is not None:
+            # One task for all calls of the turn: an environment is called in the order that the model wrote.
+            task = episode.submit(lambda: [run(call) for call in calls[:most]])
+            return lambda: [*task.result(), *refusals]
+        tasks = [self._submit(call, partial(run, call)) for call in calls[:most]]
+        return lambda: [*(task.result() for task in tasks), *refusals]
+
+    def _submit(self, call: ToolCall, run: Callable[[], str]) -> Call[str]:
+        """Queue a call, programs apart from functions. It has no limit here: its own process has one."""
         tool = self.functions.get(call.name)
-        return ("programs", SHARED_SIZE) if tool and tool.function is python else ("tools", CALLS_AT_ONCE)
+        if tool is not None and tool.function is python:
+            return self.executor.submit("programs", SHARED_SIZE, run, math.inf)
+        return self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)
 
     def _within(self, allowance: Allowance, call: ToolCall, problem: Problem, episode: Episode | None) -> str:
         """Run a call in the seconds that are left to the completion."""
-        seconds = min(self.tools.timeout, allowance.left())
+        seconds = min(self.tools.timeout, allowance.remaining())
         if seconds <= 0:
             return self._used_up
         with allowance():
@@ -168,31 +164,38 @@ class Toolbox:
         Raises CoveyError if it cannot even be tried.
         """
         seconds = self.tools.timeout if seconds is None else seconds
-        # Where it runs: arithmetic here, a program in the sandbox, a method in its environment's process, any
-        # other function in a forked process.
         tool = self.functions.get(call.name)
         if call.wrong or tool is None:
             return ERROR + (call.wrong or self._unknown(call.name))
         try:
-            call = call._replace(arguments=tool.fitting(call.arguments, _told(tool, problem)))
+            call = call._replace(arguments=tool.fitting(call.arguments, _row_schema(tool, problem)))
         except Misfit as misfit:
             return ERROR + str(misfit)
-        if tool.function is calculate:
-            outcome = _here(tool, call)
-        elif tool.function is python:
-            outcome = self._in_sandbox(call, seconds)
-        elif tool.method:
-            assert episode is not None
-            outcome = episode.call(tool.name, _given(tool, call, problem), seconds)
-        else:
-            outcome = self._in_child(tool, call, problem, seconds)
-        # "lost": the call could not be started, or its end is unknown: no error where little time was left.
-        if outcome.kind == "lost" and seconds < self.tools.timeout:
-            return self._used_up  # what was left did not suffice to begin
+        outcome = self._outcome(tool, call, problem, episode, seconds)
         if outcome.kind == "lost":
+            # It could not be started, or its end is unknown. Where little time was left, that is the reason.
+            if seconds < self.tools.timeout:
+                return self._used_up
             raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
         text = _text(outcome)[: self.most]
         return text if outcome.kind == "ok" else ERROR + text.strip()
+
+    def _outcome(
+        self, tool: Tool, call: ToolCall, problem: Problem, episode: Episode | None, seconds: float
+    ) -> Outcome:
+        """Run a valid call where it belongs.
+
+        Arithmetic runs in this process, a program in the sandbox, a method in its environment's process, any
+        other function in a forked process.
+        """
+        if tool.function is calculate:
+            return _here(tool, call)
+        if tool.function is python:
+            return self._in_sandbox(call, seconds)
+        if tool.method:
+            assert episode is not None
+            return episode.call(tool.name, _arguments(tool, call, problem), seconds)
+        return self._in_child(tool, call, problem, seconds)
 
     @property
     def _used_up(self) -> str:
@@ -202,15 +205,12 @@ class Toolbox:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:
-        limits = Limits(seconds, max(1, math.ceil(seconds)), MEMORY, self.output)
-        given = _given(tool, call, problem)
+        limits = call_limits(seconds, self.output)
+        arguments = _arguments(tool, call, problem)
         try:
-            return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
+            return self.server.call(f"{CHILD}:call_tool", *tool.home, arguments, self.most, limits=limits)
         except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{problem.id}: columns {', '.join(tool.columns)} cannot be sent to the process of the tool "
-                f"{tool.name}: {error}. Use values that JSON can hold"
-            ) from None
+            raise columns_not_sent(problem, tool.columns, f"the tool {tool.name}", error) from None
 
     def _in_sandbox(self, call: ToolCall, seconds: float) -> Outcome:
         assert self.chosen is not None
@@ -226,17 +226,17 @@ def _here(tool: Tool, call: ToolCall) -> Outcome:
         return Outcome("error", text=str(error))
 
 
-def _told(tool: Tool, problem: Problem) -> object:
-    """Return a tool's parameters in a row that has schemas of its own; None if it has none."""
-    rows = problem.template.get("tools")
-    for one in rows if isinstance(rows, Sequence) else ():
-        function = one.get("function", one) if isinstance(one, Mapping) else None
+def _row_schema(tool: Tool, problem: Problem) -> object:
+    """Return the schema of a tool's parameters in the problem's own row; None if the row has none."""
+    schemas = problem.template.get("tools")
+    for schema in schemas if isinstance(schemas, Sequence) else ():
+        function = schema.get("function", schema) if isinstance(schema, Mapping) else None
         if isinstance(function, Mapping) and function.get("name") == tool.name:
             return function.get("parameters")
     return None
 
 
-def _given(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:
+def _arguments(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:
     """Return the arguments of a tool: the model's, and columns of the row."""
     columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
     return {**call.arguments, **columns}

@@ -56,24 +56,29 @@ class Dialogue:
     def continued(self, whole: Completion, params: SamplingParams) -> Request:
         """Return the request for the rest after ``whole``: its draws continue where they were."""
         request = self.request
+        _, sample = self.owner
+        length = len(whole.tokens)
         return replace(
             request,
             prompt=np.concatenate([request.prompt, whole.tokens]),
-            streams=[request.streams[self.owner[1]]],
-            prefix_tokens=request.prefix_tokens + len(whole.tokens),
-            room=params.max_tokens - len(whole.tokens),
+            streams=[request.streams[sample]],
+            prefix_tokens=request.prefix_tokens + length,
+            room=params.max_tokens - length,
         )
 
 
 class TurnRequest(NamedTuple):
-    """A request for the next turn of all completions of a group; of one later, since their tokens differ."""
+    """A request for a next turn: the first of a whole group, later ones of single completions.
+
+    After the first turn the completions of a group have different tokens.
+    """
 
     request: Request
     dialogues: Sequence[Dialogue]
 
 
 class ToolTurn(NamedTuple):
-    """A completion whose last turn ended with calls, and their results to be."""
+    """A completion whose last turn ended with calls, and a function that waits for their results."""
 
     dialogue: Dialogue
     completion: Completion
@@ -150,19 +155,19 @@ class TurnSampler:
         ]
 
     def _in_rounds(
-        self, asked: Sequence[TurnRequest], params: SamplingParams, waiting: Waiting
+        self, turn_requests: Sequence[TurnRequest], params: SamplingParams, waiting: Waiting
     ) -> Iterator[Sampled]:
         """Yield completions as they end: each round samples a turn of all that have not ended."""
-        while asked:
+        while turn_requests:
             # Calls run while other turns are sampled; their results are waited for at the end of the round.
             tool_turns = list[ToolTurn]()
             continued = list[tuple[Dialogue, Completion]]()
-            for place, sample, part in self._turns([turn.request for turn in asked], params):
-                request = asked[place].request
-                dialogue = asked[place].dialogues[sample]
+            for number, sample, part in self._turns([turn.request for turn in turn_requests], params):
+                request, dialogues = turn_requests[number]
+                dialogue = dialogues[sample]
                 dialogue.parts.append(part)
                 turn = self._joined(dialogue.parts)
-                # A stop string inside of an argument: the same turn continues in the next round.
+                # A stop string inside an argument has ended it: the same turn continues in the next round.
                 if self._continues(dialogue, turn, params):
                     continued.append((dialogue, dialogue.with_turn(turn)))
                     continue
@@ -181,9 +186,9 @@ class TurnSampler:
                 if len(whole.tokens) < params.max_tokens:
                     dialogue.answered = whole
                     continued.append((dialogue, whole))
-                else:  # no room for another turn: it ends with its own last turn, without the results
+                else:  # no room for another turn: the completion ends without the results of its last calls
                     yield Sampled(*dialogue.owner, replace(tool_turn.completion, finish="length"))
-            asked = [
+            turn_requests = [
                 TurnRequest(dialogue.continued(whole, params), [dialogue]) for dialogue, whole in continued
             ]
 
@@ -207,25 +212,28 @@ class TurnSampler:
         calls = calls_in_text(turn.text + CLOSE_CALL)
         return bool(calls) and calls[-1].wrong == UNENDED
 
-    def _calls(self, asked: Request, turn: Completion, before: Completion | None) -> Sequence[ToolCall]:
+    def _calls(self, request: Request, turn: Completion, before: Completion | None) -> Sequence[ToolCall]:
         """Return a turn's calls; none if it was truncated, or no more turns may be answered."""
         tools = self.toolbox.tools
-        answered = 0 if before is None else sum(not drawn for drawn, _ in before.parts)
+        answered = 0 if before is None else sum(not sampled for sampled, _ in before.parts)
         if turn.finish != "stop" or answered >= tools.max_calls:
             return []
-        if not asked.problem.chat:
+        if not request.problem.chat:
             return calls_in_text(turn.text)
-        begun = asked.problem.thoughts.begun if before is None else None
-        return self.read(turn.tokens, asked.prompt, begun)
+        # Only of the first turn the problem tells whether thoughts are open; the reader finds out for others.
+        opens_thoughts = request.problem.thoughts.begun if before is None else None
+        return self.read(turn.tokens, request.prompt, opens_thoughts)
 
-    def _turns(self, asked: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def _turns(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Sample the next turn of each. In plain text a call's end is a stop string, in chats it is not."""
-        in_text = replace(params, stop=(*params.stop, CLOSE_CALL))
-        # Two passes, since a pass has one set of stop strings; ``places`` maps back to numbers in ``asked``.
-        for kind, chat in ((params, True), (in_text, False)):
-            places = [n for n, request in enumerate(asked) if request.problem.chat is chat]
-            for sampled in self.sampler.sample([asked[n] for n in places], kind) if places else ():
-                yield sampled._replace(request=places[sampled.request])
+        text_params = replace(params, stop=(*params.stop, CLOSE_CALL))
+        # Two passes, since a pass has one set of stop strings.
+        for pass_params, chat in ((params, True), (text_params, False)):
+            numbers = [n for n, request in enumerate(requests) if request.problem.chat is chat]
+            if not numbers:
+                continue
+            for sampled in self.sampler.sample([requests[n] for n in numbers], pass_params):
+                yield sampled._replace(request=numbers[sampled.request])
 
     def _answered(self, tool_turn: ToolTurn, waiting: Waiting) -> Completion:
         """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
@@ -239,19 +247,22 @@ class TurnSampler:
         ids = answer_tokens(self.policy, problem, tool_turn.calls, results, closed)
         tokens = np.array(ids, np.int64)
         nothing = np.zeros(len(ids), np.float32)
-        drawn = completion.provenance.versions
         # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
         # ``sampled`` is False on all of them (no zero is above 0).
+        versions = completion.provenance.versions
+        if versions is not None:
+            versions = np.full(len(ids), versions[-1])
+        mask = completion.sampling_mask
+        if mask is not None:
+            mask = SamplingMask.of(list(tokens[:, None]))
         inserted = Completion(
             tokens,
             nothing,
             "",
             "stop",
-            replace(completion.provenance, versions=None if drawn is None else np.full(len(ids), drawn[-1])),
+            replace(completion.provenance, versions=versions),
             sampled=nothing > 0,
-            sampling_mask=SamplingMask.of(list(tokens[:, None]))
-            if completion.sampling_mask is not None
-            else None,
+            sampling_mask=mask,
             transcript=Transcript(tuple(_message("tool", result) for result in results)),
         )
         if not completion.transcript.turns:
@@ -272,9 +283,9 @@ def _as_they_ended(
 ) -> Iterator[Sampled]:
     """Yield completions with the final state of their environments, asked for while others are sampled."""
     ending: deque[tuple[Sampled, Call[FinalState]]] = deque()
-    for one in finished:
-        episode = episodes[one.request, one.sample]
-        ending.append((one, episode.submit(partial(episode.end, waiting))))
+    for sampled in finished:
+        episode = episodes[sampled.request, sampled.sample]
+        ending.append((sampled, episode.submit(partial(episode.end, waiting))))
         # In the order in which completions ended; one whose state is late holds up those after it.
         while ending and ending[0][1].future.done():
             yield _with_end(*ending.popleft())

@@ -66,10 +66,9 @@ def with_schemas(source: Source, toolbox: Toolbox | None, say: Say = lambda _: N
     if toolbox.environment is not None:
         _check_columns(f"{toolbox.environment.spec}.reset", toolbox.environment.needed, problems)
         _refuse_taken(problems)
-    given = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
+    all_problems = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
     # By identity: ids of problems may repeat between training and test.
-    openings = dict(zip(map(id, given), toolbox.openings(given, say), strict=True))
-
+    openings = dict(zip(map(id, all_problems), toolbox.openings(all_problems, say), strict=True))
     schemas: Mapping[str, object] = {"tools": toolbox.schemas}
 
     def informed(problem: Problem) -> Problem:
@@ -89,14 +88,16 @@ def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[
     """Return the columns that each tool reads: name of a tool, or of the environment's class -> columns."""
     if toolbox is None:
         return {}
-    asked = {name: set(tool.columns) for name, tool in toolbox.functions.items()}
-    if (environment := toolbox.environment) is not None:
-        asked[f"{environment.spec}.reset"] = {n for p in problems for n in environment.columns(p.columns)}
-    return asked
+    columns = {name: set(tool.columns) for name, tool in toolbox.functions.items()}
+    environment = toolbox.environment
+    if environment is not None:
+        by_problem = [environment.columns(problem.columns) for problem in problems]
+        columns[f"{environment.spec}.reset"] = set().union(*by_problem)
+    return columns
 
 
 def _ending_with(problem: Problem, text: str) -> Problem:
-    """Add a text to a prompt, unless it ends so already, as those of completions of an earlier stage do."""
+    """Add a text to a prompt, unless it ends with it already, as in completions of an earlier stage."""
     if problem.sampled is not None or problem.ends_with(text):
         return problem
     prompt = problem.prompt
@@ -106,11 +107,11 @@ def _ending_with(problem: Problem, text: str) -> Problem:
     return replace(problem, prompt=[*prompt[:-1], last])
 
 
-def _check_columns(asking: str, needed: set[str], problems: Sequence[Problem]) -> None:
+def _check_columns(reader: str, needed: set[str], problems: Sequence[Problem]) -> None:
     for problem in problems:
         if lacks := needed - set(problem.columns):
             raise DataError(
-                f"{problem.id}: {asking} asks for column {min(lacks)!r}, which the row does not have: add it "
+                f"{problem.id}: {reader} asks for column {min(lacks)!r}, which the row does not have: add it "
                 "to the data, or give the argument a default"
             )
 
@@ -128,7 +129,7 @@ def unexplained_tools(
     policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl"
 ) -> Iterator[str]:
     """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
-    if toolbox is None:
+    if toolbox is None or method == "reward_model":  # a reward model reads calls and never writes one
         return
     problems = [*source.train, *source.test]
     call = ToolCall(next(iter(toolbox.functions)), {})
@@ -150,7 +151,7 @@ def unexplained_tools(
         )
     if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
         yield (
-            f"{in_text[0].id}: the prompt is plain text, so nobody tells the model of its tools. Say in it "
+            f"{in_text[0].id}: the prompt is plain text, so the model is not told of its tools. Say in it "
             f'how to call them: {OPEN_CALL}{{"name": "{call.name}", "arguments": {{...}}}}{CLOSE_CALL}; '
             "or set data.chat: true"
         )

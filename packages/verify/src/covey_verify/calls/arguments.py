@@ -1,9 +1,9 @@
-"""Checking the arguments of a call against the JSON schema that the model was told.
+"""The check of a call's arguments against the JSON schema that the model was told.
 
-Checked are the keywords that Transformers' `get_json_schema` writes, and those that people add: `type`,
+It covers the keywords that Transformers' `get_json_schema` writes, and those that people add: `type`,
 `nullable`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `prefixItems`,
-`anyOf`, `oneOf`, `allOf`. Others, such as `pattern`, are left to the tool. Only a whole number that is
-written as a decimal is converted: JSON has one kind of number, so `2.0` is an integer.
+`anyOf`, `oneOf`, `allOf`. Others, such as `pattern`, are left to the tool. The only conversion is that of a
+whole number written as a decimal: JSON has one kind of number, so `2.0` is an integer.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def fitting(value: object, schema: object, where: str) -> object:
     return _array(value, schema, where) if isinstance(value, list) else value
 
 
-def _of_type(value: object, asked: object, where: str) -> object:
-    """Return the value, as an int if an integer is asked for and it is one. Raises Misfit."""
-    names = [asked] if isinstance(asked, str) else asked
+def _of_type(value: object, kind: object, where: str) -> object:
+    """Return the value; a whole number as an int if the type asks for an integer. Raises Misfit."""
+    names = [kind] if isinstance(kind, str) else kind
     if not isinstance(names, Sequence) or not set(names) <= set(NOUNS):
         return value  # no type, or one that JSON Schema does not have
-    own = _types_of(value)
-    if not set(names) & own:
+    types = _types_of(value)
+    if not set(names) & types:
         words = " or ".join(NOUNS[name] for name in names)
         raise Misfit(f"{where} must be {words}, but is {_shown(value)}")
-    return int(value) if isinstance(value, float) and "integer" in set(names) & own else value
+    return int(value) if isinstance(value, float) and "integer" in set(names) & types else value
 
 
 def _types_of(value: object) -> set[str]:
@@ -91,8 +91,8 @@ def _of_a_kind(value: object, schema: Mapping[str, object], where: str) -> objec
         if isinstance(choices, Sequence) and choices:
             value = _first_fit(value, choices, where)
     every = schema.get("allOf")
-    for one in every if isinstance(every, Sequence) else ():
-        value = fitting(value, one, where)
+    for part in every if isinstance(every, Sequence) else ():
+        value = fitting(value, part, where)
     return value
 
 
@@ -108,18 +108,20 @@ def _first_fit(value: object, choices: Sequence[object], where: str) -> object:
 
 
 def _object(value: Mapping[str, object], schema: Mapping[str, object], where: str) -> dict[str, object]:
-    known = schema.get("properties")
+    properties = schema.get("properties")
     others = schema.get("additionalProperties", True)
-    known = known if isinstance(known, Mapping) else {}
+    properties = properties if isinstance(properties, Mapping) else {}
     required = schema.get("required")
     for name in required if isinstance(required, Sequence) else ():
         if name not in value:
             raise Misfit(f"{where} lacks {name!r}")
-    unknown = [name for name in value if name not in known] if others is False else []
+    unknown = [name for name in value if name not in properties] if others is False else []
     if unknown:
         raise Misfit(f"{where} has no {unknown[0][:40]!r}")
     # A key that no property names is checked by additionalProperties, by default true.
-    return {name: fitting(own, known.get(name, others), f"{where}.{name}") for name, own in value.items()}
+    return {
+        name: fitting(item, properties.get(name, others), f"{where}.{name}") for name, item in value.items()
+    }
 
 
 def _array(value: list[object], schema: Mapping[str, object], where: str) -> list[object]:
@@ -128,11 +130,10 @@ def _array(value: list[object], schema: Mapping[str, object], where: str) -> lis
     first = list(first) if isinstance(first, Sequence) else []
     if first and "items" not in schema and len(value) != len(first):
         raise Misfit(f"{where} must have {len(first)} values, but has {len(value)}")
-    # More schemas than values: prefixItems for the first, items for all others.
+    # prefixItems for the first values, items for all others; schemas without a value do not matter.
     schemas = [*first, *[rest] * len(value)]
-    return [
-        fitting(own, kind, f"{where}[{n}]") for n, (own, kind) in enumerate(zip(value, schemas, strict=False))
-    ]
+    pairs = enumerate(zip(value, schemas, strict=False))
+    return [fitting(item, item_schema, f"{where}[{n}]") for n, (item, item_schema) in pairs]
 
 
 def _shown(value: object) -> str:

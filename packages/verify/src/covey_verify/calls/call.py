@@ -23,17 +23,17 @@ class ToolCall(NamedTuple):
     name: str
     arguments: Mapping[str, object]
     wrong: str = ""
-    """The reason why nothing can be called, in words for the model; empty: it can."""
+    """The reason why it cannot be made, in words for the model; empty if it can."""
 
 
 Types = Mapping[str, Mapping[str, object]]
 """The schemas of each tool's arguments: name of a tool -> name of an argument -> schema."""
 ReadAt = Callable[[str, int, Types], tuple[list[ToolCall], int]]
-"""(text, place of the mark that begins a call, types) -> the calls there, and the place where they end."""
+"""(text, position of the mark that begins a call, types) -> the calls there, and where they end."""
 
 
 def as_message(call: ToolCall) -> dict[str, object]:
-    """Return a call as messages have it; `error` is there if it cannot be called.
+    """Return a call in the form of chat messages, with `error` if it cannot be made.
 
     >>> as_message(ToolCall("now", {}))
     {'type': 'function', 'function': {'name': 'now', 'arguments': {}}}
@@ -43,37 +43,39 @@ def as_message(call: ToolCall) -> dict[str, object]:
 
 
 def no_json(error: ValueError) -> ToolCall:
-    """Return the call for text that is no JSON; ``error`` may say why."""
+    """Return the call for a text that is not JSON; ``error`` may say why."""
     if not isinstance(error, json.JSONDecodeError):
         return ToolCall("", {}, f"{NO_JSON}: {error}")
     # The words are those of Python's decoder.
     return ToolCall("", {}, UNENDED if error.msg.startswith("Unterminated string") else NO_JSON)
 
 
-def call_of(found: object) -> ToolCall:
-    """Return a call from its JSON, whose arguments may be called `parameters` and may be JSON in a text.
+def call_of(value: object) -> ToolCall:
+    """Return a call from its JSON. Its arguments may be named `parameters`, and may be JSON within a text.
 
-    If it is none, it has the reason for the model.
+    If the value is not a call, the result holds the reason, in words for the model.
     """
-    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         return ToolCall("", {}, NO_JSON)
-    key = next((key for key in ARGUMENTS if key in found), None)
-    unread = [name for name in found if name not in BESIDE_ARGUMENTS]
+    key = next((key for key in ARGUMENTS if key in value), None)
+    unread = [name for name in value if name not in BESIDE_ARGUMENTS]
     if key is None and unread:
         return ToolCall("", {}, f"{NO_JSON}, but with {str(unread[0])[:40]!r}")
-    given = {} if key is None else found[key]
+    arguments = {} if key is None else value[key]
     try:
-        given = strict_json(given) if isinstance(given, str) else given
+        arguments = strict_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError as error:
         return no_json(error)
-    if not isinstance(given, Mapping):
+    if not isinstance(arguments, Mapping):
         return ToolCall("", {}, NO_JSON)
-    return ToolCall(found["name"], given) if finite(given) else ToolCall(found["name"], {}, NOT_FINITE)
+    if not finite(arguments):
+        return ToolCall(value["name"], {}, NOT_FINITE)
+    return ToolCall(value["name"], arguments)
 
 
-def calls_of(found: object) -> list[ToolCall]:
+def calls_of(value: object) -> list[ToolCall]:
     """Return the calls of a JSON value: one, or several in a list."""
-    return [call_of(one) for one in found] if isinstance(found, list) and found else [call_of(found)]
+    return list(map(call_of, value)) if isinstance(value, list) and value else [call_of(value)]
 
 
 def canonical(value: object) -> str:
@@ -87,7 +89,7 @@ def canonical(value: object) -> str:
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(key): _plain(own) for key, own in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -47,11 +47,11 @@ DEEPSEEK = re.compile(
 DEEPSEEK_CLOSE = re.compile(r"\s*(?:```\s*)?<｜tool▁call▁end｜>")
 
 
-def gemma_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
-    """Read Gemma 4's call: JSON with bare keys, and a mark of its own around strings."""
-    named = GEMMA.match(text, place)
+def gemma_calls(text: str, start: int, _: Types) -> tuple[list[ToolCall], int]:
+    """Read Gemma 4's call: JSON with bare keys, and with Gemma's own mark around strings."""
+    named = GEMMA.match(text, start)
     if named is None:
-        return [call_of(None)], place + 1
+        return [call_of(None)], start + 1
     depth = 0
     for part in GEMMA_PART.finditer(text, named.end()):
         if part[0] == GEMMA_OPEN:
@@ -66,18 +66,19 @@ def gemma_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
 
 def _gemma_json(written: str) -> str:
     parts = written.split(GEMMA_QUOTE)
-    # A part between two marks is a string; in the others what precedes a colon is a key.
+    # A part between two marks is a string; in the others a key is what precedes a colon.
     parts[::2] = [re.sub(r"\bNone\b", "null", GEMMA_KEY.sub(r'\1"\2"\3', part)) for part in parts[::2]]
     parts[1::2] = [json.dumps(part) for part in parts[1::2]]
     return "".join(parts)
 
 
-def python_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+def python_calls(text: str, start: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read LFM2's calls: a list of calls in Python. Nothing of it is evaluated."""
-    body = LFM2_BODY.match(text, place + len(LFM2))
+    body = LFM2_BODY.match(text, start + len(LFM2))
     assert body is not None, "it matches the empty text"
     if not text.startswith(LFM2_CLOSE, body.end()) or len(body[0]) > LONGEST:
-        closed = text.find(LFM2_CLOSE, body.end())  # a string that does not end: up to any closing mark
+        # A string in it does not end, so the first closing mark ends the call, wherever it is.
+        closed = text.find(LFM2_CLOSE, body.end())
         return [ToolCall("", {}, NO_LIST)] if closed >= 0 else [], max(closed, body.end())
     try:
         listed = ast.parse(body[0].strip(), mode="eval").body
@@ -89,11 +90,11 @@ def python_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
 
 
 def _python_call(call: ast.expr) -> ToolCall:
-    """Return one call. Raises ValueError if it is none, or an argument is not written out."""
+    """Return one call. Raises ValueError if it is not a call, or if an argument is not written out."""
     if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
         raise ValueError("no call by name")
     pairs = [(str(k.arg), _literal(k.value)) for k in call.keywords]
-    # What JSON does not have no schema allows: sets, bytes, complex and infinite numbers.
+    # By way of JSON, because no schema allows what JSON lacks: sets, bytes, complex and infinite numbers.
     arguments = strict_json(json.dumps(_unique(pairs), allow_nan=False))
     assert isinstance(arguments, dict)
     return ToolCall(ast.unparse(call.func), arguments)
@@ -118,39 +119,39 @@ def _literal(node: ast.expr) -> object:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("a key is repeated")
-    return found
+    return values
 
 
-def harmony_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+def harmony_calls(text: str, start: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read gpt-oss's call: the last message, addressed to a function."""
-    header = HARMONY.match(text, place)
+    header = HARMONY.match(text, start)
     assert header is not None, "the mark of this form is its header"
     call, end = _call_at(header[1], text, header.end())
     rest = text[end:].strip()
     return [call] if call.wrong or rest in ("", HARMONY_CLOSE) else [], end
 
 
-def deepseek_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
-    """Read DeepSeek's call: of V3 and R1 with a fence around the arguments, of V3.1 without."""
-    named = DEEPSEEK.match(text, place)
+def deepseek_calls(text: str, start: int, _: Types) -> tuple[list[ToolCall], int]:
+    """Read DeepSeek's call: V3 and R1 put a fence around the arguments, V3.1 does not."""
+    named = DEEPSEEK.match(text, start)
     if named is None:
-        return [call_of(None)], place + 1
+        return [call_of(None)], start + 1
     call, end = _call_at(named[1] or named[2], text, named.end())
     closed = DEEPSEEK_CLOSE.match(text, end)
     return [call if closed or call.wrong else call_of(None)], closed.end() if closed else end
 
 
-def _call_at(name: str, text: str, place: int) -> tuple[ToolCall, int]:
-    """Read a call's arguments as JSON, and return the call and the place where they end."""
-    start = after_blanks(text, place)
+def _call_at(name: str, text: str, position: int) -> tuple[ToolCall, int]:
+    """Read a call's arguments as JSON. Return the call, and where they end."""
+    position = after_blanks(text, position)
     try:
-        found, end = strict_json_at(text, start)
+        arguments, end = strict_json_at(text, position)
     except ValueError as error:
-        return no_json(error), start
-    return call_of({"name": name, "arguments": found}), end
+        return no_json(error), position
+    return call_of({"name": name, "arguments": arguments}), end
 
 
 def _json_call(name: str, written: str) -> ToolCall:

@@ -40,7 +40,7 @@ PYTHON_WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None
 
 
 class ValueMarks(NamedTuple):
-    """Patterns of a form that writes each argument between marks; each is matched at a place of a text."""
+    """Patterns of a form that writes each argument between marks; all are matched at a position in a text."""
 
     name: re.Pattern[str]
     """The call's beginning, up to and including the tool's name."""
@@ -59,7 +59,7 @@ class ValueMarks(NamedTuple):
     begin: str = OPEN_CALL
     """The beginning of a call."""
     close: str = CLOSE_CALL
-    """The end of a call: twice before the next one begins, it could end at either."""
+    """The end of a call. If it stands twice before the next call, the call could end at either."""
 
 
 FUNCTION_MARKS = ValueMarks(
@@ -103,20 +103,20 @@ class CallForm(NamedTuple):
     """The beginning of a call."""
     read: ReadAt
     sign: re.Pattern[str]
-    """The beginning of a call in this form and no other."""
+    """The beginning of a call in this form and in no other."""
     ends: re.Pattern[str] | None = None
-    """The end of a turn that ends with calls; None: any."""
+    """The end of a turn that ends with calls; None if any end will do."""
     first: bool = False
     """Whether a call can only begin a turn, or its answer."""
 
 
-def _tagged_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
-    """Read calls in JSON after a mark; other text ends where it began."""
-    place = after_blanks(text, place + len(OPEN_CALL))
+def _tagged_calls(text: str, position: int, _: Types) -> tuple[list[ToolCall], int]:
+    """Read calls in JSON after a mark. If there is no JSON, reading continues after the mark."""
+    position = after_blanks(text, position + len(OPEN_CALL))
     try:
-        calls, end = strict_json_at(text, place)
+        calls, end = strict_json_at(text, position)
     except ValueError as error:
-        return [no_json(error)], place
+        return [no_json(error)], position
     # After the JSON only the closing mark may follow, or the next call's mark.
     closed = after_blanks(text, end)
     if not text.startswith((CLOSE_CALL, OPEN_CALL), closed):
@@ -124,26 +124,25 @@ def _tagged_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]
     return calls_of(calls), closed
 
 
-def _marked_calls(marks: ValueMarks, text: str, place: int, types: Types) -> tuple[list[ToolCall], int]:
+def _marked_calls(marks: ValueMarks, text: str, start: int, types: Types) -> tuple[list[ToolCall], int]:
     """Read a call whose arguments are between marks. A mark that cannot end a value belongs to the value."""
-    call, end = _marked_call(types, marks, text, place)
-    # Up to the next call, or the end of the text.
-    behind = text[end : _next(text, marks.begin, end)]
-    if not call.wrong and marks.close in behind:  # it could end at either of the two
+    call, end = _marked_call(types, marks, text, start)
+    rest = text[end : _next(text, marks.begin, end)]
+    if not call.wrong and marks.close in rest:  # the call could end at either of the two
         call = ToolCall("", {}, f"{marks.close} stands twice behind a call: its values cannot be told apart")
     return [call], end
 
 
-def _marked_call(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[ToolCall, int]:
-    """Read the call at a place; return it, or what is wrong with it, and where reading continues."""
-    named = marks.name.match(text, place)
+def _marked_call(types: Types, marks: ValueMarks, text: str, position: int) -> tuple[ToolCall, int]:
+    """Read the call at a position. Return it, or one that tells its fault, and where reading continues."""
+    named = marks.name.match(text, position)
     if named is None:
-        return ToolCall("", {}, f"this is no {marks.shown}"), place + 1
+        return ToolCall("", {}, f"this is no {marks.shown}"), position + 1
     name = named[1].strip()
     schemas = types.get(name, {})
     texts = dict[str, str]()
-    place = named.end()
-    while (opened := marks.opens.match(text, place)) is not None:
+    position = named.end()
+    while (opened := marks.opens.match(text, position)) is not None:
         key = opened[1].strip()
         value = _marked_value(marks, opened, text, schemas)
         if value.wrong:
@@ -151,11 +150,12 @@ def _marked_call(types: Types, marks: ValueMarks, text: str, place: int) -> tupl
         if key in texts:
             return ToolCall(name, {}, f"{key[:40]!r} is given twice"), value.end
         texts[key] = value.text
-        place = value.end
-    ended = marks.ends.match(text, place)
+        position = value.end
+    ended = marks.ends.match(text, position)
     if ended is None:
-        return ToolCall(name, {}, f"this is no {marks.shown}"), place
-    return ToolCall(name, {key: _typed(own, schemas.get(key)) for key, own in texts.items()}), ended.end()
+        return ToolCall(name, {}, f"this is no {marks.shown}"), position
+    arguments = {key: _typed(written, schemas.get(key)) for key, written in texts.items()}
+    return ToolCall(name, arguments), ended.end()
 
 
 class MarkedValue(NamedTuple):
@@ -163,7 +163,7 @@ class MarkedValue(NamedTuple):
 
     text: str
     end: int
-    """The place after its closing mark, or where reading continues if it is wrong."""
+    """The end of its closing mark, or where reading continues if it is wrong."""
     wrong: str = ""
     """The fault, in words for the model; empty if there is none."""
 
@@ -171,25 +171,25 @@ class MarkedValue(NamedTuple):
 def _marked_value(
     marks: ValueMarks, opened: re.Match[str], text: str, schemas: Mapping[str, object]
 ) -> MarkedValue:
-    """Read the value after an opening mark, of a tool whose arguments are the keys of ``schemas``."""
+    """Read the value after an opening mark. The tool's arguments are the keys of ``schemas``."""
     unclosed = f"the value of {opened[1].strip()[:40]!r} is never closed"
     start = opened.end()
     closed = marks.closes.search(text, start)
     if closed is None:
         return MarkedValue("", _next(text, THINK_CLOSE, start), unclosed)
     value = text[start : closed.start()]
-    # The mark that closes it may belong to another call: one in a thought that ended before this call did.
-    thought = value.find(THINK_CLOSE)
-    if thought >= 0 and OPEN_CALL in value[thought:]:
-        return MarkedValue("", start + thought, f"this is no {marks.shown}")
-    # Or to another argument of this call.
+    # The closing mark may belong to another call, if this one was abandoned within a thought that ended.
+    thought_end = value.find(THINK_CLOSE)
+    if thought_end >= 0 and OPEN_CALL in value[thought_end:]:
+        return MarkedValue("", start + thought_end, f"this is no {marks.shown}")
+    # It may also belong to another argument of this call.
     if any(marks.opening.format(other) in value for other in schemas):
         return MarkedValue("", closed.end(), unclosed)
     return MarkedValue(marks.value(value), closed.end())
 
 
 def _typed(text: str, schema: object) -> object:
-    """Return an argument that was written as a text: JSON if that fits its schema, else the text."""
+    """Return an argument that was written without quotes: as JSON if that fits its schema, else as text."""
     try:
         value = strict_json(text)
     except ValueError:
@@ -207,35 +207,37 @@ def _fits(value: object, schema: object) -> bool:
     return True
 
 
-def _next(text: str, mark: str, place: int) -> int:
-    start = text.find(mark, place)
-    return len(text) if start < 0 else start
+def _next(text: str, mark: str, start: int) -> int:
+    """Return where the next mark begins; the text's length if there is none."""
+    index = text.find(mark, start)
+    return len(text) if index < 0 else index
 
 
-def _bare_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+def _bare_calls(text: str, position: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read JSON objects with a name and parameters, if nothing else follows."""
-    start = text.index("{", place)
-    place = start
+    start = text.index("{", position)
+    position = start
     values = list[object]()
-    while text.startswith("{", place):
+    while text.startswith("{", position):
         try:
-            value, place = strict_json_at(text, place)
+            value, position = strict_json_at(text, position)
         except ValueError:
-            return [ToolCall("", {}, NO_JSON)] if '"parameters"' in text[start:] else [], place + 1
+            looks_like_a_call = '"parameters"' in text[start:]
+            return [ToolCall("", {}, NO_JSON)] if looks_like_a_call else [], position + 1
         values.append(value)
-        place = after_blanks(text, place)
+        position = after_blanks(text, position)
         # Llama 3 separates several calls by semicolons; some models write commas.
-        if text.startswith((";", ","), place):
-            place = after_blanks(text, place + 1)
-    named = all(isinstance(value, Mapping) and {"name", "parameters"} <= set(value) for value in values)
-    return list(map(call_of, values)) if named and place == len(text) else [], place
+        if text.startswith((";", ","), position):
+            position = after_blanks(text, position + 1)
+    are_calls = all(isinstance(value, Mapping) and {"name", "parameters"} <= set(value) for value in values)
+    return list(map(call_of, values)) if are_calls and position == len(text) else [], position
 
 
-def _mistral_calls(text: str, place: int, _: Types) -> tuple[list[ToolCall], int]:
+def _mistral_calls(text: str, position: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read a list of calls, or a name and its arguments, after Mistral's mark."""
-    place += len(TOOL_CALLS)
-    named = NAMED.match(text, place)
-    start = after_blanks(text, place) if named is None else named.end()
+    position += len(TOOL_CALLS)
+    named = NAMED.match(text, position)
+    start = after_blanks(text, position) if named is None else named.end()
     try:
         value, end = strict_json_at(text, start)
     except ValueError as error:
@@ -285,25 +287,30 @@ TAGGED = CallForm(OPEN_CALL, TAG, _tagged_calls, TAG, TAG_END)
 
 
 def form_of_template(template: str) -> CallForm:
-    """Return the form of a chat template: the first whose mark it contains, as most show the model a call."""
+    """Return the form that a chat template shows: most contain an example of a call."""
     return next((form for form in FORMS if form.shown in template), TAGGED)
 
 
 def form_of_text(text: str) -> CallForm:
     """Return the form of the first call in a text of an unknown model."""
-    begun = ((form.sign.search(text), form) for form in (*FORMS, TAGGED))
-    marks = [(mark.start(), form) for mark, form in begun if mark is not None]
-    return min(marks, key=lambda one: one[0], default=(0, TAGGED))[1]
+    start = len(text)
+    first = TAGGED
+    for form in (*FORMS, TAGGED):
+        sign = form.sign.search(text)
+        if sign is not None and sign.start() < start:
+            start = sign.start()
+            first = form
+    return first
 
 
 def types_of(schemas: Sequence[object]) -> Types:
-    """Return the schemas of arguments in tools' schemas, which may be a row's own and so of any structure."""
+    """Return the schemas of arguments in tools' schemas. A row may bring its own, of any structure."""
     types = {}
     for schema in schemas:
         # Both OpenAI's form, {"type": "function", "function": {...}}, and the inner object alone.
         function = schema.get("function", schema) if isinstance(schema, Mapping) else None
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
-        known = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(known, Mapping):
-            types[str(function.get("name"))] = known
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(properties, Mapping):
+            types[str(function.get("name"))] = properties
     return types

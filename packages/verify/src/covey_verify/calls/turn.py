@@ -1,7 +1,7 @@
 """A turn of a model, read: where its thoughts end, what it answers, and the calls that it ends with.
 
-Everything that reads a model's text takes it from here. One pass finds the marks of thoughts and of calls in
-their order. A call is read as a whole, so that a mark within a text of its arguments is part of that text.
+All code that reads a model's text uses this. One pass goes over the marks of thoughts and of calls in their
+order. A call is read as a whole, so that a mark within an argument is part of that argument.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Turn(NamedTuple):
     written: tuple[ToolCall, ...]
     """The calls after its thoughts, wherever they are."""
     ended: bool
-    """Whether it ends as a turn with calls does."""
+    """Whether it ends like a turn with calls."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls that it ends with, which are made."""
+        """The calls at its end; only these are carried out."""
         return self.written if self.ended else ()
 
 
@@ -49,29 +49,29 @@ def read_turn(
     calls = list[ToolCall]()
     mark = marks.search(text)
     while mark is not None:
-        place = mark.end()
+        position = mark.end()
         kind = mark.lastgroup
         if kind == "close":
-            # All calls up to here were within thoughts.
+            # All calls before it were within thoughts.
             inside = False
-            start = place
+            start = position
             calls = []
         elif kind == "open":
             inside = True
         else:
-            made, place = form.read(text, mark.start("call"), types or {})
-            calls += made if not inside else []
-        mark = marks.search(text, place)
+            calls_here, position = form.read(text, mark.start("call"), types or {})
+            calls += calls_here if not inside else []
+        mark = marks.search(text, position)
     ended = form.ends is None or form.ends.search(text) is not None
     return Turn(None if inside else text[start:], () if inside else tuple(calls), ended)
 
 
 @lru_cache(64)
 def _marks(form: CallForm, opening: str, closing: str) -> re.Pattern[str]:
-    """Return the pattern of a call's beginning and of the marks of thoughts, where there are such marks."""
+    """Return the pattern of a call's beginning and of the marks of thoughts, if a model has such marks."""
     begin = rf"(?:\A|(?<={re.escape(closing)}))" if form.first else ""
     named = {"open": opening, "close": closing}
-    # The call first: at the same place it is the longer one.
+    # The call comes first, because it is the longer one where both begin.
     kinds = [f"{begin}(?P<call>{form.mark.pattern})"]
     kinds += [f"(?P<{name}>{re.escape(mark)})" for name, mark in named.items() if mark]
     return re.compile("|".join(kinds), re.DOTALL)

@@ -8,7 +8,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Literal, get_args
 
 from covey_verify.contract import reward, unfinished
@@ -29,7 +29,7 @@ SYMBOLIC_LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey_verify.mathematics.symbolic"
 NEEDS_ALGEBRA = "comparing it needs SymPy: pip install 'covey-verify[math]'"
 CANNOT_READ = "the reference answer cannot be read"
-ASKED: Once[Outcome] = Once(2048, kept=lambda result: result.kind != "lost")
+OUTCOMES: Once[Outcome] = Once(2048, keeps=lambda result: result.kind != "lost")
 """Outcomes of subprocesses, timeouts included: equal answers to a problem cost one subprocess."""
 NO_ANSWER = frozenset(
     """nan|none|null|n/a|n.a|nil|tbd|tba|unknown|unspecified|varies|answers vary|answer varies|not available
@@ -56,7 +56,7 @@ def _example(row: Mapping[str, object], rule: Rule = "boxed", **_: object) -> st
 def bad_references(
     rows: Sequence[Mapping[str, object]], reading: Reading | None = None, **_: object
 ) -> list[str | None]:
-    """Return for each row why no answer can equal its reference: it is empty, a sentence or unreadable."""
+    """Return the fault of each row's reference, such as being empty, a sentence or unreadable, or None."""
     return [_fault(row, reading) for row in rows]
 
 
@@ -64,12 +64,10 @@ def _fault(row: Mapping[str, object], reading: Reading | None) -> str | None:
     declared = reading or row.get("reading")
     if declared not in (None, *get_args(Reading)):
         return f"column 'reading' has to be real or complex, not {declared!r}"
-    found = _read_reference(reference_of(row["answer"]))
-    if isinstance(found, str):
-        return found
-    return (
-        None if has_algebra() or decidable(found) else f"the reference answer is a formula; {NEEDS_ALGEBRA}"
-    )
+    node = _read_reference(reference_of(row["answer"]))
+    if isinstance(node, str):
+        return node
+    return None if has_algebra() or decidable(node) else f"the reference answer is a formula; {NEEDS_ALGEBRA}"
 
 
 @lru_cache(4096)
@@ -103,7 +101,7 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _is_sentence(text: str) -> bool:
-    """Return whether a text has three words or more, or behind a number a word that is no noun."""
+    """Return whether a text has three words or more; if it is an unknown unit, one that is not a noun."""
     words = re.findall(r"[^\W\d_]+", text)
     if folded(text) in STATEMENTS.values():
         return False
@@ -151,41 +149,32 @@ def math_answer(
         raise ConfigError("math_answer: second asks math-verify: pip install 'covey-verify[second]'")
     reference = reference_of(answer)
     score = _judged(reference, extract(completion, rule, turns), (percent, ratio, reading or "complex"))
-    found = score.extracted
-    asked = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
+    extracted = score.extracted
+    judged = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
+    if extracted is None or not judged:
+        return score
     # The hash of both texts chooses the same answers in every process and every run.
-    if (
-        found is None
-        or not asked
-        or zlib.crc32(f"{reference}\0{found}".encode(errors="replace")) >= second * 2**32
-    ):
+    if zlib.crc32(f"{reference}\0{extracted}".encode(errors="replace")) >= second * 2**32:
         return score
-
-    other = _ask("second_opinion", reference, found)
-    if other.kind != "ok":
+    second_verdict = _ask("second_opinion", reference, extracted)
+    if second_verdict.kind != "ok":
         return score
-    return replace(score, metrics={"second_disagrees": float(other.value != (score.value == 1.0))})
+    disagrees = second_verdict.value != (score.value == 1.0)
+    return replace(score, metrics={"second_disagrees": float(disagrees)})
 
 
 def _judged(reference: str, answer: str | None, policies: tuple[Percent, Ratio, Reading]) -> Score:
-    """Return the score of an extracted answer, from the cheapest comparison to the dearest."""
+    """Return the score of an extracted answer; the cheapest comparisons come first."""
     if answer is None:
         return Score(0.0, "no_answer")
-    if (
-        answer.isascii()
-        and answer.isdigit()
-        and reference.isascii()
-        and reference.isdigit()
-        and len(answer) <= 400
-    ):
-        # The most common case, without a parser: both are plain digits.
+    # The most common case needs no parser: both are plain digits.
+    if len(answer) <= 400 and all(text.isascii() and text.isdigit() for text in (answer, reference)):
         return Score(float(int(answer) == int(reference)), extracted=answer)
     ours = _read_reference(reference)
     if isinstance(ours, str):
-        identical = ours.startswith(CANNOT_READ) and answer.split() == reference.split()
-        return (
-            Score(1.0, extracted=answer) if identical else Score(None, "bad_reference", answer, detail=ours)
-        )
+        if ours.startswith(CANNOT_READ) and answer.split() == reference.split():
+            return Score(1.0, extracted=answer)
+        return Score(None, "bad_reference", answer, detail=ours)
     if GLUED.search(answer) and not GLUED.search(reference):
         return Score(0.0, "ambiguous", answer, detail="x^23 is x^2 times 3 in print: write x^{23}")
     try:
@@ -220,11 +209,9 @@ def _hedged(answer: str) -> bool:
 def _ask(function: str, reference: str, answer: str, *more: str) -> Outcome:
     """Return the result of a function of ``symbolic`` for a pair. Each pair is asked about once."""
     server = verifier_server(SYMBOLIC)
-    question = (function, reference, answer, *more)
-    return ASKED.get(
-        question,
-        lambda: server.call(f"{SYMBOLIC}:{function}", reference, answer, *more, limits=SYMBOLIC_LIMITS),
-    )
+    arguments = (reference, answer, *more)
+    ask = partial(server.call, f"{SYMBOLIC}:{function}", *arguments, limits=SYMBOLIC_LIMITS)
+    return OUTCOMES.get((function, *arguments), ask)
 
 
 def _by_algebra(reference: str, answer: str, policies: Sequence[str]) -> Score:
@@ -265,10 +252,10 @@ def exact_answer(
 
     Character width, spaces and (unless ``fold`` is none) case are ignored.
     """
-    found = extract(completion, rule, turns)
-    if found is None:
+    extracted = extract(completion, rule, turns)
+    if extracted is None:
         return Score(0.0, "no_answer")
-    return Score(float(_folded(found, fold) == _folded(str(answer), fold)), extracted=found[:500])
+    return Score(float(_folded(extracted, fold) == _folded(str(answer), fold)), extracted=extracted[:500])
 
 
 def _folded(text: str, fold: str) -> str:

@@ -28,16 +28,14 @@ def is_name(node: Node, products: bool = False) -> bool:
 def chain_values(chain: Node, *, named: bool) -> list[tuple[Node, str]] | None:
     """Return the values in `name = value = ...`, each with the relation before it, or None.
 
-    ``named``: the values of `1/2 = 0.5` too, which has no name, and of `xy = 5`.
+    With ``named`` also those of `1/2 = 0.5`, which has no name, and of `xy = 5`.
     """
     if chain.kind == "list" or not chain.marks or not set(chain.marks) <= EQUATIONS:
         return None
     if is_name(chain.parts[0], named):
         return list(zip(chain.parts[1:], chain.marks, strict=True))
-    if (
-        any(n.kind == "name" and n.text not in CONSTANTS for part in chain.parts for n in part.walk())
-        or not named
-    ):
+    nodes = (node for part in chain.parts for node in part.walk())
+    if not named or any(node.kind == "name" and node.text not in CONSTANTS for node in nodes):
         return None
     return list(zip(chain.parts, ("=", *chain.marks), strict=True))
 
@@ -55,7 +53,7 @@ def assigned(node: Node) -> Node | None:
 
 
 def about(value: Node, approximation: Node) -> bool:
-    """Return whether a number is one percent or one unit of the last digit from an approximation of it."""
+    """Return whether an approximation is off by at most one unit of its last digit, or by one percent."""
     nodes = [n.parts[0] if n.kind == "quantity" else n for n in (value, approximation)]
     a, b = map(approximate, nodes)
     places = decimals(nodes[1].text) if nodes[1].kind == "number" else None
@@ -76,9 +74,11 @@ def solutions(node: Node, unknown: str) -> Node:
     """Return several values of one variable, or values joined by `or`, as a set, which has no order."""
     if not unknown and not (node.kind == "list" and node.text == "or"):
         return node
-    found = ((assigned(p) or p) if unknown else p for p in node.parts)
-    parts = tuple(one for part in found for one in (part.parts if part.kind == "list" else (part,)))
-    return Node("set", parts, "" if unknown else node.text)
+    elements = list[Node]()
+    for part in node.parts:
+        value = (assigned(part) or part) if unknown else part
+        elements += value.parts if value.kind == "list" else (value,)
+    return Node("set", tuple(elements), "" if unknown else node.text)
 
 
 def joined_otherwise(ours: Node, theirs: Node) -> bool:

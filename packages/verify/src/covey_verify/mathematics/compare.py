@@ -43,7 +43,7 @@ Percent = Literal["ignored", "hundredths"]
 Ratio = Literal["exact", "fraction"]
 Reading = Literal["complex", "real"]
 TRUTHS = frozenset({"t", "f", "true", "false", "yes", "no"})
-"""Words of which a list answers several questions, in their order."""
+"""Words of answers to questions: a list of them answers several questions, in order."""
 VECTORS = ("i", "j", "k", "imath", "jmath", "k")
 """Names of unit vectors, perhaps with a hat."""
 STATEMENTS = {"dne": "does not exist", "infinitely many": "infinitely many solutions"}
@@ -53,7 +53,7 @@ Leaf: TypeAlias = Callable[[Node, Node, bool], bool | None]
 
 
 class Comparison:
-    """Compares a reference answer with an answer; ``reason`` then says why they differ."""
+    """Compares a reference answer with an answer; ``reason`` afterwards says why they differ."""
 
     def __init__(self, leaf: Leaf = exact, percent: Percent = "ignored", ratio: Ratio = "exact") -> None:
         self.leaf, self.percent, self.ratio = leaf, percent, ratio
@@ -74,9 +74,9 @@ class Comparison:
         if {"text", "word"} & {ours.kind, theirs.kind}:
             return self._words(*(_clock(n) for n in (ours, theirs)))
         if _set_like(ours) or _set_like(theirs):
-            found = self._regions(ours, theirs)
-            if found is not NotImplemented:
-                return found
+            verdict = self._regions(ours, theirs)
+            if verdict is not NotImplemented:
+                return verdict
         return self._structures(ours, theirs)
 
     def _structures(self, ours: Node, theirs: Node) -> bool | None:
@@ -126,8 +126,8 @@ class Comparison:
     # ---- leaves
 
     def _formulas(self, ours: Node, theirs: Node) -> bool | None:
-        found = self.leaf(multiplied(ours, theirs, only_sums=True), multiplied(theirs, ours), False)
-        return found if found is not False else self.no("the values differ")
+        verdict = self.leaf(multiplied(ours, theirs, only_sums=True), multiplied(theirs, ours), False)
+        return verdict if verdict is not False else self.no("the values differ")
 
     def _decimal_comma(self, ours: Node, theirs: Node) -> bool:
         """Return whether one is `3,14` with a decimal comma, read as a list, and the other that number."""
@@ -161,9 +161,8 @@ class Comparison:
         if units[1][:2] == UNKNOWN and units[0] != units[1]:
             return self.no(f"the words {units[1].removeprefix(UNKNOWN)!r}")
         if set(units) == {"degree", "rad"}:
-            return self.compare(
-                *(in_radians(n) if n.text == "degree" else n.parts[0] for n in (ours, theirs))
-            )
+            angles = [in_radians(n) if n.text == "degree" else n.parts[0] for n in (ours, theirs)]
+            return self.compare(angles[0], angles[1])
         if set(units) == {"sterling", "kg"} and {ours.value, theirs.value} == {1, POUND}:
             units = ["pound", "pound"]  # £5 and 5 pounds
             theirs = Node("quantity", theirs.parts, "pound", ours.value)
@@ -173,15 +172,16 @@ class Comparison:
             return self._one_unit(ours, theirs, units)
         if ours.value == theirs.value:
             return self.compare(ours.parts[0], theirs.parts[0])
-        return self.compare(*(product(number(n.value or 1), n.parts[0]) for n in (ours, theirs)))
+        amounts = [product(number(n.value or 1), n.parts[0]) for n in (ours, theirs)]
+        return self.compare(amounts[0], amounts[1])
 
     def _one_unit(self, ours: Node, theirs: Node, units: Sequence[str]) -> bool | None:
         """Compare two amounts of which one has a unit, or neither."""
-        # `8 h` without anything that says it is a unit may be a product.
-        soft = ours if units[0] else theirs
+        # `8 h` may be a product, if nothing else shows that it has a unit.
+        maybe_product = ours if units[0] else theirs
         other = theirs if units[0] else ours
-        if len(soft.parts) == 2 and any(n.kind == "name" for n in other.walk()):
-            return self.compare(*(n.parts[1] if n is soft else n for n in (ours, theirs)))
+        if len(maybe_product.parts) == 2 and any(n.kind == "name" for n in other.walk()):
+            return self.compare(*(n.parts[1] if n is maybe_product else n for n in (ours, theirs)))
         amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
         if "degree" not in units:
             return self.compare(amounts[0], amounts[1])
@@ -217,22 +217,22 @@ class Comparison:
 
     def _in_any_order(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
         """Return whether every element has an equal on the other side."""
-        found: bool | None
+        verdict: bool | None
         if ours and theirs:
             table = [[self.compare(a, b) for b in theirs] for a in ours]
             columns = zip(*table, strict=True)
-            found = together([some(row) for row in (*table, *columns)])
+            verdict = together([some(row) for row in (*table, *columns)])
         else:
-            found = not ours and not theirs
-        self.reason = "" if found else "other values"
-        return found
+            verdict = not ours and not theirs
+        self.reason = "" if verdict else "other values"
+        return verdict
 
     def _ratios(self, ours: Node, theirs: Node) -> bool | None:
         """Compare ratios: as fractions 2:4 is 1:2, and 4:3 is 4/3."""
         if self.ratio == "exact":
-            found = ours.kind == theirs.kind and self._in_order(ours.parts, theirs.parts)
-            self.reason = "" if found else "another ratio; ratio: fraction compares 2:4 with 1:2"
-            return found
+            verdict = ours.kind == theirs.kind and self._in_order(ours.parts, theirs.parts)
+            self.reason = "" if verdict else "another ratio; ratio: fraction compares 2:4 with 1:2"
+            return verdict
         if ours.kind == theirs.kind:
             first = ours.parts[0], theirs.parts[0]
             if len(ours.parts) != len(theirs.parts):
@@ -260,19 +260,24 @@ class Comparison:
         """Compare functions by cases: each condition holds for the same numbers and has the same value."""
         if len(ours.parts) != len(theirs.parts):
             return self.no("another number of cases")
-        pairs = [list(zip(n.parts[::2], _conditions(n), strict=True)) for n in (ours, theirs)]
+        our_cases, their_cases = (
+            list(zip(n.parts[::2], _conditions(n), strict=True)) for n in (ours, theirs)
+        )
         rows = []
-        for value, condition in pairs[0]:
-            found = [
-                together([self._conditions_agree(condition, c), self.compare(value, v)]) for v, c in pairs[1]
+        for our_value, our_condition in our_cases:
+            verdicts = [
+                together([self._conditions_agree(our_condition, condition), self.compare(our_value, value)])
+                for value, condition in their_cases
             ]
-            rows.append(some(found))
+            rows.append(some(verdicts))
         return together(rows)
 
     def _conditions_agree(self, ours: Node | Region, theirs: Node | Region) -> bool | None:
         if isinstance(ours, Region) and isinstance(theirs, Region):
             return self._ends_agree(ours, theirs)
-        return self.compare(ours, theirs) if isinstance(ours, Node) and isinstance(theirs, Node) else False
+        if isinstance(ours, Node) and isinstance(theirs, Node):
+            return self.compare(ours, theirs)
+        return False
 
     # ---- sets of real numbers
 
@@ -292,11 +297,11 @@ class Comparison:
 
     # ---- relations
 
-    def _consistent(self, found: Node, values: Sequence[tuple[Node, str]]) -> bool | None:
-        """Return whether all that a chain says of a value is true: `x = 2 = 3` is no answer."""
+    def _consistent(self, answer: Node, values: Sequence[tuple[Node, str]]) -> bool | None:
+        """Return whether all relations of a chain hold for its value: they do not in `x = 2 = 3`."""
         exactly = [v for v, mark in values if mark == "="]
-        results = [self.compare(v, found) or self.compare(found, v) for v in exactly if v != found]
-        results += [about(found, value) for value, mark in values if mark == "≈"]
+        results = [self.compare(v, answer) or self.compare(answer, v) for v in exactly if v != answer]
+        results += [about(answer, value) for value, mark in values if mark == "≈"]
         self.reason = "a member of the chain is false" if False in results else ""
         return together(results)
 
@@ -306,20 +311,19 @@ class Comparison:
             values = chain_values(theirs, named=True)
             if values is None:
                 return self.no("a relation for a value")
-            found = main_value(values)
-            return together([self._consistent(found, values), self.compare(ours, found)])
+            value = main_value(values)
+            return together([self._consistent(value, values), self.compare(ours, value)])
         values = chain_values(ours, named=False)
         return self.compare(main_value(values), theirs) if values else self.no("a value for a relation")
 
     def _chains(self, ours: Node, theirs: Node) -> bool | None:
         values = chain_values(ours, named=False), chain_values(theirs, named=False)
         if values[0] and values[1] and assigned_name(ours) == assigned_name(theirs):
-            found = main_value(values[1])
-            return together([self._consistent(found, values[1]), self.compare(main_value(values[0]), found)])
+            value = main_value(values[1])
+            return together([self._consistent(value, values[1]), self.compare(main_value(values[0]), value)])
         # `1 < x` says the same as `x > 1`.
-        backwards = Node(
-            "chain", theirs.parts[::-1], marks=tuple(FLIPPED.get(m, m) for m in theirs.marks[::-1])
-        )
+        marks = tuple(FLIPPED.get(mark, mark) for mark in reversed(theirs.marks))
+        backwards = Node("chain", theirs.parts[::-1], marks=marks)
         results = [self._in_order(ours.parts, t.parts) for t in (theirs, backwards) if t.marks == ours.marks]
         if True in results:
             return True
@@ -335,8 +339,8 @@ class Comparison:
         if ours.marks[0] in "=≠" or theirs.marks[0] in "=≠":
             if ours.marks != theirs.marks:
                 return self.no("another relation")
-            found = self.leaf(apart[0], apart[1], True)
-            return found if found is not False else self.no("another relation")
+            verdict = self.leaf(apart[0], apart[1], True)
+            return verdict if verdict is not False else self.no("another relation")
         factor = proportional(apart[0], apart[1])
         if factor is None or not factor:
             return self.no("another relation, or one that is not rational")
@@ -349,7 +353,7 @@ def components(node: Node) -> tuple[Node, ...] | None:
 
     A multiple of i alone, without an accent, is a complex number.
     """
-    found = [number(0)] * 3
+    sums = [number(0)] * 3
     names = set[str]()
     for term in node.parts if node.kind == "sum" else (node,):
         factors = term.parts if term.kind == "product" else (term,)
@@ -357,10 +361,10 @@ def components(node: Node) -> tuple[Node, ...] | None:
         if len(vectors) != 1:
             return None
         names.add(vectors[0].text)
-        place = VECTORS.index(vectors[0].text.rpartition(" ")[2]) % 3
+        index = VECTORS.index(vectors[0].text.rpartition(" ")[2]) % 3
         others = [f for f in factors if f is not vectors[0]]
-        found[place] = Node("sum", (found[place], product(*others) if others else number(1)))
-    return None if names == {"i"} else tuple(found)
+        sums[index] = Node("sum", (sums[index], product(*others) if others else number(1)))
+    return None if names == {"i"} else tuple(sums)
 
 
 def hundredth(node: Node) -> Node:
@@ -370,12 +374,16 @@ def hundredth(node: Node) -> Node:
 
 def together(results: Sequence[bool | None]) -> bool | None:
     """Return whether all are true; None if that is not known."""
-    return False if False in results else None if None in results else True
+    if False in results:
+        return False
+    return None if None in results else True
 
 
 def some(results: Sequence[bool | None]) -> bool | None:
     """Return whether one is true; None if that is not known."""
-    return True if True in results else None if None in results else False
+    if True in results:
+        return True
+    return None if None in results else False
 
 
 def folded(text: str) -> str:
@@ -400,26 +408,20 @@ def _set_like(node: Node) -> bool:
 
 
 def _system(node: Node) -> Node:
-    """Return (x, y) = (1, 2) as the system x = 1, y = 2, and a union of finite sets as one."""
+    """Return (x, y) = (1, 2) as the system x = 1, y = 2, and a union of finite sets as one set."""
     if node.kind == "chain" and node.marks == ("=",):
         left, right = node.parts
-        if (
-            left.kind == right.kind == "tuple"
-            and len(left.parts) == len(right.parts)
-            and all(map(is_name, left.parts))
-        ):
+        both_tuples = left.kind == right.kind == "tuple" and len(left.parts) == len(right.parts)
+        if both_tuples and all(map(is_name, left.parts)):
             pairs = zip(left.parts, right.parts, strict=True)
             return Node("list", tuple(Node("chain", pair, marks=("=",)) for pair in pairs), "and")
-    if (
-        node.kind == "chain"
-        and node.marks == ("∈",)
-        and node.parts[1].kind == "set"
-        and is_name(node.parts[0])
-    ):
-        found = tuple(Node("chain", (node.parts[0], one), marks=("=",)) for one in node.parts[1].parts)
-        return Node("list", found, "or") if len(found) > 1 else found[0] if found else node
+    if node.kind == "chain" and node.marks == ("∈",):
+        variable, values = node.parts
+        if values.kind == "set" and values.parts and is_name(variable):
+            equations = tuple(Node("chain", (variable, value), marks=("=",)) for value in values.parts)
+            return Node("list", equations, "or") if len(equations) > 1 else equations[0]
     if node.kind == "union" and all(part.kind == "set" for part in node.parts):
-        return Node("set", tuple(one for part in node.parts for one in part.parts))
+        return Node("set", tuple(element for part in node.parts for element in part.parts))
     return node
 
 
@@ -435,11 +437,11 @@ def _conditions(cases: Node) -> list[Node | Region]:
     """Return the conditions of a function by cases as sets of numbers, if all of them are."""
     conditions = cases.parts[1::2]
     try:
-        known = [region(c) for c in conditions if c.text != "otherwise"]
-        if len(known) < len(conditions) - 1:
+        regions = [region(c) for c in conditions if c.text != "otherwise"]
+        if len(regions) < len(conditions) - 1:
             raise NoRegion
-        everything = Region((), (False,))
-        rest = complement(combined("union", [everything, *known]))
+        nothing = Region((), (False,))
+        rest = complement(combined("union", [nothing, *regions]))
         return [rest if c.text == "otherwise" else region(c) for c in conditions]
     except NoRegion:
         return list(conditions)

@@ -1,4 +1,4 @@
-"""The place in a list of tokens, and what every part of the reader asks of the others."""
+"""The position in a list of tokens, and the methods that each part of the reader asks of the others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ END = Token("end of text", "")
 
 
 class Cursor:
-    """Reads tokens; each method takes those of one part and returns its node. Raises Unreadable, TooLarge."""
+    """Reads tokens: a method takes those of one part and returns its node. Raises Unreadable, TooLarge."""
 
-    def __init__(self, found: Sequence[Token], sign: int = 1, level: int = 0) -> None:
+    def __init__(self, tokens: Sequence[Token], sign: int = 1, level: int = 0) -> None:
         # Reversed, so that the next token is the last one, and a part of a token can be put back.
-        self.left = [END, *reversed(found)]
+        self.remaining = [END, *reversed(tokens)]
         self.sign, self.doubled = sign, False
         self.level, self.bars = level, 0
         self.until = frozenset[str]()
@@ -26,12 +26,12 @@ class Cursor:
         """The level of the answer, or of the set, whose elements may have two signs."""
 
     def peek(self, ahead: int = 0) -> Token:
-        """Return the next token, or one behind it, without taking it."""
-        return self.left[-1 - ahead] if ahead < len(self.left) else END
+        """Return the next token, or one after it, without taking it."""
+        return self.remaining[-1 - ahead] if ahead < len(self.remaining) else END
 
     def take(self) -> Token:
         """Take the next token."""
-        return self.left.pop() if len(self.left) > 1 else END
+        return self.remaining.pop() if len(self.remaining) > 1 else END
 
     def is_sign(self, signs: str, ahead: int = 0) -> bool:
         """Return whether a token is one of these characters."""
@@ -45,10 +45,10 @@ class Cursor:
 
     def taken(self, sign: str) -> bool:
         """Take the next token if it is this sign; return whether it was."""
-        found = self.peek().kind in ("sign", "separator") and self.peek().text == sign
-        if found:
+        matches = self.peek().kind in ("sign", "separator") and self.peek().text == sign
+        if matches:
             self.take()
-        return found
+        return matches
 
     def expect(self, sign: str) -> None:
         """Take the next token, which has to be this sign."""
@@ -69,7 +69,7 @@ class Cursor:
         if len(token.text) > 1:
             if token.kind == "number" and not token.text.isdigit():
                 raise Unreadable(f"an argument before {token.text!r}")
-            self.left.append(Token(token.kind, token.text[1:]))
+            self.remaining.append(Token(token.kind, token.text[1:]))
         return Token(token.kind, token.text[0], token.gap)
 
     # ---- parts that one module reads and another asks for
@@ -79,7 +79,7 @@ class Cursor:
         raise NotImplementedError
 
     def term(self) -> Node:
-        """Read a product, with the unit behind it."""
+        """Read a product, with the unit after it."""
         raise NotImplementedError
 
     def factor(self) -> Node:

@@ -19,10 +19,10 @@ def exact(ours: Node, theirs: Node, multiple: bool = False) -> bool | None:
         return close(ours.text, a, theirs.text, b)
     if infinite(ours) or infinite(theirs):
         return infinite(ours) == infinite(theirs) != 0
-    known = same(ours, theirs)
-    if known is False and _decimal(ours, theirs):  # 3.142 for pi
+    verdict = same(ours, theirs)
+    if verdict is False and _decimal(ours, theirs):  # 3.142 for pi
         return None
-    return known
+    return verdict
 
 
 def decidable(node: Node) -> bool:
@@ -41,10 +41,11 @@ def infinite(node: Node) -> int:
 
 def _decimal(ours: Node, theirs: Node) -> bool:
     """Return whether one is a decimal to which the other might round."""
-    texts = [n.text if n.kind == "number" else "" for n in (ours, theirs)]
-    return any(
-        decimals(t) is not None and significant(t) >= least for t, least in zip(texts, (3, 10), strict=True)
-    )
+    for node, fewest_digits in ((ours, 3), (theirs, 10)):
+        text = node.text if node.kind == "number" else ""
+        if decimals(text) is not None and significant(text) >= fewest_digits:
+            return True
+    return False
 
 
 def close(reference_text: str, reference: Fraction, answer_text: str, answer: Fraction) -> bool:

@@ -65,7 +65,7 @@ class Formulas(Measures):
         return negated(node) if minus else node
 
     def term(self) -> Node:
-        """Read a product, with the unit behind it."""
+        """Read a product, with the unit after it."""
         factors = [self.factor()]
         while True:
             token, last = self.peek(), factors[-1]
@@ -91,9 +91,9 @@ class Formulas(Measures):
                 return self.with_smaller(self.quantity(combined("product", factors)))
             elif self.starts_factor():
                 if last.kind == "quantity":
-                    raise Unreadable(f"{shown(token)} behind {last.text}")
+                    raise Unreadable(f"{shown(token)} after {last.text}")
                 if token.kind == "number" and last.kind in ("number", "name"):
-                    raise Unreadable(f"a number directly behind {last.text or 'another'}")
+                    raise Unreadable(f"a number directly after {last.text or 'another'}")
                 factors.append(self.factor())
             else:
                 return combined("product", factors)
@@ -124,7 +124,7 @@ class Formulas(Measures):
         )
 
     def signed_factor(self) -> Node:
-        """Read a factor behind an operator, which may have a sign."""
+        """Read a factor after an operator, which may have a sign."""
         if self.is_sign("+-"):
             minus = self.take().text == "-"
             node = self.factor()
@@ -275,12 +275,12 @@ class Formulas(Measures):
             above, _, below = self.take(), self.take(), self.take()
             return number(whole.value + Fraction(int(above.text), int(below.text)))
         if one.kind == "command" and one.text in FRACTIONS:
-            kept = list(self.left)
+            before = list(self.remaining)
             self.take()
             digits = [self._digits(), self._digits()]
             if all(digits) and int(digits[1]) and not self.is_sign("^"):
                 return number(whole.value + Fraction(int(digits[0]), int(digits[1])))
-            self.left = kept
+            self.remaining = before
         return whole
 
     def _digits(self) -> str:
@@ -308,9 +308,9 @@ class Formulas(Measures):
         if run == "abs" and self.peek(1).text == "(":
             self.take()
             return Node("call", (self.atom(),), "abs")
-        known = next((f for f in ("sin", "cos", "tan", "ln") if run == f + run[-1]), "")
-        if known:  # sinx
-            self.left[-1:] = [Token("letters", run[-1]), Token("letters", known)]
+        function = next((f for f in ("sin", "cos", "tan", "ln") if run == f + run[-1]), "")
+        if function:  # sinx
+            self.remaining[-1:] = [Token("letters", run[-1]), Token("letters", function)]
             return self._letters()
         if len(run) > 4 or (len(run) > 1 and run in SHORT_WORDS):
             raise Unreadable(f"the word {run!r} in a formula")
@@ -325,7 +325,7 @@ class Formulas(Measures):
     def _pair_begins(self) -> bool:
         """Return whether parentheses follow that have a comma of their own."""
         depth = 0
-        for token in reversed(self.left) if self.is_sign("(") else ():
+        for token in reversed(self.remaining) if self.is_sign("(") else ():
             depth += (token.text in ("(", "{", r"\{", "[")) - (token.text in (")", "}", r"\}", "]"))
             if depth < 1 or (depth == 1 and token.kind == "separator"):
                 return depth == 1

@@ -1,7 +1,7 @@
 r"""The reader of commands and functions, by TeX's rules and those of printed mathematics.
 
 A function's argument in parentheses or braces ends with them; any other ends at an operator, at a relation,
-at another function, and at parentheses behind a name: `\ln 2 \cdot 3` is 3 ln 2, `\sin x(1+\cos x)` is
+at another function, and at parentheses after a name: `\ln 2 \cdot 3` is 3 ln 2, `\sin x(1+\cos x)` is
 a product.
 """
 
@@ -81,12 +81,12 @@ class Functions(Cursor):
             self.take()
             return conjugate(self.group())
         letters = self._accented(command)
-        known = command == "mathbb" and letters in DOMAINS
-        return self._domain(letters) if known else self.named(f"{command} {letters}")
+        is_domain = command == "mathbb" and letters in DOMAINS
+        return self._domain(letters) if is_domain else self.named(f"{command} {letters}")
 
     def _is_complex(self) -> bool:
         """Return whether braces follow with a sum of i in them, and no name such as AB."""
-        inside = [token.text for token in reversed(self.left)]
+        inside = [token.text for token in reversed(self.remaining)]
         inside = inside[: inside.index("}")] if self.is_sign("{") and "}" in inside else []
         return "i" in inside and bool({"+", "-"} & set(inside))
 
@@ -94,19 +94,13 @@ class Functions(Cursor):
         """Return a set of numbers; of the real ones, those with the sign that follows."""
         if letter == "R" and self.is_sign("^_"):
             ahead = "".join(self.peek(k).text for k in range(4))
-            for written, sign in (
-                ("^+", "+"),
-                ("^{+}", "+"),
-                ("_+", "+"),
-                ("_{+}", "+"),
-                ("^-", "-"),
-                ("^{-}", "-"),
-            ):
+            for written in ("^+", "^{+}", "_+", "_{+}", "^-", "^{-}"):
                 if ahead.startswith(written):
                     for _ in written:
                         self.take()
-                    ends = (number(0), INFINITY) if sign == "+" else (negative(INFINITY), number(0))
-                    return Node("tuple", ends, "()")
+                    positive = (number(0), INFINITY)
+                    negatives = (negative(INFINITY), number(0))
+                    return Node("tuple", positive if "+" in written else negatives, "()")
         return name(DOMAINS[letter])
 
     def _close(self, command: str) -> None:
@@ -114,7 +108,7 @@ class Functions(Cursor):
             raise Unreadable(f"\\{command} is missing")
 
     def _accented(self, command: str) -> str:
-        """Take the letters that get an accent, or all those behind an angle or a triangle."""
+        """Take the letters that get an accent, or all those after an angle or a triangle."""
         if self.is_sign("{"):
             return self.index()
         token = self.take() if command in PREFIXES else self.first()
@@ -262,7 +256,7 @@ class Functions(Cursor):
             factors: list[Node] = []
             while self.starts_factor() and not self._argument_ends(factors):
                 if factors and self.peek().kind == "number" and factors[-1].kind in ("number", "name"):
-                    raise Unreadable("a number directly behind another factor")
+                    raise Unreadable("a number directly after another factor")
                 if self.peek().kind == "word" and factors:
                     break
                 factors.append(self.factor())

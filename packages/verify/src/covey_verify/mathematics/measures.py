@@ -1,4 +1,4 @@
-r"""The reader of amounts: units with their powers, smaller units behind larger ones, minutes of arc."""
+r"""The reader of amounts: units with their powers, smaller units after larger ones, minutes of arc."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from covey_verify.mathematics.vocabulary import FRACTIONS, KNOWN, is_letters
 
 
 class Measures(Functions):
-    """Reads the units behind amounts."""
+    """Reads the units after amounts."""
 
     def unit_begins(self, factors: Sequence[Node]) -> bool:
-        """Return whether the words behind a product are its unit."""
+        """Return whether the words after a product are its unit."""
         token = self.peek()
         if token.kind == "command" and token.text in FRACTIONS and self.peek(2).kind == "word":
             return True
@@ -60,7 +60,7 @@ class Measures(Functions):
 
     def with_smaller(self, larger: Node) -> Node:
         """Read what follows in a smaller unit: `2 hours 15 minutes`, `5 feet and 3 inches`."""
-        kept = list(self.left)
+        before = list(self.remaining)
         # Of other units, `and` joins two answers: 2 m and 5 cm.
         joined = larger.text == "s" or larger.value == units.KNOWN["foot"][0]
         if joined and self.peek() == Token("separator", "and", self.peek().gap):
@@ -71,11 +71,11 @@ class Measures(Functions):
             if fits and (smaller.value or 0) < (larger.value or 0):
                 amounts = [product(number(n.value or 1), n.parts[0]) for n in (larger, smaller)]
                 return Node("quantity", (Node("sum", tuple(amounts)),), larger.text, Fraction(1))
-        self.left = kept
+        self.remaining = before
         return larger
 
     def minutes(self, degrees: Node) -> Node:
-        """Read minutes and seconds of arc behind degrees: 22° 30' 15''."""
+        """Read minutes and seconds of arc after degrees: 22° 30' 15''."""
         total = degrees
         for signs in (1, 2):
             marks = "".join(self.peek(k).text for k in range(1, 1 + signs))

@@ -25,7 +25,7 @@ ROOT = "√"
 
 
 class Inexact(ValueError):
-    """The expression is not rational, too large to be expanded, or divided by zero."""
+    """Raised if an expression is not rational, is too large to be expanded, or divides by zero."""
 
 
 def constant(node: Node) -> Fraction | None:
@@ -45,13 +45,14 @@ def constant(node: Node) -> Fraction | None:
 
 def same(ours: Node, theirs: Node) -> bool | None:
     """Return whether two expressions are equal; None if exact arithmetic cannot tell."""
-    expansion = Expansion()
     try:
-        left, right = expansion.crossed(ours, theirs)
+        left, right = Expansion().crossed(ours, theirs)
     except Inexact:
         return None
-    apart = _plus(left, right, -1)
-    return True if not apart else False if _independent(apart) else None
+    difference = _plus(left, right, -1)
+    if not difference:
+        return True
+    return False if _independent(difference) else None
 
 
 def proportional(ours: Node, theirs: Node) -> Fraction | None:
@@ -126,8 +127,8 @@ class Expansion:
         if node.kind == "power":
             return self._power(*node.parts)
         if node.kind in ("call", "apply", "big"):
-            known = self._called(node) if node.kind == "call" else None
-            return (self._atom(node) if known is None else known), ONE
+            value = self._called(node) if node.kind == "call" else None
+            return (self._atom(node) if value is None else value), ONE
         raise Inexact
 
     def _sum(self, node: Node) -> Quotient:
@@ -142,36 +143,37 @@ class Expansion:
         return above, below
 
     def _power(self, base: Node, exponent: Node) -> Quotient:
-        raised, (above, below) = _constant(*self.fraction(exponent)), self.fraction(base)
-        known = _constant(above, below)
-        if raised is None or raised.denominator > 2 or (raised.denominator == 2 and known is None):
+        power = _constant(*self.fraction(exponent))
+        above, below = self.fraction(base)
+        rational_base = _constant(above, below)
+        if power is None or power.denominator > 2 or (power.denominator == 2 and rational_base is None):
             return self._atom(Node("call", (base, exponent), "power")), ONE
-        if raised.denominator == 2:
-            return self._raised(_root(known or Fraction(0)), ONE, raised.numerator)
-        if known:
-            return {(): known ** int(raised)}, ONE
-        return self._raised(above, below, int(raised))
+        if power.denominator == 2:
+            return self._raised(_root(rational_base or Fraction(0)), ONE, power.numerator)
+        if rational_base:
+            return {(): rational_base ** int(power)}, ONE
+        return self._raised(above, below, int(power))
 
     def _raised(self, above: Polynomial, below: Polynomial, power: int) -> Quotient:
         if abs(power) > MAX_POWER or (not above and power <= 0):
             raise Inexact
         if power < 0:
             above, below = below, above
-        found = ONE, ONE
+        raised = ONE, ONE
         for _ in range(abs(power)):
-            found = self.times(found[0], above), self.times(found[1], below)
-        return found
+            raised = self.times(raised[0], above), self.times(raised[1], below)
+        return raised
 
     def _called(self, node: Node) -> Polynomial | None:
-        """Return the value of a function of rational numbers where exact arithmetic has it."""
+        """Return the value of a function of rational numbers, if exact arithmetic can compute it."""
         values = [_constant(*self.fraction(part)) for part in node.parts]
         if None in values:
             return None
         numbers = [v for v in values if v is not None]
         if node.text == "root" and numbers[1] == 2:
             return _root(numbers[0])
-        known = _computed(node.text, numbers)
-        return None if known is None else {(): known} if known else {}
+        value = _computed(node.text, numbers)
+        return None if value is None else {(): value} if value else {}
 
     def _atom(self, node: Node) -> Polynomial:
         return {((f"{node.text}({','.join(map(self._key, node.parts))})", 1),): Fraction(1)}
@@ -185,28 +187,29 @@ class Expansion:
         if set(below) == {()}:
             above, below = {m: c / below[()] for m, c in above.items()}, ONE
         # Hexadecimal, as Python refuses to write long numbers in decimals.
-        terms = (
-            sorted((m, f"{c.numerator:x}/{c.denominator:x}") for m, c in p.items()) for p in (above, below)
-        )
+        terms = [
+            sorted((m, f"{c.numerator:x}/{c.denominator:x}") for m, c in polynomial.items())
+            for polynomial in (above, below)
+        ]
         return "/".join(map(str, terms))
 
     def times(self, a: Polynomial, b: Polynomial) -> Polynomial:
         """Return a product."""
         if a is ONE or b is ONE:
             return a if b is ONE else b
-        found: Polynomial = {}
+        product: Polynomial = {}
         for first, x in a.items():
             for second, y in b.items():
                 self.work += 1 + (x.numerator.bit_length() + y.denominator.bit_length()) // 64
                 if self.work > MAX_WORK:
                     raise Inexact
                 monomial, factor = _joined(first, second)
-                found[monomial] = found.get(monomial, Fraction(0)) + x * y * factor
-        return {monomial: c for monomial, c in found.items() if c}
+                product[monomial] = product.get(monomial, Fraction(0)) + x * y * factor
+        return {monomial: c for monomial, c in product.items() if c}
 
 
 def _computed(function: str, numbers: list[Fraction]) -> Fraction | None:
-    """Return the value of a function of rational numbers where it is rational for sure."""
+    """Return the value of a function of rational numbers, if it is certain to be rational."""
     if function in ("max", "min"):
         return max(numbers) if function == "max" else min(numbers)
     if function == "abs":
@@ -258,10 +261,10 @@ def _root(value: Fraction) -> Polynomial:
 
 
 def _plus(a: Polynomial, b: Polynomial, factor: Fraction | int = 1) -> Polynomial:
-    found = dict(a)
+    total = dict(a)
     for monomial, coefficient in b.items():
-        found[monomial] = found.get(monomial, Fraction(0)) + factor * coefficient
-    return {monomial: c for monomial, c in found.items() if c}
+        total[monomial] = total.get(monomial, Fraction(0)) + factor * coefficient
+    return {monomial: c for monomial, c in total.items() if c}
 
 
 def _joined(first: Monomial, second: Monomial) -> tuple[Monomial, int]:

@@ -33,7 +33,7 @@ from covey_verify.mathematics.tree import (
 from covey_verify.mathematics.vocabulary import KNOWN, is_letters, is_product
 
 CODE = re.compile(r"\d+(?:(?:-\d+){2,}|(?:/\d+){2,}|(?:\.\d+){2,})")
-"""A date, a telephone number, an address or a version, which are no calculations."""
+"""A date, a telephone number, an address or a version, none of which is a calculation."""
 DIFFERENCE = re.compile(r"\d+-\d+")
 """As a reference answer this is a range, a score or a telephone number, never a subtraction left to do."""
 BASED = re.compile(r"\(?([0-9A-Fa-f]*\d[0-9A-Fa-f]*|\d+)\)?_\{?(\d+|[a-z]+)\}?")
@@ -129,7 +129,7 @@ class Reader(Formulas):
         """Read what stands between separators."""
         node = self.statement()
         if self.peek().kind == "word":
-            raise Unreadable(f"{self.peek().text!r} behind the answer")
+            raise Unreadable(f"{self.peek().text!r} after the answer")
         return node
 
     def _words(self) -> Node | None:
@@ -141,7 +141,7 @@ class Reader(Formulas):
         ends = after.kind in ("end of text", "separator", "row") or after.text in (*RELATIONS, *"})]&", r"\}")
         node = _text([self.peek(k) for k in range(count)]) if count and ends else None
         if node is not None:
-            self.left = self.left[: len(self.left) - count]
+            self.remaining = self.remaining[: len(self.remaining) - count]
         return node
 
     def statement(self) -> Node:
@@ -164,7 +164,7 @@ class Reader(Formulas):
         begin = 6 if "".join(self.peek(k).text for k in range(1, 6)) == "^{-1}" else 1
         if token.kind not in ("letters", "command") or len(token.text) > 1 or not self.is_sign("(", begin):
             return None
-        for k in range(begin, len(self.left)):
+        for k in range(begin, len(self.remaining)):
             text = self.peek(k).text
             depth += (text in ("(", r"\{")) - (text in (")", r"\}"))
             if depth == 0:
@@ -175,7 +175,7 @@ class Reader(Formulas):
         return None
 
     def _modulus(self) -> Node | None:
-        r"""Read `\pmod n`, `\mod n` or `(mod n)` behind a number or a congruence."""
+        r"""Read `\pmod n`, `\mod n` or `(mod n)` after a number or a congruence."""
         token = self.peek()
         if token.kind == "command" and token.text in ("pmod", "mod"):
             self.take()
@@ -195,14 +195,14 @@ class Reader(Formulas):
 
     def side(self) -> Node:
         """Read one side of a relation, with both values of a ±."""
-        start, outer = list(self.left), self.sign
+        start, outer = list(self.remaining), self.sign
         doubled, self.doubled = self.doubled, False
         node = self.union()
         if self.doubled and self.level <= self.outermost + 2:
-            kept = self.left
-            self.left, self.sign = start, -outer
+            outer_tokens = self.remaining
+            self.remaining, self.sign = start, -outer
             other = self.union()
-            self.left, self.sign = kept, outer
+            self.remaining, self.sign = outer_tokens, outer
             node = Node("list", (node, other))
         self.doubled |= doubled
         return node
@@ -253,7 +253,7 @@ class Reader(Formulas):
         return Node("tuple", node.parts, ("[" if opening == "[" else "(") + ("]" if closing == "]" else ")"))
 
     def braces(self) -> Node:
-        r"""Read a set: its elements, or its builder, or the system behind `\left\{`."""
+        r"""Read a set: its elements, or its builder, or the system after `\left\{`."""
         if self.taken(r"\}"):
             return Node("set")
         if self.peek().kind == "begin":
@@ -317,7 +317,7 @@ class Reader(Formulas):
 
     def whole(self) -> Node:
         """Read all tokens as one answer."""
-        if len(self.left) == 1:
+        if len(self.remaining) == 1:
             return Node("opaque")
         node = self.elements(allowed=(",", ";", "and", "or"))
         if self.peek() != END:
@@ -339,40 +339,37 @@ def _system(rows: Sequence[Sequence[list[Token]]], level: int) -> Node:
     """Return the relations of a system, all of which hold, or a function by cases."""
     if not rows:
         raise Unreadable("cases without a row")
-    parts: list[Node] = []
-    by_cases = False
-    for row in rows:
-        cells = [cell for cell in row if cell]
-        second = cells[1] if len(cells) > 1 else []
-        aligned = second and second[0].text in RELATIONS
-        if second and not aligned:
-            by_cases = True
-            value = _without_comma(cells[0])
-            parts += [
-                Reader(value, level=level).whole(),
-                _condition([t for cell in cells[1:] for t in cell], level),
-            ]
-        else:
-            split = next((k for k, t in enumerate(cells[0]) if k and _is_condition(t)), None)
-            if split is not None and not aligned:
-                by_cases = True
-                parts += [
-                    Reader(_without_comma(cells[0][:split]), level=level).whole(),
-                    _condition(cells[0][split:], level),
-                ]
-            else:
-                parts.append(Reader(_without_comma([t for cell in cells for t in cell]), level=level).whole())
-    if not by_cases:
-        return Node("list", tuple(parts), "and") if len(parts) > 1 else parts[0]
-    if len(parts) != 2 * len(rows):
+    cases = [_case(row, level) for row in rows]
+    parts = tuple(part for case in cases for part in case)
+    if all(len(case) == 1 for case in cases):
+        return Node("list", parts, "and") if len(parts) > 1 else parts[0]
+    if any(len(case) == 1 for case in cases):
         raise Unreadable("cases with and without conditions")
-    return Node("piecewise", tuple(parts))
+    return Node("piecewise", parts)
+
+
+def _case(row: Sequence[list[Token]], level: int) -> list[Node]:
+    """Return a row as its value and its condition, or as one node if it has no condition."""
+    cells = [cell for cell in row if cell]
+    first = cells[0]
+    second = cells[1] if len(cells) > 1 else []
+    # A second cell that begins with a relation continues the first: `x &= 2`.
+    aligned = bool(second) and second[0].text in RELATIONS
+    if second and not aligned:
+        condition = [token for cell in cells[1:] for token in cell]
+        return [Reader(_without_comma(first), level=level).whole(), _condition(condition, level)]
+    split = next((k for k, token in enumerate(first) if k and _is_condition(token)), None)
+    if split is not None and not aligned:
+        value = _without_comma(first[:split])
+        return [Reader(value, level=level).whole(), _condition(first[split:], level)]
+    tokens = [token for cell in cells for token in cell]
+    return [Reader(_without_comma(tokens), level=level).whole()]
 
 
 def _is_condition(token: Token) -> bool:
-    return token.kind in ("word", "letters") and bool(
-        CONDITION.match(token.text) or OTHERWISE.fullmatch(token.text)
-    )
+    if token.kind not in ("word", "letters"):
+        return False
+    return bool(CONDITION.match(token.text) or OTHERWISE.fullmatch(token.text))
 
 
 def _without_comma(cell: list[Token]) -> list[Token]:
@@ -387,10 +384,11 @@ def _condition(cell: list[Token], level: int) -> Node:
     written = " ".join(t.text for t in cell)
     if OTHERWISE.fullmatch(written):
         return Node("text", text="otherwise")
-    begin = CONDITION.match(cell[0].text) if cell and cell[0].kind in ("word", "letters") else None
-    if begin:
-        rest = cell[0].text[begin.end() :]
-        cell = [*([Token(cell[0].kind, rest)] if rest else []), *cell[1:]]
+    opening = CONDITION.match(cell[0].text) if cell and cell[0].kind in ("word", "letters") else None
+    if opening:
+        first, *others = cell
+        rest = first.text[opening.end() :]
+        cell = [Token(first.kind, rest), *others] if rest else others
     return Reader(cell, level=level).whole()
 
 

@@ -26,7 +26,7 @@ MINUS_INFINITY = negative(INFINITY)
 
 
 class NoRegion(ValueError):
-    """The node is no set of real numbers whose ends are known."""
+    """Raised if a node is not a set of real numbers whose ends are known."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,8 @@ def region(node: Node) -> Region:
     if node.kind == "tuple" and len(node.parts) == 2:
         return _interval(node.parts[0], node.parts[1], "[" in node.text, "]" in node.text)
     if node.kind == "set":
-        return reduce(
-            _union, (_interval(part, part, True, True) for part in node.parts), Region((), (False,))
-        )
+        points = (_interval(part, part, True, True) for part in node.parts)
+        return reduce(_union, points, Region((), (False,)))
     if node == name("ℝ"):
         return Region((), (True,))
     if node.kind in OPERATIONS:
@@ -58,18 +57,18 @@ def region(node: Node) -> Region:
     if node.kind == "chain":
         return _related(node)
     if node.kind == "list" and all(part.kind == "chain" for part in node.parts):
-        found = [region(part) for part in node.parts]
+        parts = [region(part) for part in node.parts]
         if node.text:
-            return combined("union" if node.text == "or" else "intersection", found)
+            return combined("union" if node.text == "or" else "intersection", parts)
         # A comma between two half-lines that overlap means `and`, otherwise `or`.
-        both = combined("intersection", found)
-        return both if any(both.cells) else combined("union", found)
+        both = combined("intersection", parts)
+        return both if any(both.cells) else combined("union", parts)
     raise NoRegion
 
 
-def complement(found: Region) -> Region:
+def complement(points: Region) -> Region:
     """Return the rest of the real line."""
-    return Region(found.ends, tuple(not cell for cell in found.cells), found.variable)
+    return Region(points.ends, tuple(not cell for cell in points.cells), points.variable)
 
 
 def inequality(node: Node) -> bool:
@@ -87,13 +86,13 @@ def _interval(low: Node, high: Node, from_low: bool, to_high: bool) -> Region:
         if math.isinf(ends[0]):
             raise NoRegion
         return Region((low,), (False, from_low and to_high, False))
-    kept = [end for end, size in zip((low, high), ends, strict=True) if math.isfinite(size)]
+    finite = [end for end, size in zip((low, high), ends, strict=True) if math.isfinite(size)]
     cells = [True]
     if math.isfinite(ends[0]):
         cells = [False, from_low, *cells]
     if math.isfinite(ends[1]):
         cells = [*cells, to_high, False]
-    return Region(tuple(kept), tuple(cells))
+    return Region(tuple(finite), tuple(cells))
 
 
 def _union(a: Region, b: Region) -> Region:
@@ -105,25 +104,25 @@ def combined(kind: str, regions: Sequence[Region]) -> Region:
     names = {r.variable for r in regions if r.variable}
     if len(names) > 1:
         raise NoRegion
-    found = regions[0]
+    result = regions[0]
     for other in regions[1:]:
-        ends = _merged(found.ends, other.ends)
-        cells = zip(_spread(found, ends), _spread(other, ends), strict=True)
-        found = _simplified(ends, [OPERATIONS[kind](a, b) for a, b in cells])
-    return Region(found.ends, found.cells, "".join(names))
+        ends = _merged(result.ends, other.ends)
+        cells = zip(_spread(result, ends), _spread(other, ends), strict=True)
+        result = _simplified(ends, [OPERATIONS[kind](a, b) for a, b in cells])
+    return Region(result.ends, result.cells, "".join(names))
 
 
 def _equal(a: Node, b: Node) -> bool:
-    known = same(a, b)
-    return known if known is not None else math.isclose(approximate(a), approximate(b), rel_tol=1e-13)
+    verdict = same(a, b)
+    return verdict if verdict is not None else math.isclose(approximate(a), approximate(b), rel_tol=1e-13)
 
 
 def _merged(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
-    found: list[Node] = []
+    merged: list[Node] = []
     for end in sorted((*first, *second), key=approximate):
-        if not found or not _equal(found[-1], end):
-            found.append(end)
-    return tuple(found)
+        if not merged or not _equal(merged[-1], end):
+            merged.append(end)
+    return tuple(merged)
 
 
 def _spread(one: Region, ends: Sequence[Node]) -> list[bool]:
@@ -141,34 +140,35 @@ def _spread(one: Region, ends: Sequence[Node]) -> list[bool]:
 
 def _simplified(ends: Sequence[Node], cells: Sequence[bool]) -> Region:
     """Return a set without the ends at which nothing changes."""
-    kept, found = [], [cells[0]]
+    kept_ends = list[Node]()
+    kept_cells = [cells[0]]
     for k, end in enumerate(ends):
         point, after = cells[2 * k + 1 : 2 * k + 3]
-        if not found[-1] == point == after:
-            kept.append(end)
-            found += [point, after]
-    return Region(tuple(kept), tuple(found))
+        if not kept_cells[-1] == point == after:
+            kept_ends.append(end)
+            kept_cells += [point, after]
+    return Region(tuple(kept_ends), tuple(kept_cells))
 
 
 def _built(node: Node) -> Region:
     """Return the set {x | condition}, or {x in S | condition}."""
     subject, condition = node.parts
-    found = region(condition)
+    domain = region(condition)
     if subject.kind == "chain" and subject.marks == ("∈",):
         subject, inside = subject.parts
-        found = combined("intersection", [region(inside), found])
-    if subject.kind != "name" or found.variable != subject.text:
+        domain = combined("intersection", [region(inside), domain])
+    if subject.kind != "name" or domain.variable != subject.text:
         raise NoRegion
-    return Region(found.ends, found.cells)
+    return Region(domain.ends, domain.cells)
 
 
 def _related(chain: Node) -> Region:
     """Return the numbers for which all relations of a chain hold."""
     if chain.marks == ("∈",):
-        found = region(chain.parts[1])
+        side = region(chain.parts[1])
         if chain.parts[0].kind != "name":
             raise NoRegion
-        return Region(found.ends, found.cells, chain.parts[0].text)
+        return Region(side.ends, side.cells, chain.parts[0].text)
     # f(x) > 2 is about the values of f.
     parts = [name(f"{p.text}({p.parts})") if p.kind == "apply" else p for p in chain.parts]
     sides = zip(parts, chain.marks, parts[1:], strict=False)
@@ -195,9 +195,9 @@ def _half_line(left: Node, mark: str, right: Node) -> Region:
     if slopes is None or not slopes[0]:
         raise NoRegion
     slope, rest = slopes
-    return _with_name(
-        _compared(mark if slope > 0 else FLIPPED.get(mark, mark), number(-rest / slope)), variable
-    )
+    if slope < 0:
+        mark = FLIPPED.get(mark, mark)
+    return _with_name(_compared(mark, number(-rest / slope)), variable)
 
 
 def _size(left: Node, right: Node) -> tuple[Node, Node] | None:
@@ -215,8 +215,8 @@ def _constant_side(node: Node) -> bool:
     return not any(n.kind == "name" and n.text not in CONSTANTS - {"i"} for n in node.walk())
 
 
-def _with_name(found: Region, variable: str) -> Region:
-    return Region(found.ends, found.cells, variable)
+def _with_name(points: Region, variable: str) -> Region:
+    return Region(points.ends, points.cells, variable)
 
 
 def _compared(mark: str, end: Node) -> Region:

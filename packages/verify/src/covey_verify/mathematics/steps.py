@@ -1,6 +1,6 @@
 """Process rewards: the ends of a completion's steps, in characters and in tokens, and two verifiers.
 
-A reward that asks for ``token_ends`` gets for each token the place in the completion where its text ends.
+A reward that asks for ``token_ends`` gets for each token the position in the completion where its text ends.
 This turns spans of characters into spans of tokens, whatever the tokenizer does with spaces and bytes.
 """
 
@@ -80,17 +80,19 @@ def calculations(
     """
     text = text_of(completion)[:LONGEST]
     spans = split(text, split_by)
-    found = [[is_correct(m[1], m[2]) for m in ANNOTATION.finditer(text[a:b])] for a, b in spans]
-    return score_steps(spans, [float(all(f)) if f else None for f in found], token_ends, total)
+    verdicts = [[is_correct(m[1], m[2]) for m in ANNOTATION.finditer(text[a:b])] for a, b in spans]
+    values = [float(all(of_step)) if of_step else None for of_step in verdicts]
+    return score_steps(spans, values, token_ends, total)
 
 
 def _check_labels(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
-    return [
-        None
-        if isinstance(labels, Mapping) and all(label in (-1, 0, 1) for label in labels.values())
-        else "column 'step_labels' has to be {text of a step: -1, 0 or 1}"
-        for labels in (row.get("step_labels") for row in rows)
-    ]
+    return [_labels_fault(row.get("step_labels")) for row in rows]
+
+
+def _labels_fault(labels: object) -> str | None:
+    if isinstance(labels, Mapping) and all(label in (-1, 0, 1) for label in labels.values()):
+        return None
+    return "column 'step_labels' has to be {text of a step: -1, 0 or 1}"
 
 
 @reward(concurrent=True, check_references=_check_labels, verdict=False)
@@ -110,10 +112,10 @@ def step_labels(
     >>> step_labels("2+2 = 4\n4+1 = 6", {"2+2 = 4": 1, "4+1 = 6": -1}, [], total="mean").value
     0.5
     """
-    known = {" ".join(step.split()): (1 + label) / 2 for step, label in step_labels.items()}
+    labels = {" ".join(step.split()): (1 + label) / 2 for step, label in step_labels.items()}
     text = text_of(completion)[:LONGEST]
     spans = split(text, split_by)
-    values = [known.get(" ".join(text[a:b].split())) for a, b in spans]
+    values = [labels.get(" ".join(text[a:b].split())) for a, b in spans]
     judged = any(v is not None for v in values)
     return score_steps(spans, values, token_ends, total) if judged else Score(None, "not_applicable")
 
@@ -126,40 +128,43 @@ def score_steps(
     The score's value is the least of the known values (`min`), their mean or the `last`. As step rewards they
     are mapped to -1 .. 1, unknown ones to 0.
     """
-    known = [v for v in values if v is not None]
-    if not known:
+    judged = [v for v in values if v is not None]
+    if not judged:
         return Score(0.0, "no_answer", steps=())
-    value = {"min": min(known), "mean": sum(known) / len(known), "last": known[-1]}[total]
-    places = zip(token_spans(spans, token_ends), values, strict=True)
-    steps = tuple((a, b, 0.0 if v is None else 2 * v - 1) for (a, b), v in places if b > a)
-    return Score(value, metrics={"steps": float(len(known))}, steps=steps)
+    value = {"min": min(judged), "mean": sum(judged) / len(judged), "last": judged[-1]}[total]
+    step_values = zip(token_spans(spans, token_ends), values, strict=True)
+    steps = tuple((a, b, 0.0 if v is None else 2 * v - 1) for (a, b), v in step_values if b > a)
+    return Score(value, metrics={"steps": float(len(judged))}, steps=steps)
 
 
 def is_correct(expression: str, result: str) -> bool:
-    """Return whether a calculation gives the written result, up to the decimals of that.
+    """Return whether a calculation gives the written result, to as many decimals as that has.
 
     >>> is_correct("1/3", "0.33"), is_correct("20%*50", "10"), is_correct("1/0", "1")
     (True, True, False)
     """
-    written, value = plain_number(result.strip()), calculated(expression)
+    written = plain_number(result.strip())
+    value = calculated(expression)
     if written is None or value is None:
         return False
     places = decimals(result.strip())
-    return written == value or (places is not None and 2 * abs(written - value) <= Fraction(1, 10**places))
+    if places is None:
+        return written == value
+    return 2 * abs(written - value) <= Fraction(1, 10**places)
 
 
 def calculated(expression: str) -> Fraction | None:
     """Return the value of + - * / and parentheses over decimal numbers; None for anything else."""
     try:
-        found = [TIMES if token.text == "x" else token for token in tokens(expression.replace("÷", "/"))]
+        signs = [TIMES if token.text == "x" else token for token in tokens(expression.replace("÷", "/"))]
         # No powers or factorials, and no products without a sign: 2(3).
-        products = (
-            a.text in ")%" or a.kind == "number"
-            for a, b in pairwise(found)
-            if b.text == "(" or b.kind == "number"
-        )
-        if any(t.kind != "number" and t.text not in "+-*/×()%" for t in found) or any(products):
+        if any(token.kind != "number" and token.text not in "+-*/×()%" for token in signs):
             return None
-        return constant(Reader(found).whole())
+        for first, second in pairwise(signs):
+            ends_factor = first.text in ")%" or first.kind == "number"
+            begins_factor = second.text == "(" or second.kind == "number"
+            if ends_factor and begins_factor:
+                return None
+        return constant(Reader(signs).whole())
     except (Unreadable, TooLarge):
         return None

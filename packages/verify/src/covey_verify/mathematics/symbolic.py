@@ -44,11 +44,11 @@ FUNCTIONS = {
 
 
 class NotReal(ValueError):
-    """An expression of real numbers has no real value at a point."""
+    """Raised if an expression of real numbers has no real value at a point."""
 
 
 class Undefined(ValueError):
-    """An expression has no value at a point, or none that can be computed."""
+    """Raised if an expression has no value at a point, or none that can be computed."""
 
 
 def equal(
@@ -62,10 +62,10 @@ def equal(
     algebra = Algebra(reading)
     comparison = Comparison(algebra.leaf, percent, ratio)
     try:
-        found = comparison.compare(read(reference), read(answer))
+        verdict = comparison.compare(read(reference), read(answer))
     except (Unreadable, TooLarge) as error:
         return False, str(error)
-    return bool(found), "" if found else algebra.reason or comparison.reason
+    return bool(verdict), "" if verdict else algebra.reason or comparison.reason
 
 
 def second_opinion(reference: str, answer: str) -> bool:
@@ -90,16 +90,16 @@ class Algebra:
 
     def leaf(self, ours: Node, theirs: Node, multiple: bool) -> bool:
         """Return whether two formulas are equal, or one is a ``multiple`` of the other."""
-        known = exact(ours, theirs, multiple)
-        if known is not None:
-            return known
+        verdict = exact(ours, theirs, multiple)
+        if verdict is not None:
+            return verdict
         if ours.kind == theirs.kind == "big" and ours.text == theirs.text == "int" and len(ours.parts) == 3:
             same = ours.parts[:2] == theirs.parts[:2]
             return same and self.leaf(ours.parts[2], theirs.parts[2], False)
         both = Node("sum", (ours, theirs))
         free = sorted({n.text for n in both.walk() if n.kind == "name"} - CONSTANTS)
         names = [n for n in free if "#" not in n]
-        # Without variables, and where i is written, values may be complex.
+        # Without variables, or if i is written, values may be complex.
         plural = not names or any(n == name("i") for n in both.walk())
         digits = 100 + 2 * _digits(both)
         if digits > MOST_DIGITS:
@@ -120,7 +120,8 @@ class Algebra:
         multiple: bool,
         allowed: Fraction | None,
     ) -> bool:
-        tried, factor = 0, None
+        tried = 0
+        factor: Value | None = None
         for at in points(ours, theirs, names):
             where = ", ".join(f"{n} = {mpmath.nstr(v, 6)}" for n, v in at.items())
             values = [self._value(side, at, plural) for side in (ours, theirs)]
@@ -138,9 +139,9 @@ class Algebra:
                     continue
                 factor = a / b if factor is None else factor
                 b = b * factor
-            near = _near(a, b, allowed) or (
-                factor is None and self._near_in_the_end((ours, theirs), (a, b), at, plural)
-            )
+            near = _near(a, b, allowed)
+            if not near and factor is None:
+                near = self._near_in_the_end((ours, theirs), (a, b), at, plural)
             if not near:
                 return self.no(f"they differ at {where}" if names else "the values differ")
             tried += 1
@@ -151,7 +152,7 @@ class Algebra:
     def _near_in_the_end(
         self, sides: tuple[Node, Node], values: Sequence[Value], at: Mapping[str, Value], plural: bool
     ) -> bool:
-        """Return whether what differed was rounding: large terms that cancel need more digits."""
+        """Return whether only rounding made the difference: large terms that cancel need more digits."""
         for more in (2, 10):
             with mpmath.workdps(min(more * mpmath.mp.dps, MOST_DIGITS)):
                 better = [self._value(side, at, plural) for side in sides]
@@ -166,20 +167,21 @@ class Algebra:
     def _value(self, node: Node, at: Mapping[str, Value], plural: bool) -> Value:
         """Return a formula's value at a point; None if it is not real, "undefined" if it has none."""
         try:
-            found = Evaluation(at, plural, self.real).value(node)
+            value = Evaluation(at, plural, self.real).value(node)
         except NotReal:
             return None
         except (Undefined, ZeroDivisionError, ValueError, TypeError, OverflowError):
             return "undefined"
-        return found if mpmath.isfinite(found) else "undefined"
+        return value if mpmath.isfinite(value) else "undefined"
 
 
 def _near(a: Value, b: Value, allowed: Fraction | None) -> bool:
     """Return whether two values are equal to three fifths of the digits, or as a decimal allows."""
-    apart = abs(a - b)
-    if allowed is not None and apart <= mpmath.mpf(allowed.numerator) / allowed.denominator:
+    difference = abs(a - b)
+    if allowed is not None and difference <= mpmath.mpf(allowed.numerator) / allowed.denominator:
         return True
-    return bool(apart <= max(abs(a), abs(b), mpmath.mpf(1)) * mpmath.mpf(10) ** (-3 * mpmath.mp.dps // 5))
+    size = max(abs(a), abs(b), mpmath.mpf(1))
+    return bool(difference <= size * mpmath.mpf(10) ** (-3 * mpmath.mp.dps // 5))
 
 
 def _digits(node: Node) -> int:
@@ -207,20 +209,21 @@ def points(ours: Node, theirs: Node, names: Sequence[str]) -> Iterator[dict[str,
     both = Node("sum", (ours, theirs))
     whole, counts = _integers(both)
     edges = _edges(both, names)
-    for place in range(MOST_PLACES):
+    has_steps = any(n.kind == "call" and n.text in ("floor", "ceil") for n in both.walk())
+    for number in range(MOST_PLACES):
         at = {}
-        steps = place % 3 == 2 and any(n.kind == "call" and n.text in ("floor", "ceil") for n in both.walk())
+        tries_integers = has_steps and number % 3 == 2
         for k, variable in enumerate(names):
-            draw = int.from_bytes(sha256(f"{seed}{place}{variable}".encode()).digest()[:16])
+            draw = int.from_bytes(sha256(f"{seed}{number}{variable}".encode()).digest()[:16])
             if variable in counts:
-                at[variable] = mpmath.mpf(2 + (draw + place) % 40)
+                at[variable] = mpmath.mpf(2 + (draw + number) % 40)
             elif variable in whole:  # eight in a row have all remainders by 2, 4 and 8
-                at[variable] = mpmath.mpf(8 * (draw % 2**36) + place % 8)
-            elif steps:  # where they jump
-                at[variable] = mpmath.mpf(place // 3 % 9 - 3)
+                at[variable] = mpmath.mpf(8 * (draw % 2**36) + number % 8)
+            elif tries_integers:  # where floor and ceil jump
+                at[variable] = mpmath.mpf(number // 3 % 9 - 3)
             else:
-                positive = place < len(RANGES) or variable[:4] == "base"
-                at[variable] = _real(draw, place + k, positive, edges if place % 2 else [])
+                positive = number < len(RANGES) or variable[:4] == "base"
+                at[variable] = _real(draw, number + k, positive, edges if number % 2 else [])
         yield at
 
 
@@ -229,36 +232,38 @@ def _edges(both: Node, names: Sequence[str]) -> list[float]:
 
     Raises Undefined if there are too many to look at.
     """
-    found: set[float] = set()
+    edges: set[float] = set()
     broken = [n for n in both.walk() if n.kind == "call" and n.text in BROKEN]
     for part in broken:
         for argument in part.parts:
             others = [Node("sum", (argument, negative(p))) for p in part.parts if p is not argument]
             lines = [linear(line, variable) for line in (argument, *others) for variable in names]
-            found |= {abs(float(line[1] / line[0])) for line in lines if line and line[0]}
+            edges |= {abs(float(line[1] / line[0])) for line in lines if line and line[0]}
     for part in both.walk():
         size = abs(approximate(part))
         if part.kind not in ("sum", "name") and 0 < size < 1e300:
-            found.add(size)
-    found.discard(0.0)
-    if broken and len(found) > MOST_EDGES:
+            edges.add(size)
+    edges.discard(0.0)
+    if broken and len(edges) > MOST_EDGES:
         raise Undefined
-    return sorted(found)[-MOST_EDGES:]
+    return sorted(edges)[-MOST_EDGES:]
 
 
-def _real(draw: int, place: int, positive: bool, edges: Sequence[float]) -> Value:
-    """Return an irrational number in the range of a place, or on one side of an edge."""
+def _real(draw: int, number: int, positive: bool, edges: Sequence[float]) -> Value:
+    """Return an irrational number in one of RANGES, or on one side of an edge; ``number`` says in which."""
     share = (draw % 2**61 + mpmath.sqrt(2) - 1) / 2**61
-    low, high = RANGES[place % len(RANGES)]
-    found = low + (high - low) * share
+    low, high = RANGES[number % len(RANGES)]
+    value = low + (high - low) * share
     if edges:
-        side, scale = (1 if place // 2 % 2 else -1), (1, 1, 3, 30)[draw >> 70 & 3]
-        found = mpmath.mpf(edges[place // 4 % len(edges)]) * (1 + side * share) * (scale if side > 0 else 1)
-    return -found if draw & 1 << 64 and not positive else found
+        edge = mpmath.mpf(edges[number // 4 % len(edges)])
+        direction = 1 if number // 2 % 2 else -1
+        scale = (1, 1, 3, 30)[draw >> 70 & 3] if direction > 0 else 1
+        value = edge * (1 + direction * share) * scale
+    return -value if draw & 1 << 64 and not positive else value
 
 
 def _integers(node: Node) -> tuple[set[str], set[str]]:
-    """Return the variables that have to be integers, and those that count the terms of a sum."""
+    """Return the variables that have to be integers, and the variables that count the terms of a sum."""
     whole: set[str] = set()
     counts: set[str] = set()
     for part in node.walk():
@@ -281,13 +286,13 @@ class Evaluation:
 
     def value(self, node: Node) -> Value:
         """Return a node's value. Raises NotReal, Undefined and what mpmath raises."""
-        found = self._value(node)
-        if isinstance(found, mpmath.mpc):
-            if found.imag == 0:
-                return found.real
+        value = self._value(node)
+        if isinstance(value, mpmath.mpc):
+            if value.imag == 0:
+                return value.real
             if not self.plural:
                 raise NotReal
-        return found
+        return value
 
     def _value(self, node: Node) -> Value:
         if node.kind == "number" and node.value is not None:
@@ -363,9 +368,9 @@ class Evaluation:
             raise Undefined  # an antiderivative is known up to a constant only
         import sympy
 
-        found = closed(node)
-        at = {s: sympy.Float(self.at[s.name], mpmath.mp.dps) for s in found.free_symbols if s.name in self.at}
-        number = sympy.N(found.subs(at), mpmath.mp.dps)
+        value = closed(node)
+        at = {s: sympy.Float(self.at[s.name], mpmath.mp.dps) for s in value.free_symbols if s.name in self.at}
+        number = sympy.N(value.subs(at), mpmath.mp.dps)
         if not number.is_number or not number.is_finite:
             raise Undefined
         real, imaginary = number.as_real_imag()
@@ -379,16 +384,16 @@ def closed(node: Node) -> Any:
 
     variable, *bounds, body = (to_sympy(part) for part in node.parts)
     if node.text == "lim":
-        found = sympy.limit(body, variable, bounds[0])
+        result = sympy.limit(body, variable, bounds[0])
     elif node.text == "int":
-        found = sympy.integrate(body, (variable, *bounds))
+        result = sympy.integrate(body, (variable, *bounds))
     elif node.text == "sum":
-        found = sympy.summation(body, (variable, *bounds))
+        result = sympy.summation(body, (variable, *bounds))
     else:
-        found = sympy.product(body, (variable, *bounds))
-    if found.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.AccumBounds):
+        result = sympy.product(body, (variable, *bounds))
+    if result.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.AccumBounds):
         raise Undefined
-    return found
+    return result
 
 
 def to_sympy(node: Node) -> Any:
@@ -398,8 +403,8 @@ def to_sympy(node: Node) -> Any:
     if node.kind == "number" and node.value is not None:
         return sympy.Rational(node.value.numerator, node.value.denominator)
     if node.kind == "name":
-        known = {"π": sympy.pi, "e": sympy.E, "i": sympy.I, "∞": sympy.oo}
-        return known.get(node.text, sympy.Symbol(node.text, real=True))
+        constants = {"π": sympy.pi, "e": sympy.E, "i": sympy.I, "∞": sympy.oo}
+        return constants.get(node.text, sympy.Symbol(node.text, real=True))
     parts = [to_sympy(part) for part in node.parts]
     if node.kind == "sum":
         return sympy.Add(*parts)
@@ -411,11 +416,13 @@ def to_sympy(node: Node) -> Any:
         return sympy.Pow(*parts)
     renamed = {"ln": "log", "ceil": "ceiling", "abs": "Abs"}
     title = renamed.get(node.text, node.text)
-    title = "a" + title[3:] if title[:3] == "arc" else "a" + title[2:] if title[:2] == "ar" else title
-    if node.kind != "call" or (
-        title not in ("root", "log", "floor", "ceiling", "Abs", "factorial", "binomial")
-        and (title.lstrip("a") not in (*CIRCULAR, *HYPERBOLIC))
-    ):
+    # SymPy's names: asin for arcsin, asinh for arsinh.
+    for prefix in ("arc", "ar"):
+        if title.startswith(prefix):
+            title = "a" + title.removeprefix(prefix)
+            break
+    is_known = title in ("root", "log", "floor", "ceiling", "Abs", "factorial", "binomial")
+    if node.kind != "call" or not (is_known or title.lstrip("a") in (*CIRCULAR, *HYPERBOLIC)):
         raise Undefined
     return getattr(sympy, title)(*parts)
 

@@ -32,7 +32,7 @@ PREFIX = re.compile(
 )
 """Words that only announce the answer."""
 REMARK = re.compile(r" ?\(?(?:exact(?:ly)?|simplified|exact (?:value|form)|(?:in )?simplest form)\)? ?")
-"""Words behind an answer that say nothing of its value."""
+"""Words after an answer that do not belong to its value."""
 END = r"(?![a-zA-Z])"
 LOOKS = re.compile(
     r"\\(?:text)?color ?\{[^{}]*\}|\\(?:h|v)?phantom ?\{[^{}]*\}|\\(?:underline|uline|boxed|fbox|mathbf"
@@ -83,7 +83,7 @@ OPENING, CLOSING = {"(", "[", r"\{", "⟨"}, {")", "]", r"\}", "⟩"}
 def currency(text: str) -> str:
     r"""Return the unit of the one sign of money in a text, or "".
 
-    A dollar sign without a backslash is money only where it cannot be one of two that enclose a formula.
+    A dollar sign without a backslash is money only if no second one could close a formula.
 
     >>> currency(r"\$5"), currency("$5$"), currency("$5"), currency("€5")
     ('dollar', '', 'dollar', 'euro')
@@ -94,8 +94,8 @@ def currency(text: str) -> str:
         "euro": "€" in text,
         "sterling": "£" in text,
     }
-    found = [unit for unit, there in money.items() if there]
-    return found[0] if len(found) == 1 else ""
+    units = [unit for unit, there in money.items() if there]
+    return units[0] if len(units) == 1 else ""
 
 
 class Token(NamedTuple):
@@ -117,21 +117,21 @@ def tokens(text: str) -> list[Token]:
     ['{', 'dfrac', '12', '}', 'cm']
     """
     text = _plain(text)
-    found = list(_tokens(LOOKS.sub(" ", text)))
-    while found and found[-1].text in (".", ",", ";", ":", "。"):
-        found.pop()
-    if len(found) > 1 and found[-1].kind == "word" and REMARK.fullmatch(found[-1].text):
-        found.pop()
-    return _ohms(found)
+    parsed = list(_tokens(LOOKS.sub(" ", text)))
+    while parsed and parsed[-1].text in (".", ",", ";", ":", "。"):
+        parsed.pop()
+    if len(parsed) > 1 and parsed[-1].kind == "word" and REMARK.fullmatch(parsed[-1].text):
+        parsed.pop()
+    return _ohms(parsed)
 
 
-def _ohms(found: list[Token]) -> list[Token]:
-    r"""Return tokens with \Omega behind a last number, perhaps with a prefix, as a unit."""
-    prefix = found[-2].text if len(found) > 2 and found[-2].text in ("k", "M", "m") else ""
-    before = found[-2 - len(prefix)] if len(found) > 1 + len(prefix) else None
-    if found and found[-1].text == "Omega" and before is not None and before.kind == "number":
-        return [*found[: -1 - len(prefix)], Token("word", f"{prefix}Ω", True)]
-    return found
+def _ohms(parsed: list[Token]) -> list[Token]:
+    r"""Return tokens in which a last \Omega after a number, perhaps with a prefix, is a unit."""
+    prefix = parsed[-2].text if len(parsed) > 2 and parsed[-2].text in ("k", "M", "m") else ""
+    before = parsed[-2 - len(prefix)] if len(parsed) > 1 + len(prefix) else None
+    if parsed and parsed[-1].text == "Omega" and before is not None and before.kind == "number":
+        return [*parsed[: -1 - len(prefix)], Token("word", f"{prefix}Ω", True)]
+    return parsed
 
 
 def _plain(text: str) -> str:
@@ -163,32 +163,29 @@ def _plain_digits(match: re.Match[str]) -> str:
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    place = depth = 0
+    position = depth = 0
     gap = False
-    while place < len(text):
-        if match := TEXT.match(text, place):
-            body, place = _braced(text, match.end())
+    while position < len(text):
+        if match := TEXT.match(text, position):
+            body, position = _braced(text, match.end())
             yield from _words(body, gap)
             gap = False
             continue
-        if match := OPERATOR.match(text, place):
+        if match := OPERATOR.match(text, position):
             yield Token("command", match[1], gap)
-            place, gap = match.end(), False
+            position, gap = match.end(), False
             continue
-        match = (WITHIN if depth else OUTSIDE).match(text, place)
+        match = (WITHIN if depth else OUTSIDE).match(text, position)
         assert match is not None  # the last alternative is any character
-        place = match.end()
+        position = match.end()
         if match.lastgroup == "gap" or match["gap"]:
             gap = True
             continue
         token = _token(match, gap)
         depth += (token.text in OPENING) - (token.text in CLOSING)
-        if (
-            match["sign"] == "!="
-            and not gap
-            and place > 2
-            and (text[place - 3].isdigit() or text[place - 3] in ")}")
-        ):
+        before = text[position - 3] if position > 2 else ""
+        after_factor = before.isdigit() or (before and before in ")}")
+        if match["sign"] == "!=" and not gap and after_factor:
             yield Token("sign", "!")  # 5!=120
             token = Token("sign", "=")
         gap = False
@@ -236,13 +233,13 @@ def _numeral(match: re.Match[str]) -> str:
     return f"{match['fixed']}{fixed}({period.replace('(', '')})"
 
 
-def _braced(text: str, place: int) -> tuple[str, int]:
-    """Return the content of the braces at a place, and the place behind them."""
+def _braced(text: str, start: int) -> tuple[str, int]:
+    """Return the content of the braces that begin at ``start``, and the index after them."""
     depth = 0
-    for i in range(place, len(text)):
+    for i in range(start, len(text)):
         depth += (text[i] == "{") - (text[i] == "}")
         if depth == 0:
-            return text[place + 1 : i], i + 1
+            return text[start + 1 : i], i + 1
     raise Unreadable("a brace is not closed")
 
 

@@ -1,4 +1,4 @@
-"""The typed tree of an answer, and the two ways in which a text is none."""
+"""The typed tree of an answer, and the two reasons why a text has none."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 
 
 class Unreadable(ValueError):
-    """The text is no answer that the reader knows; its message says why."""
+    """Raised if the reader does not understand a text; its message says why."""
 
 
 class TooLarge(ValueError):
-    """The text is larger, or asks for larger numbers, than any real answer."""
+    """Raised if a text is larger than any real answer, or asks for larger numbers."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ KINDS = """
     text list tuple set union intersection difference builder matrix chain ratio based modulo piecewise opaque
 """
 STRUCTURES = frozenset(KINDS.split())
-"""Kinds that are no numbers and no formulas."""
+"""Kinds that are neither numbers nor formulas."""
 
 
 def number(value: Fraction | int, text: str = "") -> Node:
@@ -120,7 +120,7 @@ def too_large(text: str) -> bool:
 
 PI, INFINITY = name("π"), name("∞")
 CONSTANTS = frozenset("eiπ∞ℝℚℤℕℂ")
-"""Names that are no variables."""
+"""Names that are not variables."""
 
 
 def combined(kind: str, parts: Sequence[Node]) -> Node:
@@ -139,13 +139,13 @@ def combined(kind: str, parts: Sequence[Node]) -> Node:
             raise Unreadable(f"a {part.kind} in a calculation")
     measured = [p for p in bare if p.kind == "quantity"]
     inner = [p.parts[0] if p.kind == "quantity" else p for p in bare]
-    found = product(*inner) if kind == "product" else Node("sum", tuple(inner))
+    result = product(*inner) if kind == "product" else Node("sum", tuple(inner))
     if not measured:
-        return found
+        return result
     inverse = any(p.kind == "inverse" and p.parts[0].kind == "quantity" for p in bare)
     if inverse or len({(p.text, p.value) for p in measured}) > 1 or (kind == "product" and len(measured) > 1):
         raise Unreadable("units in a calculation")
-    return Node("quantity", (found,), measured[0].text, measured[0].value)
+    return Node("quantity", (result,), measured[0].text, measured[0].value)
 
 
 def _with_matrices(kind: str, parts: Sequence[Node]) -> Node:

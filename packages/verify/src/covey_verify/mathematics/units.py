@@ -1,4 +1,4 @@
-"""The words behind a number: its unit (`3 cm`), its size (`3 thousand`), or something else.
+"""The words after a number: its unit (`3 cm`), its size (`3 thousand`), or something else.
 
 A unit is on a closed list, or it is one plain noun (`3 apples`). Everything else (`3 or so`, `3 maybe`,
 `3 halves`, whole phrases) may change the meaning of the number, so it has to be in the reference answer too.
@@ -56,9 +56,9 @@ DERIVED = {
 """Units that are products of other units."""
 QUOTIENTS = {"mph": "mi/h", **dict.fromkeys(("kph", "kmph", "kmh", "kmhr"), "km/h"), "mps": "m/s"}
 SYMBOLS = frozenset(w for w in (*KNOWN, *CASED) if 1 < len(w) < 4 and w.isalpha()) | set(QUOTIENTS)
-"""Units that people write directly behind the number; a single letter may be a variable."""
+"""Units that people write directly after the number; a single letter may be a variable."""
 LETTERS = frozenset("mshglLJNWVKACFΩ")
-"""Units of one letter, which count only where nothing follows them."""
+"""Units of one letter, which count as units only if nothing follows them."""
 SIZES = {
     "dozen": 12,
     "hundred": 100,
@@ -72,7 +72,7 @@ HEDGE_WORDS = """
     uncertain guess guessing oder ou nicht pas или не
 """
 """Words that take a number back or add another one."""
-# Words that are no nouns, or change the number before them.
+# Words that are not nouns, or change the number before them.
 OTHER_WORDS = """
     and but except without versus vs alternatively otherwise instead rather however
     non none nothing nil zero one two three four five six seven eight nine ten eleven twelve twenty thirty
@@ -96,7 +96,7 @@ POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 LAST_LETTER = "\u052f"
 """The last letter of Latin, Greek and Cyrillic; in other scripts a few characters can be a sentence."""
 UNKNOWN = "? "
-"""The mark of words that are no unit: only the same words equal them."""
+"""The mark of words that are not a unit: only the same words equal them."""
 
 
 def known(word: str) -> bool:
@@ -117,18 +117,18 @@ def measure(pieces: Sequence[tuple[str, int]]) -> tuple[Fraction, Fraction, str]
     size = factor = Fraction(1)
     total: Counter[str] = Counter()
     for phrase, power in pieces:
-        left = phrase.strip(" .").split()
-        while left and left[0].casefold().removesuffix("s") in SIZES:
-            size, left = size * SIZES[left[0].casefold().removesuffix("s")], left[1:]
-        if not left:
+        words = phrase.strip(" .").split()
+        while words and words[0].casefold().removesuffix("s") in SIZES:
+            size *= SIZES[words.pop(0).casefold().removesuffix("s")]
+        if not words:
             continue
-        parts = _units(left)
+        parts = _units(words)
         if parts is None:
             return size, Fraction(1), UNKNOWN + " ".join(" ".join(p[0].casefold().split()) for p in pieces)
         for scale, base, exponent in parts:
             factor *= scale ** (exponent * power)
-            for one, times in DERIVED.get(base, {base: 1}).items():
-                total[one] += times * exponent * power
+            for base_unit, times in DERIVED.get(base, {base: 1}).items():
+                total[base_unit] += times * exponent * power
     written = (base if n == 1 else f"{base}^{n}" for base, n in sorted(total.items()) if n)
     return size, factor, " ".join(written)
 
@@ -136,17 +136,17 @@ def measure(pieces: Sequence[tuple[str, int]]) -> tuple[Fraction, Fraction, str]
 def _units(words: Sequence[str]) -> list[tuple[Fraction, str, int]] | None:
     """Return a phrase as (factor, base, exponent) of each unit, or None."""
     text = " ".join(QUOTIENTS.get(word.casefold(), word) for word in words)
-    found = []
+    units = []
     for i, part in enumerate(re.split(r"/| per ", text)):
         names = part.split()
-        # "square feet" or "feet squared"; a single word is no power.
+        # "square feet" or "feet squared"; a single word is not a power.
         ends = [w.casefold() for w in names[:1] + names[-1:]]
         power = next((POWERS[w] for w in ends if w in POWERS), 1) if len(names) > 1 else 1
         unit = _unit(" ".join(w for w in names if not (power > 1 and w.casefold() in POWERS)))
         if unit is None or i > 1:
             return None
-        found.append((*unit, -power if i else power))
-    return found
+        units.append((*unit, -power if i else power))
+    return units
 
 
 def _unit(word: str) -> tuple[Fraction, str] | None:

@@ -18,7 +18,7 @@ PLAIN = FUNCTIONS - {"sh", "ch", "th", "tg", "cth"}
 """Functions that people write without a backslash, too."""
 INFINITE = frozenset({"inf", "infty", "Inf", "oo", "infinity", "Infinity"})
 KNOWN = PLAIN | INFINITE | {"pi", "sqrt", "abs", "mod"}
-"""Runs of letters that are no words and no products."""
+"""Runs of letters that are neither words nor products."""
 LETTER_NAMES = """
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
@@ -31,7 +31,7 @@ ACCENT_NAMES = """
     mathfrak mathbb overarc
 """
 ACCENTS = PREFIXES | frozenset(ACCENT_NAMES.split())
-"""Commands that make a name of the letters behind them."""
+"""Commands that make a name of the letters after them."""
 DOMAINS = {"R": "ℝ", "Q": "ℚ", "Z": "ℤ", "N": "ℕ", "C": "ℂ"}
 FRACTIONS, BINOMIALS = (
     frozenset({"frac", "dfrac", "tfrac", "cfrac"}),
@@ -40,7 +40,7 @@ FRACTIONS, BINOMIALS = (
 NO_FACTORS = frozenset(
     {"bmod", "mod", "pmod", "choose", "over", "to", "rightarrow", "rfloor", "rceil", "notin"}
 )
-"""Commands that stand between or behind factors."""
+"""Commands that stand between or after factors."""
 BIG = frozenset({"sum", "prod", "int", "lim"})
 APPLIED = frozenset("fghFGH")
 """Names of unknown functions, whose parentheses contain their argument."""

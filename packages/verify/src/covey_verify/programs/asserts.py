@@ -38,14 +38,14 @@ def function_of(asserts: Sequence[str], setup: str = "") -> str:
     >>> function_of(["assert set(f([1])) == {1}", "assert f([]) == g(0)"])
     'f'
     """
-    known = {*vars(builtins), *_bound(setup)}
+    defined = {*vars(builtins), *_bound(setup)}
     # One set of called names per assert: helpers such as `g` are rarely in all of them.
-    called = [_called(ast.parse(test)) - known for test in asserts]
-    found = sorted(set.intersection(*called))
-    if len(found) != 1:
-        said = ", ".join(found) or "no function"
-        raise ValueError(f"its asserts all call {said}; name the tested function in column 'entry_point'")
-    return found[0]
+    called = [_called(ast.parse(test)) - defined for test in asserts]
+    common = sorted(set.intersection(*called))
+    if len(common) != 1:
+        names = ", ".join(common) or "no function"
+        raise ValueError(f"its asserts all call {names}; name the tested function in column 'entry_point'")
+    return common[0]
 
 
 def _called(tree: ast.AST) -> set[str]:
@@ -55,10 +55,10 @@ def _called(tree: ast.AST) -> set[str]:
 
 def _bound(setup: str) -> set[str]:
     """Return the names that code imports or defines."""
-    found = set[str]()
+    names = set[str]()
     for node in ast.walk(ast.parse(setup)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(name.asname or name.name).partition(".")[0] for name in node.names}
+            names |= {(name.asname or name.name).partition(".")[0] for name in node.names}
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names

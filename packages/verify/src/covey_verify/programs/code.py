@@ -38,7 +38,7 @@ SUSPICIOUS = re.compile(
 )
 """Signs of a program that manipulates its tester; they are logged and never change the score."""
 MOST_SECONDS = 300.0
-"""Longest check in seconds: well below the reward's own limit, so a program that hangs gets 0, never None."""
+"""Longest check in seconds: well below the reward's own limit, so that one that hangs gets 0, not None."""
 MOST_SOLUTIONS = 1_000
 """Number of solutions that are tried before a run, so that it takes seconds and not minutes."""
 NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
@@ -62,31 +62,33 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
     rows = json.loads(tests) if isinstance(tests, str) else tests
     if not isinstance(rows, Sequence) or not rows:
         raise ValueError("column 'tests' must be a non-empty list of {input, output}, not pickled")
-    found = []
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, Mapping) or not {"input", "output"} <= set(row):
-            raise ValueError(f"test {number} has no 'input' or no 'output'")
-        given = row["input"]
-        expected = row["output"]
-        if mode == "stdio" and not (isinstance(given, str) and isinstance(expected, str)):
-            raise ValueError(f"test {number}: with mode stdio 'input' and 'output' must be texts")
-        if mode == "function" and not isinstance(given, list | Mapping):
-            raise ValueError(f"test {number}: 'input' must be the list of arguments, or a mapping by name")
-        encoded = expected if mode == "stdio" else encode_value(expected)
-        # NaN and objects of unknown types never compare equal, so such a test could not be passed.
-        if not same(encoded, encoded) and mode == "function":
-            raise ValueError(f"test {number}: the expected output does not equal itself (NaN?)")
-        # A list holds positional arguments, a mapping keyword arguments.
-        args, settings = ([], given) if isinstance(given, Mapping) else (given, {})
-        args = [given] if mode == "stdio" else args
-        weight = float(row.get("weight", 1.0))
-        visible = row.get("visible", False)
-        if not (0 < weight < math.inf and isinstance(visible, bool)):
-            raise ValueError(
-                f"test {number}: 'weight' must be a positive number, and 'visible' true or false"
-            )
-        found.append(Case(args, settings, encoded, weight, visible))
-    return found
+    return [_case(row, f"test {number}", mode) for number, row in enumerate(rows, start=1)]
+
+
+def _case(row: object, where: str, mode: Mode) -> Case:
+    """Return a test. Raises ValueError if it decides nothing; ``where`` names it."""
+    if not isinstance(row, Mapping) or not {"input", "output"} <= set(row):
+        raise ValueError(f"{where} has no 'input' or no 'output'")
+    arguments = row["input"]
+    expected = row["output"]
+    if mode == "stdio" and not (isinstance(arguments, str) and isinstance(expected, str)):
+        raise ValueError(f"{where}: with mode stdio 'input' and 'output' must be texts")
+    if mode == "function" and not isinstance(arguments, list | Mapping):
+        raise ValueError(f"{where}: 'input' must be the list of arguments, or a mapping by name")
+    encoded = expected if mode == "stdio" else encode_value(expected)
+    # NaN and objects of unknown types never compare equal, so such a test could not be passed.
+    if not same(encoded, encoded) and mode == "function":
+        raise ValueError(f"{where}: the expected output does not equal itself (NaN?)")
+    weight = float(row.get("weight", 1.0))
+    visible = row.get("visible", False)
+    if not (0 < weight < math.inf and isinstance(visible, bool)):
+        raise ValueError(f"{where}: 'weight' must be a positive number, and 'visible' true or false")
+    if mode == "stdio":
+        return Case([arguments], {}, encoded, weight, visible)
+    # A list holds positional arguments, a mapping keyword arguments.
+    if isinstance(arguments, Mapping):
+        return Case([], arguments, encoded, weight, visible)
+    return Case(arguments, {}, encoded, weight, visible)
 
 
 def bad_tests(
@@ -95,25 +97,11 @@ def bad_tests(
     sandbox: SandboxBackend | None = None,
     **settings: Any,
 ) -> list[str | None]:
-    """Return for each row the fault of its tests: they decide nothing, or refuse the row's own solution."""
+    """Return the fault of each row's tests: they decide nothing, or refuse the row's own solution."""
     complaints: list[str | None] = []
     for row in rows:
         try:
-            if asserts := asserts_of(row.get("test_list") or row.get("tests")):
-                # Only to see whether it raises.
-                _ = row.get("entry_point") or function_of(asserts, row.get("setup") or "")
-                if settings.get("points", "all") != "all":
-                    raise ValueError("all asserts must hold, so they need points: all")
-                complaints.append(None)
-                continue
-            if mode != "stdio" and not row.get("entry_point"):
-                raise ValueError("there is no 'entry_point' that names the function")
-            if mode == "check":
-                ast.parse(row.get("setup") or "")
-                if not ast.parse(row.get("test") or "").body:
-                    raise ValueError("column 'test' is empty")
-            else:
-                cases_of(row.get("tests"), mode)
+            _check_form(row, mode, settings.get("points", "all"))
             complaints.append(None)
         except (ValueError, TypeError, SyntaxError, RecursionError) as error:
             complaints.append(str(error)[:200])
@@ -123,15 +111,35 @@ def bad_tests(
     solved = [n for n, row in enumerate(rows) if complaints[n] is None and _example(row)][:MOST_SOLUTIONS]
     settings = {**settings, "mode": mode, "sandbox": sandbox}
     with ThreadPoolExecutor(available_cpus()) as pool:
-        for n, fault in zip(solved, pool.map(lambda n: _unsolved(rows[n], settings), solved), strict=True):
+        faults = pool.map(lambda n: _unsolved(rows[n], settings), solved)
+        for n, fault in zip(solved, faults, strict=True):
             complaints[n] = fault
     return complaints
 
 
+def _check_form(row: Mapping[str, Any], mode: Mode, points: object) -> None:
+    """Raise an error if a row's tests cannot decide anything."""
+    asserts = asserts_of(row.get("test_list") or row.get("tests"))
+    if asserts:
+        if not row.get("entry_point"):
+            function_of(asserts, row.get("setup") or "")  # raises if the asserts do not tell the function
+        if points != "all":
+            raise ValueError("all asserts must hold, so they need points: all")
+        return
+    if mode != "stdio" and not row.get("entry_point"):
+        raise ValueError("there is no 'entry_point' that names the function")
+    if mode != "check":
+        cases_of(row.get("tests"), mode)
+        return
+    ast.parse(row.get("setup") or "")
+    if not ast.parse(row.get("test") or "").body:
+        raise ValueError("column 'test' is empty")
+
+
 def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
     """Return the fault of a row whose own solution does not pass its own tests, or None."""
-    known = ("tests", "test_list", "test", "setup", "entry_point")
-    columns = {name: row[name] for name in known if row.get(name)}
+    names = ("tests", "test_list", "test", "setup", "entry_point")
+    columns = {name: row[name] for name in names if row.get(name)}
     score = code_tests(str(_example(row, **settings)), **columns, **settings)
     if score.value is None or score.value >= FULL:
         return None
@@ -193,27 +201,35 @@ def code_tests(
         mode = "check"
         test = "\n".join(asserts)
         entry_point = entry_point or function_of(asserts, setup)
-    code = setup + text_of(completion) if form == "continue" else program(completion, "python")
+    code = _candidate(completion, setup, mode, form)
     if code is None:
         return Score(0.0, "no_answer")
-    # Imports of the setup are at hand for the candidate too; with `continue` they are there already.
-    if mode == "check" and form == "block":
-        code = f"{setup}\n{code}"
     limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=memory_mb << 20)
     suspicious = {"suspicious": float(SUSPICIOUS.search(code) is not None)}
     if mode == "check":
         return _check(sandbox, code, entry_point, setup, test, limits, suspicious)
 
-    def run(cases: Sequence[Case], left: float) -> Iterator[tuple[bool, Outcome]]:
+    def run(cases: Sequence[Case], remaining: float) -> Iterator[tuple[bool, Outcome]]:
         if mode == "stdio":
-            return _scripts(sandbox, code, cases, limits, left, tolerance)
-        whole = Limits(left, math.ceil(total_seconds), limits.memory)
+            return _scripts(sandbox, code, cases, limits, remaining, tolerance)
+        whole = Limits(remaining, math.ceil(total_seconds), limits.memory)
         return _calls(sandbox, code, entry_point, cases, whole, seconds, tolerance)
 
     fractions, worst = _visible_then_hidden(run, cases_of(tests, mode), total_seconds, points)
-    # Visible tests can be read in the prompt, so they count only where no others are.
+    # The prompt shows the visible tests, so they count only if there are no others.
     value = fractions["hidden"] if "hidden" in fractions else fractions["visible"]
     return score_of(worst, value, code, {**fractions, **suspicious})
+
+
+def _candidate(completion: TextOrMessages, setup: str, mode: Mode, form: Form) -> str | None:
+    """Return the program to test, or None if the completion has none."""
+    if form == "continue":
+        return setup + text_of(completion)
+    code = program(completion, "python")
+    if code is None or mode != "check":
+        return code
+    # The tests run after the setup, so a candidate may rely on its imports too.
+    return f"{setup}\n{code}"
 
 
 def _visible_then_hidden(
@@ -223,15 +239,15 @@ def _visible_then_hidden(
     points: Points,
 ) -> tuple[dict[str, float], Outcome]:
     """Return the fractions earned by `visible` and by `hidden` tests, their `gap`, and the first failure."""
-    parts = {
+    kinds = {
         "visible": [c for c in cases if c.visible],
         "hidden": [c for c in cases if not c.visible],
     }
     fractions = dict[str, float]()
     worst = Outcome("ok")
-    for name, some in parts.items():
-        if some:
-            fractions[name], result = _tally(run(some, seconds), some, points)
+    for name, cases_of_kind in kinds.items():
+        if cases_of_kind:
+            fractions[name], result = _tally(run(cases_of_kind, seconds), cases_of_kind, points)
             seconds -= result.seconds
             worst = result if worst.kind == "ok" else worst
     if len(fractions) == 2:
@@ -248,7 +264,7 @@ def _check(
     limits: Limits,
     metrics: Mapping[str, float],
 ) -> Score:
-    """Score a program by code that tests it. Raises SandboxUnavailable where such code cannot run."""
+    """Score a program by code that tests it. Raises SandboxUnavailable if such code cannot run."""
     if not isinstance(sandbox, ProcessSandbox):
         raise SandboxUnavailable(f"tests written as code cannot run in the {sandbox.name} sandbox")
     result = sandbox.check(code, entry, setup, test, limits)
@@ -282,20 +298,29 @@ def _calls(
 
 
 def _scripts(
-    sandbox: SandboxBackend, code: str, cases: Sequence[Case], limits: Limits, left: float, tolerance: float
+    sandbox: SandboxBackend,
+    code: str,
+    cases: Sequence[Case],
+    limits: Limits,
+    seconds: float,
+    tolerance: float,
 ) -> Iterator[tuple[bool, Outcome]]:
     for case in cases:
-        within = replace(limits, wall=min(limits.wall, left))
-        result = sandbox.script(code, str(case.args[0]), within) if left >= LEAST_SECONDS else too_long()
-        left -= result.seconds
-        yield result.kind == "ok" and same_output(str(case.expected), str(result.value), tolerance), result
+        if seconds < LEAST_SECONDS:
+            yield False, too_long()
+            continue
+        result = sandbox.script(code, str(case.args[0]), replace(limits, wall=min(limits.wall, seconds)))
+        seconds -= result.seconds
+        passed = result.kind == "ok" and same_output(str(case.expected), str(result.value), tolerance)
+        yield passed, result
 
 
 def _tally(
     outcomes: Iterator[tuple[bool, Outcome]], cases: Sequence[Case], points: Points
 ) -> tuple[float, Outcome]:
-    """Return the fraction earned by the passed tests, and the outcome of the first test that failed, with the
-    seconds of all.
+    """Return the fraction that the passed tests earn, and the outcome of the first that failed.
+
+    The outcome's seconds are those of all tests.
     """
     weights = [c.weight if points == "weighted" else 1.0 for c in cases]
     earned = 0.0
@@ -309,8 +334,10 @@ def _tally(
         # Stop at the first failure if it decides; the generator then runs no further test.
         if (points == "all" and not passed) or result.kind == "lost":
             break
-    whole = earned >= sum(weights)
-    return float(whole) if points == "all" else earned / sum(weights), worst._replace(seconds=seconds)
+    worst = worst._replace(seconds=seconds)
+    if points == "all":
+        return float(earned >= sum(weights)), worst
+    return earned / sum(weights), worst
 
 
 def score_of(result: Outcome, value: float, code: str, metrics: Mapping[str, float]) -> Score:

@@ -1,4 +1,4 @@
-"""The reward for proofs: the row states the theorem, the completion is the proof and nothing else.
+"""The reward for proofs: the row states the theorem, and the completion is its proof and nothing else.
 
 Each file of a check (``provers``) is compiled in a sandbox of its own, and only compiled files are passed on.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -29,10 +30,12 @@ MOST_PROOF_SECONDS = 120.0
 """Longest time in seconds of each of the four steps of a check, together below the reward's limit."""
 MOST_TRIED = 16
 """Number of headers, and of theorems, that are compiled before a run begins."""
+MALFORMED = "column 'theorem' has to be a proposition, 'header' and 'prover' texts, 'axioms' a list of names"
+"""The fault of a row without a question for a prover."""
 TRIVIAL = "True"
 """The theorem that is stated to try a header alone."""
-# (how the build ended, the compiled file).
 Made = tuple[Outcome, bytes]
+"""(how the build ended, the compiled file)."""
 Question = tuple[str, str, tuple[str, ...], str]
 """(prover, header, permitted axioms, theorem)."""
 STATEMENTS = Once[Made](256, lambda made: made[0].kind in ("ok", "error"))
@@ -51,39 +54,42 @@ def _bad_theorems(
     memory_mb: int = 2048,
     **_: object,
 ) -> list[str | None]:
-    """Return for each row its fault: it states nothing, or the prover refuses its header or its theorem.
+    """Return the fault of each row: it states nothing, or the prover refuses its header or its theorem.
 
     Only the first MOST_TRIED headers and theorems are compiled.
     """
-    full = [{"prover": prover, "axioms": axioms, "header": "", **row} for row in rows]
-    texts = [
-        all(isinstance(text, str) for text in (r.get("theorem"), r["header"], r["prover"]))
-        and isinstance(r["axioms"], list | tuple)
-        and all(isinstance(axiom, str) for axiom in r["axioms"])
-        for r in full
-    ]
-    asked = [
-        (r["prover"], r["header"], tuple(r["axioms"]), r["theorem"])
-        if is_text and r["theorem"].strip()
-        else None
-        for r, is_text in zip(full, texts, strict=True)
-    ]
+    defaults = {"prover": prover, "axioms": axioms, "header": ""}
+    questions = [_question({**defaults, **row}) for row in rows]
     # One trial per distinct (prover, header, axioms), as most rows share a few headers.
-    headers = dict.fromkeys((*question[:3], TRIVIAL) for question in asked if question)
-    tried = [*islice(headers, MOST_TRIED), *(q for q in asked[:MOST_TRIED] if q)]
+    headers = dict.fromkeys((*question[:3], TRIVIAL) for question in questions if question)
+    theorems = [question for question in questions[:MOST_TRIED] if question]
+    trials = [*islice(headers, MOST_TRIED), *theorems]
 
     def refusal(question: Question) -> str | None:
         return _refusal(_stated(sandbox, question, memory_mb)[0], question)
 
     with ThreadPoolExecutor(available_cpus()) as pool:
-        found = dict(zip(tried, pool.map(refusal, tried), strict=True))
-    return [
-        # The header's fault first; questions that were not tried are not in `found`.
-        found.get((*question[:3], TRIVIAL)) or found.get(question)
-        if question
-        else "column 'theorem' has to be a proposition, 'header' and 'prover' texts, 'axioms' a list of names"
-        for question in asked
-    ]
+        refusals = dict(zip(trials, pool.map(refusal, trials), strict=True))
+    complaints = list[str | None]()
+    for question in questions:
+        if question is None:
+            complaints.append(MALFORMED)
+        else:
+            # The header's fault comes first. Questions that were not tried are not in ``refusals``.
+            of_header = refusals.get((*question[:3], TRIVIAL))
+            complaints.append(of_header or refusals.get(question))
+    return complaints
+
+
+def _question(row: Mapping[str, Any]) -> Question | None:
+    """Return what a row asks to prove, or None if it is malformed."""
+    texts = (row.get("theorem"), row["header"], row["prover"])
+    if not all(isinstance(text, str) for text in texts) or not row["theorem"].strip():
+        return None
+    axioms = row["axioms"]
+    if not isinstance(axioms, list | tuple) or not all(isinstance(axiom, str) for axiom in axioms):
+        return None
+    return row["prover"], row["header"], tuple(axioms), row["theorem"]
 
 
 def _proof(
@@ -122,7 +128,7 @@ def proves(
     use; axioms in the theorem itself, and those of Lean's logic, need no permission.
     """
     kind = _kind(prover, axioms)
-    place = _place(sandbox)
+    backend = _backend(sandbox)
     proof = text_of(completion) if form == "continue" else program(completion, prover)
     if proof is None or not proof.strip():
         return Score(0.0, "no_answer")
@@ -131,17 +137,18 @@ def proves(
     except ValueError as error:
         return Score(0.0, "unparsable", proof[:2000], detail=f"not a proof: {error}")
     question = (prover, header, tuple(axioms), theorem)
-    result, statement = _stated(place, question, memory_mb)
-    if refusal := _refusal(result, question):
+    result, statement = _stated(backend, question, memory_mb)
+    refusal = _refusal(result, question)
+    if refusal:
         return Score(None, "bad_reference", detail=refusal)
     if result.kind == "ok":
         limits = Limits(seconds, int(seconds) + 1, memory_mb << 20)
-        result = ANSWERS.get(
-            (place.name, *question, tactics, limits),
-            lambda: _judge(
-                place, kind, axioms, limits, statement, _filled(kind.answer, header, proof=tactics)
-            ),
-        )
+
+        def judged() -> Outcome:
+            text = _filled(kind.answer, header, proof=tactics)
+            return _judge(backend, kind, axioms, limits, statement, text)
+
+        result = ANSWERS.get((backend.name, *question, tactics, limits), judged)
     return score_of(result, float(result.kind == "ok"), proof, {})
 
 
@@ -154,7 +161,7 @@ def _kind(prover: str, axioms: Sequence[str]) -> Prover:
     return PROVERS[prover]
 
 
-def _place(sandbox: SandboxBackend | None) -> ProcessSandbox:
+def _backend(sandbox: SandboxBackend | None) -> ProcessSandbox:
     if not isinstance(sandbox, ProcessSandbox):
         raise SandboxUnavailable("checking proofs needs a bwrap or landlock sandbox")
     return sandbox
@@ -164,11 +171,12 @@ def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) 
     """Return a row's statement, compiled."""
     prover, header, axioms, theorem = question
     kind = _kind(prover, axioms)
-    place = _place(sandbox)
+    backend = _backend(sandbox)
     permitted = " ".join(f"let _ := @{axiom} in" for axiom in axioms)
     text = _filled(kind.statement, header, theorem=theorem.strip().removesuffix("."), axioms=permitted)
     limits = Limits(MOST_PROOF_SECONDS, int(MOST_PROOF_SECONDS), memory_mb << 20)
-    return STATEMENTS.get((place.name, *question), lambda: _compile(place, kind, "Statement", text, limits))
+    compiled = partial(_compile, backend, kind, "Statement", text, limits)
+    return STATEMENTS.get((backend.name, *question), compiled)
 
 
 def _refusal(result: Outcome, question: Question) -> str | None:

@@ -1,10 +1,10 @@
 """Coq and Lean as judges of proofs: their commands, their input files and the parsers of their output.
 
 A check has three files. `Statement` holds the row's header and theorem, `Answer` the proof. `Verdict` is
-ours alone: it loads both, lets the kernel check the answer against the statement as it was compiled before
+ours alone: it loads both, lets the kernel check the answer against the statement, which was compiled before
 there was a proof, and lists the axioms. Nothing that a proof can declare (notations, axioms, options,
-commands) can affect that. The restriction of its text to tactics, without comments and strings, is a second
-line of defence.
+commands) affects that. A second line of defence restricts the proof's text to tactics, without comments and
+strings.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Prover:
 
 
 def _installed(program: str, install: str) -> str:
-    found = which(program)
-    if found is None:
+    path = which(program)
+    if path is None:
         raise ConfigError(f"rewards: proves needs {program}, which is not on the PATH: {install}")
-    return found
+    return path
 
 
-def _asked(*command: str) -> str:
+def _output_of(*command: str) -> str:
     """Return what an installed program prints about itself. Raises ConfigError."""
     try:
         done = children.run(command, 60)
@@ -74,15 +74,15 @@ def coq() -> Tools:
     """Return the installed Coq, with the libraries of COQPATH."""
     install = "apt-get install coq, or opam install coq"
     coqc, coqchk = (_installed(name, install) for name in ("coqc", "coqchk"))
-    library = re.search(r"^COQLIB=(.+)$", _asked(coqc, "-config"), re.MULTILINE)
+    library = re.search(r"^COQLIB=(.+)$", _output_of(coqc, "-config"), re.MULTILINE)
     if library is None:
         raise ConfigError(f"rewards: proves: `{coqc} -config` names no COQLIB")
     more = os.environ.get("COQPATH", "")
-    own = (Path(coqc).resolve().parent, Path(library[1]).resolve().parent, "/etc/ocamlfind.conf")
+    paths = (Path(coqc).resolve().parent, Path(library[1]).resolve().parent, "/etc/ocamlfind.conf")
     return Tools(
         [coqc, "-q", "-noglob", "-w", "none", "-Q", ".", "Covey", "{}.v"],
         [coqchk, "-silent", "-o", "-Q", ".", "Covey", "-norec", "Covey.Answer", "-norec", "Covey.Verdict"],
-        _existing(*own, *more.split(os.pathsep)),
+        _existing(*paths, *more.split(os.pathsep)),
         {"COQPATH": more} if more else {},
     )
 
@@ -91,7 +91,7 @@ def coq() -> Tools:
 def lean() -> Tools:
     """Return the installed Lean 4, with the libraries of LEAN_PATH (`lake env` sets it)."""
     program = _installed("lean", "install Lean 4 with elan, https://lean-lang.org/install")
-    root = _asked(program, "--print-prefix").strip()
+    root = _output_of(program, "--print-prefix").strip()
     more = os.environ.get("LEAN_PATH", "")
     path = os.pathsep.join([".", *filter(None, [more])])
     readable = (*_existing(root, *more.split(os.pathsep)), PROCESSES)
@@ -99,12 +99,12 @@ def lean() -> Tools:
 
 
 def _existing(*paths: str | Path) -> tuple[str, ...]:
-    found = (str(Path(path).resolve()) for path in paths if str(path) and Path(path).exists())
-    return tuple(dict.fromkeys(found))
+    resolved = (str(Path(path).resolve()) for path in paths if str(path) and Path(path).exists())
+    return tuple(dict.fromkeys(resolved))
 
 
 def without_comments(text: str, opening: str, closing: str, line: str = "") -> str:
-    """Return a proof's text without comments, which may be nested. Raises ValueError, also at a string.
+    """Return a proof's text without comments, which may be nested. Raises ValueError for a string in it.
 
     >>> without_comments("auto. (* (* a *) b *) lia.", "(*", "*)")
     'auto.   lia.'
@@ -114,17 +114,20 @@ def without_comments(text: str, opening: str, closing: str, line: str = "") -> s
         raise ValueError("a quotation mark; a proof may not have strings")
     marks = f"({re.escape(opening)}|{re.escape(closing)}{f'|{line}[^{chr(10)}]*' if line else ''})"
     depth = 0
-    kept = []
+    parts = []
     # The pattern has a group, so the marks themselves are parts too.
     for part in re.split(marks, text):
         depth += (part == opening) - (part == closing)
         if depth < 0:
             raise ValueError("a comment ends that was not opened")
-        comment = depth or part == closing or (line and part.startswith(line))
-        kept.append(("" if depth else " ") if comment else part)
+        is_comment = depth or part == closing or (line and part.startswith(line))
+        if not is_comment:
+            parts.append(part)
+        elif not depth:
+            parts.append(" ")  # in place of a whole comment
     if depth:
         raise ValueError("a comment that does not end")
-    return "".join(kept)
+    return "".join(parts)
 
 
 AXIOM = re.compile(r"[^\W\d][\w']*(?:\.[^\W\d][\w']*)*")
@@ -167,8 +170,9 @@ NO_TACTIC = re.compile(
 def lean_tactics(proof: str) -> str:
     """Return the tactics of a Lean proof, indented. Raises ValueError at a word that no tactic has."""
     plain = re.sub(r"^\s*(?::=\s*)?by\b", "", without_comments(proof, "/-", "-/", "--"))
-    if found := NO_TACTIC.search(plain):
-        raise ValueError(f"{found[0]!r}; a proof consists of tactics only")
+    match = NO_TACTIC.search(plain)
+    if match is not None:
+        raise ValueError(f"{match[0]!r}; a proof consists of tactics only")
     return indent(dedent(plain.strip("\n")), "  ")
 
 
@@ -200,10 +204,10 @@ def coqchk_beyond(output: str) -> list[str]:
 
 def lean_beyond(output: str, axioms: Sequence[str]) -> list[str]:
     """Return the axioms that `Verdict.lean` lists besides those of Lean's logic and the permitted ones."""
-    found = re.fullmatch(r"axioms \[(.*)\]\s*", output)
-    if found is None:
+    match = re.fullmatch(r"axioms \[(.*)\]\s*", output)
+    if match is None:
         return ["a list of axioms that cannot be read"]
-    return sorted({*found[1].split(", ")} - {"", "propext", "Classical.choice", "Quot.sound", *axioms})
+    return sorted({*match[1].split(", ")} - {"", "propext", "Classical.choice", "Quot.sound", *axioms})
 
 
 COQ_STATEMENT = """{header}

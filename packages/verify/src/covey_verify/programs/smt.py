@@ -34,33 +34,35 @@ def _example(row: Mapping[str, object], ask: Ask = "equivalent", rule: Rule = "a
 def bad_formulas(
     rows: Sequence[Mapping[str, object]], ask: Ask = "equivalent", **_: object
 ) -> list[str | None]:
-    """Return for each row its fault if no answer can satisfy its formula."""
+    """Return the fault of each row whose formula no answer can satisfy; None for the others."""
     if importlib.util.find_spec("z3") is None:
         return [None] * len(rows)  # the reward's `requires` reports that
-    found: list[str | None] = []
+    complaints: list[str | None] = []
     for start in range(0, len(rows), PER_PROCESS):
-        some = [[row.get("declarations"), row.get("formula")] for row in rows[start : start + PER_PROCESS]]
-        result = verifier_server("z3", HERE).call(f"{HERE}:faults", some, ask, limits=LIMITS)
-        found += result.value if result.kind == "ok" else [None] * len(some)
-    return found
+        chunk = [[row.get("declarations"), row.get("formula")] for row in rows[start : start + PER_PROCESS]]
+        result = verifier_server("z3", HERE).call(f"{HERE}:faults", chunk, ask, limits=LIMITS)
+        complaints += result.value if result.kind == "ok" else [None] * len(chunk)
+    return complaints
 
 
 def faults(formulas: Sequence[tuple[str, str]], ask: Ask) -> list[str | None]:
     """Return the fault of each (declarations, formula) or None; called in a subprocess."""
     import z3
 
-    found: list[str | None] = []
+    complaints: list[str | None] = []
     for declarations, formula in formulas:
         term = _term(str(declarations), str(formula))
         constants = z3.z3util.get_vars(term) if term is not None and ask == "witness" else []
         odd = [c for c in constants if not (z3.is_arith(c) or z3.is_bool(c))]
         if term is None:
-            found.append(f"Z3 cannot read the formula: {str(formula)[:60]!r}")
+            complaints.append(f"Z3 cannot read the formula: {str(formula)[:60]!r}")
         elif odd:
-            found.append(f"ask: witness gives values to numbers and truths; {odd[0]} is a {odd[0].sort()}")
+            complaints.append(
+                f"ask: witness gives values to numbers and truths; {odd[0]} is a {odd[0].sort()}"
+            )
         else:
-            found.append(None)
-    return found
+            complaints.append(None)
+    return complaints
 
 
 @reward(
@@ -85,14 +87,14 @@ def smt(
     `equivalent`: the answer is one formula over the same ``declarations``. `witness`: it gives each of their
     constants a value, `x = 3, y = -1/2, p = true`. The score is 0 if Z3 cannot decide in time.
     """
-    found = extract(completion, rule, turns)
-    if found is None:
+    extracted = extract(completion, rule, turns)
+    if extracted is None:
         return Score(0.0, "no_answer")
     server = verifier_server("z3", HERE)
-    result = server.call(f"{HERE}:z3_verdict", declarations, formula, found, ask, limits=LIMITS)
+    result = server.call(f"{HERE}:z3_verdict", declarations, formula, extracted, ask, limits=LIMITS)
     if result.kind != "ok":
-        return unfinished(result, found[:500])
-    return Score(*SCORES[result.value], found[:500])
+        return unfinished(result, extracted[:500])
+    return Score(*SCORES[result.value], extracted[:500])
 
 
 def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
@@ -108,17 +110,20 @@ def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
             return "unreadable"
         claim = expected == theirs
     else:
-        found = ASSIGNMENT.findall(answer)
-        given = dict(found)
+        assignments = ASSIGNMENT.findall(answer)
+        values = dict(assignments)
         constants = {str(c): c for c in z3.z3util.get_vars(expected) if z3.is_arith(c) or z3.is_bool(c)}
         rest = ASSIGNMENT.sub("", answer).strip()
         # Unreadable: text between the assignments, a name twice, or a constant without a value.
-        if rest or len(given) < len(found) or not constants.keys() <= given.keys():
+        if rest or len(values) < len(assignments) or not constants.keys() <= values.keys():
             return "unreadable"
-        try:
-            pairs = [(c, c.sort().cast(BOOLEANS.get(given[n], given[n]))) for n, c in constants.items()]
-        except z3.Z3Exception:
-            return "unreadable"  # a fraction for a whole number
+        pairs = []
+        for name, constant in constants.items():
+            value = BOOLEANS.get(values[name], values[name])
+            try:
+                pairs.append((constant, constant.sort().cast(value)))
+            except z3.Z3Exception:
+                return "unreadable"  # a fraction for a whole number
         claim = z3.substitute(expected, *pairs)
     solver = z3.Solver()
     # The claim always holds if its negation has no model.
@@ -131,10 +136,10 @@ def _term(declarations: str, text: str) -> object:
     import z3
 
     try:
-        (found,) = z3.parse_smt2_string(f"{declarations}(assert {text})")
+        (term,) = z3.parse_smt2_string(f"{declarations}(assert {text})")
     except (z3.Z3Exception, ValueError):
         return None
-    return found
+    return term
 
 
 def is_one_term(text: str) -> bool:
@@ -144,8 +149,10 @@ def is_one_term(text: str) -> bool:
     (True, True, False)
     """
     depth = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")
-        if depth < 0 or character in '|";' or (depth == 0 and place < len(text) - 1 and text[0] == "("):
+        if depth < 0 or character in '|";':
             return False
+        if depth == 0 and index < len(text) - 1 and text[0] == "(":
+            return False  # the first pair is closed, and text follows it
     return depth == 0 and (text.startswith("(") or text.isidentifier())

@@ -38,15 +38,17 @@ class Chosen:
     def record(self) -> dict[str, object]:
         """Return the fields of the run's record."""
         sandbox = self.sandbox
-        found: dict[str, object] = {
+        record: dict[str, object] = {
             "backend": sandbox.name,
             "layers": sandbox.layers,
             "packages": list(getattr(sandbox, "packages", ())),
             "rejected": dict(self.rejected),
         }
         if sandbox.name == "landlock":
-            found["visible"] = VISIBLE
-        return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})
+            record["visible"] = VISIBLE
+        if sandbox.name == "unsafe_local":
+            record["not_blocked"] = NOT_BLOCKED
+        return record
 
 
 def remade(name: str, url: str, packages: Sequence[str]) -> SandboxBackend:
@@ -61,27 +63,27 @@ def choose(
     unsafe_local: bool = False,
     packages: tuple[str, ...] = PACKAGES,
 ) -> Chosen:
-    """Return the sandbox asked for, or the first that passes its probe. Raises SandboxUnavailable with each
-    hole.
+    """Return the requested sandbox, or the first that passes its probe.
 
-    ``unsafe_local`` runs model code with the rights of this user if nothing better works.
+    ``unsafe_local`` runs model code with the rights of this user if nothing better works. Raises
+    SandboxUnavailable, which names every hole.
     """
     # In the order of MAKERS, so the first that passes is the strongest.
-    wanted = list(MAKERS) if backend == "auto" else [backend]
+    names = list(MAKERS) if backend == "auto" else [backend]
     if backend == "auto" and url is None:
-        wanted.remove("remote")
+        names.remove("remote")
     failures: dict[str, str] = {}
-    for name in wanted:
+    for name in names:
         try:
             sandbox = MAKERS[name](url or "", packages)
-            found = holes(sandbox)
+            gaps = holes(sandbox)
         except SandboxUnavailable as error:
             failures[name] = str(error)
             continue
         # A remote service isolates by its own rules, so its probe only has to run.
-        if not found or (name == "remote" and not found[0].startswith("does not run")):
+        if not gaps or (name == "remote" and not gaps[0].startswith("does not run")):
             return Chosen(sandbox, failures)
-        failures[name] = "; ".join(found)
+        failures[name] = "; ".join(gaps)
     if unsafe_local:
         return Chosen(ProcessSandbox("unsafe_local", packages), failures)
     tried = "".join(f"\n  {name}: {why}" for name, why in failures.items())

@@ -93,7 +93,7 @@ class ForkServer:
         folder: str = "/",
         listed: Sequence[str] = (),
         roots: Sequence[str] = (),
-        place: str = "",
+        scratch_root: str = "",
         packages: Sequence[str] | None = None,
         importable: Sequence[str] | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class ForkServer:
             "readable": [*(python_folders() if packages is importable is None else []), *readable],
             "listed": list(listed),
             "roots": list(roots),
-            "place": place,
+            "scratch_root": scratch_root,
             "packages": None if packages is None else list(packages),
             "importable": None if importable is None else list(importable),
             "landlock": landlock,
@@ -198,8 +198,8 @@ class ForkServer:
     ) -> Iterator[ChildProcess]:
         """Start a child on a job, and kill it with its whole group when the block is left.
 
-        ``channel`` connects it to another process than this one, ``peer`` also to another child or to a
-        file. It works in ``folder``, if one is given, and may write there.
+        ``channel`` connects it to another process in place of this one, ``peer`` to another child or a file
+        in addition. It works in ``folder``, if one is given, and may write there.
         """
         # Two connections: the server reports the child's end on `status`, the child itself talks on the
         # channel. Closing `status` makes the server kill the child.
@@ -207,9 +207,13 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with status, their_status, ours, theirs:
             # The order in which the server hands them on: status, standard input, channel, peer.
-            given = [their_status.fileno(), *([] if stdin is None else [stdin])]
-            given += [(channel or theirs).fileno(), *([] if peer is None else [peer.fileno()])]
-            lost = self._ask(Job(job, limits, stdin is not None, folder).pack(), given)
+            descriptors = [their_status.fileno()]
+            if stdin is not None:
+                descriptors.append(stdin)
+            descriptors.append((channel or theirs).fileno())
+            if peer is not None:
+                descriptors.append(peer.fileno())
+            lost = self._ask(Job(job, limits, stdin is not None, folder).pack(), descriptors)
             their_status.close()
             theirs.close()
             yield ChildProcess(status, ours, limits, channel is None, lost)
@@ -224,7 +228,7 @@ class ForkServer:
                     return "the fork server was closed"
                 try:
                     socket.send_fds(self.control, [request], descriptors)
-                except OSError as error:  # it is dead, though its process may not have ended yet
+                except OSError as error:  # the server is dead, though its process may not have ended yet
                     gone = f"the fork server is gone: {error}"
                     self._stop()
                 else:
@@ -235,14 +239,14 @@ class ForkServer:
         """Run ``module:function`` in a child and return its value, any JSON.
 
         The outcome is ``error`` if it raised, and its text starts with the exception's name. After a crash
-        the call is made once more: a second crash is taken for the input's fault and not for chance.
+        the call is made once more: a second crash is taken to be the input's fault, not chance.
         """
         for _ in range(2):
             with self.slots, self.child("verify", limits) as child:
-                found = child.ask({"function": function, "args": args, "settings": settings})
-            if found.kind not in ("crashed", "lost"):
+                outcome = child.ask({"function": function, "args": args, "settings": settings})
+            if outcome.kind not in ("crashed", "lost"):
                 break
-        return found
+        return outcome
 
 
 class ChildProcess:
@@ -258,9 +262,9 @@ class ChildProcess:
         # GRACE longer than the child's own limit, which the server enforces: then the server itself is lost.
         self.deadline = self.patience = self.started + limits.wall + MOST_WAIT + GRACE
         self.report: dict[str, Any] = {}
-        """The latest news of it from the server."""
+        """The latest reports of the server about it."""
         self.granted = 0.0
-        """Seconds by which replies may be later, as it had no processor."""
+        """Seconds by which replies may come later, because it had no processor."""
         self.partner: ChildProcess | None = None
         """A child that it waits for."""
         self.unconfined = own_channel
@@ -338,18 +342,18 @@ class ChildProcess:
 
     @property
     def known_wait(self) -> float:
-        """The seconds, by the latest news, in which it had no processor."""
+        """The seconds in which it had no processor, by the server's latest report."""
         return float(self.report.get("kept_waiting", 0.0))
 
     def own_seconds(self) -> float:
         """Return the seconds since its start, without those in which it had no processor."""
         passed = time.monotonic() - self.started
-        if passed > 10 * SHORTEST_WAIT:  # else it is not worth asking
+        if passed > 10 * SHORTEST_WAIT:  # in a shorter time it cannot have been kept waiting for long
             self.kept_waiting()
         return passed - self.known_wait
 
     def _hear(self, deadline: float) -> bool:
-        """Read what the server says of it, in lines of JSON; return whether it said anything."""
+        """Read the server's reports, one a line in JSON. Return whether there was any."""
         lines = _until(self.status, b"\n", deadline).splitlines()
         for line in lines:
             self.report |= json.loads(line)
@@ -362,7 +366,7 @@ class ChildProcess:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def without_reply(self, within: float = math.inf) -> Outcome:
-        """Wait for the end, as ``ended``, of a child that owes a reply: exit code 0 is a crash too."""
+        """Wait for the end of a child that owes a reply, as ``ended`` does; exit code 0 is a crash too."""
         self.deadline = min(self.deadline, time.monotonic() + within)
         ended = self.ended()
         return Outcome("crashed", text=how_ended(0)) if ended.kind == "ok" else ended

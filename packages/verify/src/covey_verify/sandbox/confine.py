@@ -79,41 +79,38 @@ class Confinement:
         confined: bool,
         listed: Sequence[str],
         roots: Sequence[str],
-        place: str,
+        scratch_root: str,
     ) -> None:
         """Prepare the layers.
 
         For a model's programs, ``listed`` are folders whose names may be read but not their content,
-        ``roots`` are a few folders that contain all of ``readable``, and each program has a folder of its own
-        in ``place``.
+        ``roots`` are a few folders that contain all of ``readable``, and each program gets a folder of its
+        own in ``scratch_root``.
         """
         self.exec_too = exec_too
         self.confined = confined
         self.readable = readable
         self.roots = roots
-        self.place = place
+        self.scratch_root = scratch_root
         self.abi = landlock_abi() if landlock else 0
         # A descriptor that every child inherits; building it once saves many system calls per child.
-        self.ruleset = _ruleset(self.abi, readable, exec_too, place, listed) if self.abi else None
-        linux = sys.platform == "linux"
+        self.ruleset = _ruleset(self.abi, readable, exec_too, scratch_root, listed) if self.abi else None
         self.threads = bool(roots) and Path("/proc/self/stat").exists()
         """Whether children may start threads, which requires that the server can count them."""
-        scratch = bool(place) and self.abi > 0
-        self.filter = (
-            seccomp.build(allow_exec=exec_too, scratch=scratch, threads=self.threads)
-            if syscalls and linux
-            else None
-        )
+        self.filter: bytes | None = None
+        if syscalls and sys.platform == "linux":
+            scratch = bool(scratch_root) and self.abi > 0
+            self.filter = seccomp.build(allow_exec=exec_too, scratch=scratch, threads=self.threads)
 
     @property
     def layers(self) -> list[str]:
         """The layers in force, for the run's record."""
-        found = ["limits"] if self.confined else []
+        layers = ["limits"] if self.confined else []
         if self.abi:
-            found.append(f"landlock {self.abi}")
+            layers.append(f"landlock {self.abi}")
         if self.filter is not None:
-            found.append("seccomp")
-        return found
+            layers.append("seccomp")
+        return layers
 
     def enter(self, limits: Limits, folder: str = "") -> None:
         """Give up all rights in this process, irrevocably; ``folder`` stays writable.
@@ -124,7 +121,7 @@ class Confinement:
             os.chdir(folder)
         if not self.confined:  # trusted code
             if sys.platform == "linux":
-                prctl(PR_SET_DUMPABLE, 1)  # debuggers and profilers may look at it again
+                prctl(PR_SET_DUMPABLE, 1)  # so that debuggers and profilers can look at it
             return
         # With a filter and without a folder there is no file that a child could need to write.
         writes = 0 if self.filter is not None and not folder else LARGEST_FILE
@@ -139,8 +136,8 @@ class Confinement:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:
             # Landlock layers add up: an access needs the permission of every one.
-            layers = [self.ruleset] if self.place or not folder else []
-            if folder:  # a second layer leaves only this folder of all in `place`
+            layers = [self.ruleset] if self.scratch_root or not folder else []
+            if folder:  # a second layer: of all folders in `scratch_root` it leaves only this one
                 layers.append(_ruleset(self.abi, self.roots or self.readable, self.exec_too, folder))
             for ruleset in layers:
                 _syscall(RESTRICT_SELF, ruleset, 0)
@@ -178,8 +175,9 @@ def _ruleset(
     """
     files = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)  # rights known to each version
     # struct landlock_ruleset_attr: handled rights of files, of TCP (bind, connect) and scopes (sockets,
-    # signals); older kernels know a shorter struct.
-    attributes = struct.pack("QQQ", (1 << files) - 1, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
+    # signals). Older kernels know only its first field, or its first two.
+    fields = 1 if abi < 4 else 2 if abi < 6 else 3
+    attributes = struct.pack("QQQ", (1 << files) - 1, 3, 3)[: 8 * fields]
     ruleset = _syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     folder = READ_FILE | READ_DIR | (EXECUTE if exec_too else 0)
     rules = [(path, folder if Path(path).is_dir() else READ_FILE) for path in readable]

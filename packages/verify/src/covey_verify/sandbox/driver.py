@@ -1,7 +1,7 @@
-"""The jobs of a confined child, and the only place where model text is executed.
+"""The jobs of a confined child. Model text is executed here and nowhere else.
 
-Everything here runs inside an untrusted process and decides nothing: it passes values out, and the parent, or
-a checker in a process of its own, compares them.
+All of it runs inside an untrusted process and decides nothing: it passes values out, and the parent, or a
+checker in another process, compares them.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def load_module(module: str) -> ModuleType:
     # A file's module is in sys.modules by its path, where a dataclass and an error's trace look it up.
     spec = importlib.util.spec_from_file_location(module, module)
     assert spec is not None and spec.loader is not None
-    found = sys.modules[module] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    loaded = sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def _verify() -> None:
@@ -96,8 +96,9 @@ def _prepare() -> None:
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # Python has them from `site`, which is not loaded
     sys.argv = ["main.py"]
     sys.set_int_max_str_digits(0)  # the limit guards against long conversions, and time is limited anyway
-    if (place := str(Path.cwd())) != "/":
-        os.environ["TMPDIR"] = place
+    folder = str(Path.cwd())
+    if folder != "/":
+        os.environ["TMPDIR"] = folder
     if PACKAGES is not None:
         # A program could otherwise read the verifiers from sys.modules.
         for name in [name for name in sys.modules if name.partition(".")[0] == "covey_verify"]:
@@ -160,10 +161,10 @@ def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., object]:
     owner, _, method = entry.partition(".")
     if owner not in namespace:
         raise NameError(f"the code defines no {owner!r}")
-    found = getattr(namespace[owner](), method) if method else namespace[owner]
-    if not callable(found):
+    function = getattr(namespace[owner](), method) if method else namespace[owner]
+    if not callable(function):
         raise TypeError(f"{entry!r} is not callable")
-    return found
+    return function
 
 
 def _script() -> None:
@@ -171,7 +172,7 @@ def _script() -> None:
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
     _prepare()
-    # As Python opens them: no end of line is translated, and messages go elsewhere than the output.
+    # As Python opens them: ends of lines are not translated, and messages do not go to the output.
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     output = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
@@ -189,7 +190,8 @@ def _script() -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    try:  # the order in which Python ends: threads, atexit functions, flushing, the names of the program
+    # Python's own order at its end: threads, atexit functions, flushing, the names of the program.
+    try:
         vars(threading)["_shutdown"]()  # waits for the threads of executors too
         vars(atexit)["_run_exitfuncs"]()
         for file in (sys.stdout, output):
@@ -214,7 +216,7 @@ def _command() -> None:
 
 
 class StandIn:
-    """The function that a test calls in place of the candidate's, which runs in another process."""
+    """The function that a test calls; the candidate's own runs in another process."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -21,37 +21,37 @@ PACKAGES = ("numpy", "sympy")
 
 def package_paths(names: Sequence[str]) -> list[str]:
     """Return the folders and files of packages and of their dependencies, as far as they are installed."""
-    left = list(names)
-    found = list[str]()
+    waiting = list(names)
+    paths = list[str]()
     done = set[str]()
-    while left:
-        name = left.pop()
+    while waiting:
+        name = waiting.pop()
         # Dependencies may be circular.
         if name in done:
             continue
         done.add(name)
         try:
             package = metadata.distribution(name)
-        except metadata.PackageNotFoundError:  # it may be imported by another name
-            left += metadata.packages_distributions().get(name, []) if name in names else []
+        except metadata.PackageNotFoundError:  # it may be the name by which a package is imported
+            waiting += metadata.packages_distributions().get(name, []) if name in names else []
             continue
         # Top-level folders and files; ".." would be scripts outside of site-packages.
         tops = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
-        found += [str(package.locate_file(top)) for top in tops if not top.endswith(".dist-info")]
+        paths += [str(package.locate_file(top)) for top in tops if not top.endswith(".dist-info")]
         needs = [need for need in package.requires or () if "extra ==" not in need]
         # The name in a requirement such as "numpy>=1.26; python_version < '3.13'".
         matches = (re.match(r"[\w.-]+", need) for need in needs)
-        left += [match[0] for match in matches if match is not None]
-    return sorted(set(found))
+        waiting += [match[0] for match in matches if match is not None]
+    return sorted(set(paths))
 
 
 def hidden_folders() -> list[Path]:
     """Return this package's folder and all package folders of every Python whose libraries are visible."""
-    found = [Path(folder) for folder in installed()] + [OWN]
+    folders = [Path(folder) for folder in installed()] + [OWN]
     for root in dict.fromkeys((sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr", "/usr/local")):
         for kind in ("site-packages", "dist-packages"):
-            found += Path(root).glob(f"lib*/python3*/{kind}")
-    return sorted({folder.resolve() for folder in found if folder.is_dir()})
+            folders += Path(root).glob(f"lib*/python3*/{kind}")
+    return sorted({folder.resolve() for folder in folders if folder.is_dir()})
 
 
 def libraries() -> list[str]:
@@ -65,8 +65,8 @@ def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], 
     listed = list[str]()
     for folder in folders:
         real = Path(folder).resolve()
-        # The folder is hidden itself, or lies in a hidden one. Python still lists a package folder on
-        # sys.path.
+        # The folder is hidden itself, or within a hidden one. Python still has to list a package folder
+        # that is on sys.path.
         if any(real.is_relative_to(one) for one in hidden):
             listed += [folder] if real in hidden and real != OWN else []
             continue
@@ -74,10 +74,9 @@ def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], 
         if not inside:
             readable.append(folder)
             continue
-        # Something within is hidden: grant the entries one by one, recursively, since Landlock has no
-        # exceptions.
+        # Something within it is hidden. Landlock has no exceptions, so the entries are granted one by one.
         listed.append(folder)
-        # Links are skipped: their targets are in one of the folders, or must not be read.
+        # Links are skipped: their targets are in one of the folders anyway, or must not be read.
         entries = [str(entry) for entry in sorted(real.iterdir()) if not entry.is_symlink()]
         more_readable, more_listed = without(entries, inside)
         readable += more_readable

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import wire
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result
 from covey_verify.sandbox.confine import Limits
+from covey_verify.web import may_pass, pauses
 
 # The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
-# every input. The candidate prints into a StringIO, so that its prints are no replies.
+# every input. The candidate prints into a StringIO, so that its prints cannot be taken for replies.
 CALLS = """
 import io, os, sys
 def _serve(setup):
@@ -51,8 +54,8 @@ class WholeProgramBackend(ABC):
 
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
-        begun = time.monotonic()
-        return self._run(code, stdin, limits)._replace(seconds=time.monotonic() - begun)
+        start = time.monotonic()
+        return self._run(code, stdin, limits)._replace(seconds=time.monotonic() - start)
 
     @abstractmethod
     def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
@@ -63,17 +66,21 @@ class WholeProgramBackend(ABC):
     ) -> Iterator[Outcome]:
         """Call ``entry`` with each input; all of them share ``limits``."""
         del each
-        given = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
-        setup = json.dumps({"code": code, "entry": entry, "inputs": given})
-        ended = self.script(Path(wire.__file__).read_text(encoding="utf-8") + CALLS, setup, limits)
-        # A truncated last line, without its newline, is no answer.
+        encoded = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
+        setup = json.dumps({"code": code, "entry": entry, "inputs": encoded})
+        program = Path(wire.__file__).read_text(encoding="utf-8") + CALLS
+        ended = self.script(program, setup, limits)
+        # A last line without its newline is truncated, and does not count as an answer.
         lines = str(ended.value or "").split("\n")[:-1]
         answers = [reply_result(_json(line)) for line in lines[: len(inputs)]]
         # Inputs without an answer get the outcome of the program.
-        rest = Outcome("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
-        first, *more = answers + [rest._replace(seconds=0.0)] * (len(inputs) - len(answers))
-        yield first._replace(seconds=ended.seconds)
-        yield from more
+        unanswered = ended._replace(value=None, seconds=0.0)
+        if ended.kind == "ok":
+            unanswered = Outcome("crashed", text="no answer")
+        outcomes = answers + [unanswered] * (len(inputs) - len(answers))
+        # The time of the whole program counts once, with the first input.
+        yield outcomes[0]._replace(seconds=ended.seconds)
+        yield from outcomes[1:]
 
 
 def _json(line: str) -> object:
@@ -126,6 +133,7 @@ class Remote(WholeProgramBackend):
     name = "remote"
     OVERHEAD = 30.0
     """Seconds above the program's own limit after which the service counts as lost."""
+    TRIES = 3
 
     def __init__(self, url: str, pause: float = 0.5) -> None:
         if not url.startswith(("http://", "https://")):
@@ -158,15 +166,14 @@ class Remote(WholeProgramBackend):
     def _post(self, order: dict[str, object], limits: Limits) -> bytes:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)
-        pause = self.pause
+        waits = islice(pauses(self.pause, math.inf), self.TRIES - 1)
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=limits.wall + self.OVERHEAD) as reply:
                     return bytes(reply.read(8 * limits.output + 1))
             except urllib.error.HTTPError as error:
                 error.close()
-                # Two further tries, and only for errors of the server and for "too many requests" (429).
-                if pause > 2 * self.pause or (error.code < 500 and error.code != 429):
+                wait = next(waits, None)
+                if wait is None or not may_pass(error):
                     raise
-                time.sleep(pause)
-                pause *= 2
+            time.sleep(wait)

@@ -76,15 +76,15 @@ def holes(sandbox: SandboxBackend) -> list[str]:
         if result.kind != "ok" or not output.startswith("probed "):
             return [f"does not run: {result.kind} {result.text}".strip()]
         try:
-            found = list(json.loads(output.removeprefix("probed ")))
+            successes = list(json.loads(output.removeprefix("probed ")))
         except ValueError:
             return ["does not run: its output is garbled"]
-        return [*found, *witness()]
+        return [*successes, *witness()]
 
 
 @contextlib.contextmanager
 def _bait() -> Iterator[tuple[dict[str, object], Callable[[], list[str]]]]:
-    """Set up a private file, a listening port and a variable, and a function that names those touched.
+    """Set up a private file, a listening port and a variable, and a function that names what was touched.
 
     The effects are checked from outside as well, in case the sandbox hides them from the program.
     """
@@ -97,14 +97,14 @@ def _bait() -> Iterator[tuple[dict[str, object], Callable[[], list[str]]]]:
         listener.settimeout(0)
 
         def witness() -> list[str]:
-            found = []
+            effects = []
             if file.read_text() != secret or len(list(Path(folder).iterdir())) != 1:
-                found.append("changed files")
+                effects.append("changed files")
             # Without a timeout, accept raises at once if nothing has connected.
             with contextlib.suppress(OSError):
                 listener.accept()[0].close()
-                found.append("reached the host's port")
-            return found
+                effects.append("reached the host's port")
+            return effects
 
         port = listener.getsockname()[1]
         source = str(Path(__file__).resolve().parents[1] / "machine.py")

@@ -45,14 +45,28 @@ class ProcessSandbox:
         """Start with ``packages``, which candidates may import besides the standard library."""
         self.name = name
         self.packages = tuple(packages)
-        self.place = mkdtemp(prefix="covey-")
+        self.scratch_root = mkdtemp(prefix="covey-")
         """The folder in which each candidate has a folder of its own."""
-        weakref.finalize(self, _removed, self.place, os.getpid())
+        weakref.finalize(self, _removed, self.scratch_root, os.getpid())
         self.server = self._start_candidates()
         # Servers by their preloaded modules, and (server, its workshop) by the readable folders.
         self._verifiers: dict[tuple[str, ...], ForkServer] = {}
         self._builders: dict[tuple[str, ...], tuple[ForkServer, str]] = {}
         self._building = threading.Lock()
+
+    @property
+    def _confines(self) -> bool:
+        """Whether children give up their rights; `unsafe_local` only limits their resources."""
+        return self.name != "unsafe_local"
+
+    def _prefix(
+        self,
+        programs: Sequence[str],
+        writable: str = "",
+        candidates: tuple[list[Path], list[str]] | None = None,
+    ) -> list[str]:
+        """Return the beginning of a server's command: bubblewrap's, see ``_bwrap``, or nothing."""
+        return _bwrap(programs, writable, candidates) if self.name == "bwrap" else []
 
     def verifiers(self, *preload: str) -> ForkServer:
         """Return a server as confined as the candidates', for verifiers that execute the text they judge."""
@@ -63,29 +77,29 @@ class ProcessSandbox:
     def host(
         self,
         preload: Sequence[str],
-        own: Path,
+        package: Path,
         code: Sequence[Path],
         path: Sequence[str],
         at_once: int | None = None,
     ) -> ForkServer:
         """Return a server for a user's functions: as confined, but it imports and reads their code.
 
-        ``own``: the package of the modules that it imports for us. ``code``: folders of the user's code. A
-        package is readable as a whole, of others only Python files and packages. The server reads all that is
-        installed while it imports; a function reads the standard library, ``packages`` and the user's code.
+        ``package``: the folder of our own modules among ``preload``. ``code``: folders of the user's code. A
+        package is readable as a whole, of other folders only the Python files and packages. While the server
+        imports, it reads all that is installed; a function then reads the standard library,
+        ``self.packages`` and the user's code.
         """
-        confined = self.name != "unsafe_local"
         parts = (_code_in(folder) for folder in dict.fromkeys(code))
         theirs = [str(part) for folder in parts for part in folder]
         allowed = package_paths(self.packages)
         readable, listed = without(libraries(), hidden_folders())
         return ForkServer(
-            prefix=_bwrap([str(own), *theirs]) if self.name == "bwrap" else [],
+            prefix=self._prefix([str(package), *theirs]),
             preload=preload,
             readable=[*readable, *allowed, *theirs],
             listed=listed,
-            landlock=confined,
-            syscalls=confined,
+            landlock=self._confines,
+            syscalls=self._confines,
             path=path,
             at_once=at_once,
             importable=_modules([*allowed, *theirs]),
@@ -98,32 +112,30 @@ class ProcessSandbox:
         more: Sequence[str] = (),
         writable: str = "",
     ) -> ForkServer:
-        confined = self.name != "unsafe_local"
-        seen = [*(PROGRAMS if exec_too else []), *more]
+        programs = [*(PROGRAMS if exec_too else []), *more]
         return ForkServer(
-            prefix=_bwrap(seen, writable) if self.name == "bwrap" else [],
+            prefix=self._prefix(programs, writable),
             preload=preload,
-            readable=[folder for folder in seen if folder != PROCESSES],
-            landlock=confined,
-            syscalls=confined,
+            readable=[folder for folder in programs if folder != PROCESSES],
+            landlock=self._confines,
+            syscalls=self._confines,
             exec_too=exec_too,
         )
 
     def _start_candidates(self) -> ForkServer:
         """Return the server whose children run a model's code; of all packages they see only ``packages``."""
-        confined = self.name != "unsafe_local"
         allowed = package_paths(self.packages)
         hidden = hidden_folders()
         readable, listed = without(libraries(), hidden)
         return ForkServer(
-            prefix=_bwrap([], self.place, (hidden, allowed)) if self.name == "bwrap" else [],
+            prefix=self._prefix([], self.scratch_root, (hidden, allowed)),
             readable=[*readable, *allowed],
             listed=listed,
             roots=[*libraries(), *allowed],
-            place=self.place,
+            scratch_root=self.scratch_root,
             packages=_modules(allowed),
-            landlock=confined,
-            syscalls=confined,
+            landlock=self._confines,
+            syscalls=self._confines,
         )
 
     @contextlib.contextmanager
@@ -132,7 +144,7 @@ class ProcessSandbox:
         if self.name == "bwrap" and not any("landlock" in layer for layer in self.layers):
             yield ""
             return
-        folder = mkdtemp(dir=self.place)
+        folder = mkdtemp(dir=self.scratch_root)
         try:
             yield folder
         finally:
@@ -176,10 +188,10 @@ class ProcessSandbox:
         # Several threads may ask for the first server of the same folders.
         with self._building:
             if readable not in self._builders:
-                place = mkdtemp(prefix="covey-")
-                builder = self._start(exec_too=True, more=readable, writable=place)
-                weakref.finalize(builder, shutil.rmtree, place, ignore_errors=True)
-                self._builders[readable] = builder, place
+                workshop = mkdtemp(prefix="covey-")
+                builder = self._start(exec_too=True, more=readable, writable=workshop)
+                weakref.finalize(builder, shutil.rmtree, workshop, ignore_errors=True)
+                self._builders[readable] = (builder, workshop)
         server, workshop = self._builders[readable]
         if lost := server.start():
             return Outcome("lost", text=lost), b""
@@ -205,14 +217,14 @@ class ProcessSandbox:
 
         All processes together have ``limits.wall`` seconds; waiting for a slot does not count.
         """
-        left = list(inputs)
+        remaining = list(inputs)
         seconds = limits.wall
         if lost := self.server.start():
-            yield from [Outcome("lost", text=lost)] * len(left)
+            yield from [Outcome("lost", text=lost)] * len(remaining)
             return
-        while left:
+        while remaining:
             if seconds < LEAST_SECONDS:
-                yield from [too_long()] * len(left)
+                yield from [too_long()] * len(remaining)
                 return
             whole = replace(limits, wall=seconds)
             with (
@@ -225,11 +237,11 @@ class ProcessSandbox:
                 spent = 0.0
                 if result.kind != "ok":
                     # The code itself cannot be loaded, so no input can be tried.
-                    yield from [result] * len(left)
+                    yield from [result] * len(remaining)
                     return
                 # An exception of the function leaves its process usable; any other end needs a new one.
-                while left and result.kind in ("ok", "error"):
-                    args, settings = left.pop(0)
+                while remaining and result.kind in ("ok", "error"):
+                    args, settings = remaining.pop(0)
                     child.send(
                         {"id": 0, "args": encode_value(tuple(args)), "settings": encode_value(settings)}
                     )
@@ -262,16 +274,16 @@ class ProcessSandbox:
             theirs.close()
             checker.send({"code": code, "entry": entry, "setup": setup, "test": test})
             checker.partner = candidate
-            found = checker.receive(limits.wall)
-            if not isinstance(found, dict):
+            reply = checker.receive(limits.wall)
+            if not isinstance(reply, dict):
                 return checker.ended()
-            if "lost" in found:
-                return Outcome("lost", text=found["lost"])
-            if found["passed"]:
-                return Outcome("ok", found["calls"])
-            why = f"{found['error']}: {found['text'][:200]}"
+            if "lost" in reply:
+                return Outcome("lost", text=reply["lost"])
+            if reply["passed"]:
+                return Outcome("ok", reply["calls"])
+            why = f"{reply['error']}: {reply['text'][:200]}"
             # The checker only sees the connection close; the candidate's own end tells why.
-            ended = candidate.ended() if found["error"] == "CandidateGone" else Outcome("error")
+            ended = candidate.ended() if reply["error"] == "CandidateGone" else Outcome("error")
             return Outcome("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or why)
 
 
@@ -282,10 +294,10 @@ def _reply(child: ChildProcess, each: float) -> Outcome:
     return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
 
 
-def _removed(place: str, pid: int) -> None:
+def _removed(folder: str, pid: int) -> None:
     """Remove a folder, but only in the process that made it and not in its forks."""
     if os.getpid() == pid:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache
@@ -315,21 +327,22 @@ def _modules(paths: Sequence[str]) -> list[str]:
 
 
 def _code_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a package, else its Python files and packages."""
+    """Return the folder itself if it is a package, otherwise its Python files and packages."""
     if (folder / "__init__.py").exists():
         return [folder]
     return [*folder.glob("*.py"), *(file.parent for file in folder.glob("*/__init__.py"))]
 
 
-def _mounts_over(hidden: Sequence[Path], allowed: Sequence[str], seen: Sequence[str]) -> list[str]:
-    """Return the mounts that cover the hidden folders below those ``seen``, but for the allowed paths."""
+def _mounts_over(hidden: Sequence[Path], allowed: Sequence[str], visible: Sequence[str]) -> list[str]:
+    """Return the mounts that cover hidden folders within visible ones, except for the allowed paths."""
     # The order matters, as later mounts cover earlier ones: empty folders over the hidden ones, then the
-    # allowed packages within, then no more writing.
-    covered = [str(one) for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
-    own = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))
+    # allowed packages within them, then no more writing.
+    roots = [Path(folder).resolve() for folder in visible]
+    covered = [str(folder) for folder in hidden if any(map(folder.is_relative_to, roots))]
+    ours = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))
     mounts = [part for folder in covered for part in ("--tmpfs", folder)]
-    for shown in (*allowed, *own):  # the server's own files last
-        mounts += ["--ro-bind", shown, shown]
+    for path in (*allowed, *ours):  # the server's own files last
+        mounts += ["--ro-bind", path, path]
     for folder in covered:
         mounts += ["--remount-ro", folder]
     return mounts
@@ -351,14 +364,14 @@ def _bwrap(
     if PROCESSES in programs or _has_proc(program):
         command += ["--proc", PROCESSES]
     files = [path for path in programs if path != PROCESSES]
-    seen = python_folders() if candidates is None else libraries()
-    for path in map(Path, (os.path.realpath(sys.executable), *seen, *files)):
+    visible = python_folders() if candidates is None else libraries()
+    for path in map(Path, (os.path.realpath(sys.executable), *visible, *files)):
         real = str(path.resolve())
         command += ["--ro-bind", real, real]
         # Merged systems have /lib as a link to /usr/lib; it has to exist inside as well.
         command += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
     if candidates is not None:
-        command += _mounts_over(*candidates, seen)
+        command += _mounts_over(*candidates, visible)
     for device in ("/dev/null", "/dev/urandom"):
         command += ["--dev-bind", device, device]
     for number, standard in enumerate(("stdin", "stdout", "stderr")):

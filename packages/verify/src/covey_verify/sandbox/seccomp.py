@@ -125,9 +125,9 @@ def _checked(name: str) -> Iterable[tuple[int, int, int, int]]:
 
     They always return, since loading the argument has replaced the call number.
     """
-    place, values = ARGUMENTS[name]
+    index, values = ARGUMENTS[name]
     # The lower half of the 64-bit argument, little-endian.
-    low = 16 + 8 * place
+    low = 16 + 8 * index
     denied = (RETURN, 0, 0, ERRNO | errno.EPERM)
     if name == "sendto":  # a pointer: both halves have to be zero
         yield from ((LOAD, 0, 0, low + 4), (EQUAL, 1, 0, 0), denied)

@@ -36,6 +36,8 @@ MOST_WAIT = 120.0
 """Seconds for which other work on the machine may keep a child from a processor before it is given up."""
 WATCH = 0.02
 """Seconds between two checks of the resources that no limit of the system counts (threads, files)."""
+LAYERS = ("readable", "landlock", "syscalls", "exec_too", "confined", "listed", "roots", "scratch_root")
+"""The server's options that its ``Confinement`` takes."""
 ABOVE = 16
 """Lowest descriptor that cannot collide with a child's channels; within any limit of open files."""
 
@@ -59,8 +61,8 @@ class Job:
     @classmethod
     def unpack(cls, data: bytes) -> Job:
         """Return the job that ``pack`` has packed."""
-        found = json.loads(data)
-        return cls(**{**found, "limits": Limits(**found["limits"])})
+        fields = json.loads(data)
+        return cls(**{**fields, "limits": Limits(**fields["limits"])})
 
 
 @dataclass
@@ -124,9 +126,8 @@ class Server:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self.wake, 4096)
                     else:
-                        self._answer(
-                            next(c for c in self.children.values() if c.status.fileno() == descriptor)
-                        )
+                        children = self.children.values()
+                        self._answer(next(c for c in children if c.status.fileno() == descriptor))
                 self._reap()
                 now = time.monotonic()
                 for pid, child in self.children.items():
@@ -143,9 +144,9 @@ class Server:
         """Return the milliseconds until the next deadline or check; None (no limit) without children."""
         if not self.children:
             return None
-        left = min(c.deadline for c in self.children.values()) - time.monotonic()
-        left = min(left, WATCH) if self.confinement.roots else left
-        return 1000 * min(max(0.0, left), LONGEST_WAIT) + 1
+        seconds = min(c.deadline for c in self.children.values()) - time.monotonic()
+        seconds = min(seconds, WATCH) if self.confinement.roots else seconds
+        return 1000 * min(max(0.0, seconds), LONGEST_WAIT) + 1
 
     def _start(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self.control, REQUEST_SIZE, 4, socket.MSG_WAITALL)
@@ -174,19 +175,19 @@ class Server:
         return True
 
     def _answer(self, child: RunningChild) -> None:
-        """Answer how long a child was kept waiting; kill it if the other side no longer waits for it."""
-        asked = b""
+        """Tell the other side how long a child was kept waiting; kill it if that side has gone."""
+        question = b""
         with contextlib.suppress(OSError):
-            asked = child.status.recv(1)
-        if asked:
+            question = child.status.recv(1)
+        if question:
             child.look(time.monotonic())
             child.tell({"kept_waiting": child.kept_waiting})
         else:
             kill_group(child.pid)
 
     def _child(self, job: Job, descriptors: list[int]) -> None:
-        # The exit status of a child that fails before its job has begun or in it; os._exit keeps it out of
-        # the server's loop in every case.
+        # The exit status of a child that fails, in its job or before. In every case os._exit keeps it from
+        # returning into the server's loop.
         code = 120
         try:
             signal.set_wakeup_fd(-1)
@@ -194,12 +195,12 @@ class Server:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             die_with(self.pid)  # no other process would end it if the server were killed
-            # Moved out of the way first, since the targets 0, 3 and 4 may be in use by another of them.
+            # All are moved out of the way first, since one may occupy the target (0, 3, 4) of another.
             high = [fcntl.fcntl(d, fcntl.F_DUPFD, ABOVE) for d in descriptors]
             if job.has_stdin:
                 os.dup2(high.pop(0), 0)
-            for place, descriptor in enumerate(high, start=driver.CHANNEL):
-                os.dup2(descriptor, place)
+            for target, descriptor in enumerate(high, start=driver.CHANNEL):
+                os.dup2(descriptor, target)
             first = driver.CHANNEL + len(high)  # 0 its input, 1 and 2 /dev/null, then the channels
             ruleset = self.confinement.ruleset or 1024  # still needed to enter; all others are closed
             os.closerange(first, ruleset)
@@ -233,10 +234,10 @@ class Server:
                 return
             pid = ended.si_pid
             child = self.children.pop(pid, None)
-            if child is not None:  # the system still knows about its waiting
+            if child is not None:  # until wait4 the system still knows for how long it waited
                 child.look(0.0)
             _, status, usage = os.wait4(pid, 0)
-            if child is None:  # a grandchild that had run away
+            if child is None:  # it was started by a child that ended before it
                 continue
             kill_group(pid)
             self._kill_orphans()
@@ -265,14 +266,15 @@ def seconds_kept_waiting(pid: int) -> float:
 
     0 where the system does not tell (only Linux does).
     """
-    found = 0.0
+    seconds = 0.0
     with contextlib.suppress(OSError, ValueError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # it has just ended
                 # Nanoseconds on a processor, nanoseconds in its queue, number of slices.
-                found += int((thread / "schedstat").read_text().split()[1]) / 1e9
-                found += sum(map(seconds_kept_waiting, map(int, (thread / "children").read_text().split())))
-    return found
+                seconds += int((thread / "schedstat").read_text().split()[1]) / 1e9
+                started = (thread / "children").read_text().split()
+                seconds += sum(seconds_kept_waiting(int(child)) for child in started)
+    return seconds
 
 
 def _overfull(folder: str) -> bool:
@@ -305,8 +307,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
         adopt_orphans()
         for module in options["preload"]:
             getattr(driver.load_module(module), "warm_up", lambda: None)()
-        names = ("readable", "landlock", "syscalls", "exec_too", "confined", "listed", "roots", "place")
-        confinement = Confinement(*(options[name] for name in names))
+        confinement = Confinement(**{name: options[name] for name in LAYERS})
         driver.PACKAGES = options["packages"]
         if options["importable"] is not None:  # what the user's file has imported so far stays
             sys.meta_path.insert(0, driver.Importable(options["importable"]))

@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 HEADER = struct.Struct(">I")
@@ -23,8 +24,8 @@ FRAME_DEPTH = DEPTH + 10
 class Attributes:
     """A copy of an object's attributes, by their names.
 
-    >>> found = Attributes(total=3)
-    >>> found.total, found == Attributes(total=3), hasattr(found, "reward")
+    >>> state = Attributes(total=3)
+    >>> state.total, state == Attributes(total=3), hasattr(state, "reward")
     (3, True, False)
     """
 
@@ -67,7 +68,7 @@ DECODERS: dict[str, Callable[[Any], object]] = {
 
 
 class BadFrame(ValueError):
-    """The received bytes are no frame of plain values."""
+    """Raised if the received bytes are not a frame of plain values."""
 
 
 def frame(message: object) -> bytes:
@@ -90,13 +91,13 @@ def read_frame(read: Callable[[int], bytes], limit: int) -> Any:
 def parse_json(body: bytes) -> Any:
     """Parse JSON of an untrusted side, no deeper than ``encode_value`` makes it. Raises BadFrame."""
     try:
-        found = json.loads(body)
+        value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"not JSON: {error}") from None
     # The cheap count of brackets is an upper bound of the depth; only a large one needs the walk.
-    if body.count(b"[") + body.count(b"{") > FRAME_DEPTH and deeper(found, FRAME_DEPTH):
+    if body.count(b"[") + body.count(b"{") > FRAME_DEPTH and deeper(value, FRAME_DEPTH):
         raise BadFrame(f"nested more than {FRAME_DEPTH} levels deep")
-    return found
+    return value
 
 
 def deeper(value: object, levels: int) -> bool:
@@ -104,9 +105,10 @@ def deeper(value: object, levels: int) -> bool:
     layer = [value]
     for _ in range(levels + 1):
         containers = [v for v in layer if isinstance(v, list | dict)]
-        layer = [v for c in containers for v in (c if isinstance(c, list) else c.values())]
         if not containers:
             return False
+        contents = (c if isinstance(c, list) else c.values() for c in containers)
+        layer = list(chain.from_iterable(contents))
     return True
 
 
@@ -192,10 +194,10 @@ def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
         return bool(expected == got)
     ((tag, content),) = expected.items()
     # An object ("o") equals nothing, and neither does NaN.
-    known = list(got) == [tag] and tag != "o" and (tag, content) != ("f", "nan")
-    theirs = got[tag] if known else None
+    comparable = list(got) == [tag] and tag != "o" and (tag, content) != ("f", "nan")
+    theirs = got[tag] if comparable else None
     # Sets and dicts have no order, so their encoded parts are sorted.
     if tag in "szd" and isinstance(theirs, list):
         content = sorted(content, key=json.dumps)
         theirs = sorted(theirs, key=json.dumps)
-    return known and same(content, theirs, tolerance)
+    return comparable and same(content, theirs, tolerance)

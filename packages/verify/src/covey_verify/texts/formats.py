@@ -44,20 +44,19 @@ def think_format(completion: TextOrMessages, turns: Turns = (), *, strict: bool 
     both sides is enough, as for models whose prompt opens the reasoning. With tools, the tags may occur once
     in the completion or once in each turn.
     """
-    said = model_turns(completion, turns)
-    return float(_thinks(text_of(completion), strict) or all(_thinks(turn, strict) for turn in said))
+    model_texts = model_turns(completion, turns)
+    return float(_thinks(text_of(completion), strict) or all(_thinks(turn, strict) for turn in model_texts))
 
 
 def _thinks(text: str, strict: bool) -> bool:
     before, opening, rest = text.strip().partition(THINK_OPEN)
-    # The prompt has opened the reasoning, so all text belongs to it.
     if not strict and not opening:
-        before, rest = "", text
+        rest = text  # the prompt has opened the reasoning, so the text begins within it
     elif before or not opening:
         return False
     reasoning, closing, answer = rest.partition(THINK_CLOSE)
-    again = any(tag in part for tag in (THINK_OPEN, THINK_CLOSE) for part in (reasoning, answer))
-    return bool(closing and visible(reasoning) and visible(answer)) and not again
+    repeats_a_tag = any(tag in part for tag in (THINK_OPEN, THINK_CLOSE) for part in (reasoning, answer))
+    return bool(closing and visible(reasoning) and visible(answer)) and not repeats_a_tag
 
 
 @reward(weight=0.1, concurrent=True, example=_think, format_only=True)

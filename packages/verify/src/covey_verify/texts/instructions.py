@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
 from covey_verify.contract import reward
-from covey_verify.extract import TextOrMessages, Turns, after_reasoning, model_turns
+from covey_verify.extract import TextOrMessages, Turns, after_reasoning, message_texts, model_turns
 from covey_verify.texts.kinds import KINDS
 from covey_verify.texts.language import identifier, needs_detector
 from covey_verify.texts.words import folded, has_words, normalized, words
@@ -18,7 +18,7 @@ from covey_verify.types import Messages, Score
 LONGEST_TEXT = 1_000_000
 """Characters of a text that is checked."""
 MARKUP = re.compile(r"<[A-Za-z_/]+>|\\[A-Za-z]+")
-"""Tags and TeX commands, which alone are no answer."""
+"""Tags and TeX commands, which do not make an answer."""
 FEWEST_REPEATED = 50
 """Words from which a text may be nothing but a repetition."""
 LEAST_NEW = 0.1
@@ -38,21 +38,22 @@ class Instruction(NamedTuple):
 
 
 def bad_instructions(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
-    """Return for each row why its instructions cannot be checked, or None.
+    """Return the reason why each row's instructions cannot be checked, or None.
 
     Raises ConfigError if one needs a library that is not installed.
     """
-    found: list[str | None] = []
+    complaints: list[str | None] = []
     for row in rows:
         try:
-            asked = read(row.get("instruction_id_list"), row.get("kwargs"))
+            row_instructions = read(row.get("instruction_id_list"), row.get("kwargs"))
         except ValueError as error:
-            found.append(str(error))
+            complaints.append(str(error))
             continue
-        found.append(None)
-        if any(one.language and needs_detector(one.language) for one in asked):
-            identifier()
-    return found
+        complaints.append(None)
+        languages = [instruction.language for instruction in row_instructions if instruction.language]
+        if any(map(needs_detector, languages)):
+            identifier()  # raises if the library is missing
+    return complaints
 
 
 @reward(
@@ -71,64 +72,68 @@ def instructions(
     *,
     points: Literal["all", "fraction"] = "all",
 ) -> Score:
-    """Return 1 if all instructions of the row are met, else 0; with ``points`` `fraction` the fraction met.
+    """Return 1 if all instructions of the row are met, else 0; under ``points: fraction`` the fraction met.
 
     The columns are those of IFEval: ``instruction_id_list`` names kinds (see ``kinds.KINDS``), ``kwargs``
-    has the arguments of each. The text after the reasoning is judged, of several turns the last. Without
-    words, or with nothing but the prompt or a repetition, it is no answer and meets nothing. The metrics
-    are the fraction met, in all and by kind.
+    has the arguments of each. The text after the reasoning is judged, or that of the last turn if there are
+    several. A text without words, or with nothing but the prompt or a repetition, is not an answer and
+    meets nothing. The metrics are the fractions met, in all and by kind.
     """
     try:
-        asked = read(instruction_id_list, kwargs)
+        row_instructions = read(instruction_id_list, kwargs)
     except ValueError as error:
         return Score(None, "bad_reference", detail=str(error))
+    none_met = [False] * len(row_instructions)
     answer = after_reasoning(model_turns(completion, turns)[-1], LONGEST_TEXT + 1)
     if answer is not None and len(answer) > LONGEST_TEXT:
-        return Score(0.0, "too_large", metrics=_metrics(asked, [False] * len(asked)))
+        return Score(0.0, "too_large", metrics=_metrics(row_instructions, none_met))
     text = normalized(answer or "")
     why = "the reasoning never ended" if answer is None else no_answer(text, prompt)
     if why:
-        return Score(0.0, "no_answer", metrics=_metrics(asked, [False] * len(asked)), detail=why)
-    faults = [KINDS[one.kind].check(text, **one.arguments) for one in asked]
-    met = [not fault for fault in faults]
-    detail = "; ".join(f"{one.kind}: {fault}" for one, fault in zip(asked, faults, strict=True) if fault)
+        return Score(0.0, "no_answer", metrics=_metrics(row_instructions, none_met), detail=why)
+    met = list[bool]()
+    reasons = list[str]()
+    for instruction in row_instructions:
+        fault = KINDS[instruction.kind].check(text, **instruction.arguments)
+        met.append(not fault)
+        if fault:
+            reasons.append(f"{instruction.kind}: {fault}")
     value = sum(met) / len(met) if points == "fraction" else float(all(met))
-    return Score(value, metrics=_metrics(asked, met), detail=detail[:1000])
+    return Score(value, metrics=_metrics(row_instructions, met), detail="; ".join(reasons)[:1000])
 
 
 def read(ids: object, kwargs: object) -> list[Instruction]:
     """Return a row's instructions. Raises ValueError naming the instruction, what is wrong and the remedy."""
-    kinds, given = (
-        _listed(name, column) for name, column in (("instruction_id_list", ids), ("kwargs", kwargs))
-    )
-    if not kinds or len(kinds) != len(given):
+    kinds = _listed("instruction_id_list", ids)
+    arguments = _listed("kwargs", kwargs)
+    if not kinds or len(kinds) != len(arguments):
         raise ValueError(
-            f"instruction_id_list has {len(kinds)} entries and kwargs {len(given)}: give at least one "
+            f"instruction_id_list has {len(kinds)} entries and kwargs {len(arguments)}: give at least one "
             "instruction, and for each an object with its arguments, such as {}"
         )
-    return [_instruction(kind, own) for kind, own in zip(kinds, given, strict=True)]
+    return [_instruction(kind, of_kind) for kind, of_kind in zip(kinds, arguments, strict=True)]
 
 
 def _listed(name: str, column: object) -> Sequence[object]:
-    """Return a column as a list, which may be JSON in a text. Raises ValueError."""
+    """Return a column's list, which may be written as JSON in a text. Raises ValueError."""
     try:
-        found = json.loads(column) if isinstance(column, str) else column
+        items = json.loads(column) if isinstance(column, str) else column
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list | tuple):
+        items = None
+    if not isinstance(items, list | tuple):
         raise ValueError(f"column {name!r} must be a list, or a text with a JSON list")  # noqa: TRY004
-    return found
+    return items
 
 
-def _instruction(kind: object, given: object) -> Instruction:
+def _instruction(kind: object, kwargs: object) -> Instruction:
     if not isinstance(kind, str) or kind not in KINDS:
         near = get_close_matches(str(kind), KINDS, 1)
-        known = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(KINDS)}"
-        raise ValueError(f"there is no instruction {kind!r}; {known}")
-    if not isinstance(given, Mapping | None):
-        raise ValueError(f"{kind}: its kwargs must be an object such as {{}}, not {given!r}")  # noqa: TRY004
-    # A table has the arguments of all kinds in each row, None where they do not apply.
-    values = {name: value for name, value in (given or {}).items() if value is not None}
+        advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(KINDS)}"
+        raise ValueError(f"there is no instruction {kind!r}; {advice}")
+    if not isinstance(kwargs, Mapping | None):
+        raise ValueError(f"{kind}: its kwargs must be an object such as {{}}, not {kwargs!r}")  # noqa: TRY004
+    # In a table each row has the arguments of all kinds, with None for those that do not apply.
+    values = {name: value for name, value in (kwargs or {}).items() if value is not None}
     readers = KINDS[kind].arguments
     for name in readers:
         if name not in values:
@@ -154,19 +159,22 @@ def no_answer(text: str, prompt: str | Messages) -> str:
     """Return why a ``normalized`` text is no answer at all, or ""."""
     if not has_words(MARKUP.sub(" ", text)):
         return "there are no words"
-    parts = [prompt] if isinstance(prompt, str) else [str(m.get("content") or "") for m in prompt]
+    parts = message_texts(prompt)
     if folded(text) in {folded(normalized(part)) for part in (*parts, "\n".join(parts))}:
         return "it is the prompt"
-    said = [word.casefold() for word in words(text)]
-    triples = set(zip(said, said[1:], said[2:], strict=False))
-    if len(said) >= FEWEST_REPEATED and len(triples) < LEAST_NEW * len(said):
+    text_words = [word.casefold() for word in words(text)]
+    triples = set(zip(text_words, text_words[1:], text_words[2:], strict=False))
+    if len(text_words) >= FEWEST_REPEATED and len(triples) < LEAST_NEW * len(text_words):
         return "it is one repetition"
     return ""
 
 
-def _metrics(asked: Sequence[Instruction], met: Sequence[bool]) -> dict[str, float]:
+def _metrics(instructions: Sequence[Instruction], met: Sequence[bool]) -> dict[str, float]:
     """Return the fraction of instructions that are met, in all and by kind."""
     by_kind: dict[str, list[bool]] = {}
-    for one, fits in zip(asked, met, strict=True):
-        by_kind.setdefault(one.kind, []).append(fits)
-    return {"met": sum(met) / len(met)} | {kind: sum(own) / len(own) for kind, own in by_kind.items()}
+    for instruction, is_met in zip(instructions, met, strict=True):
+        by_kind.setdefault(instruction.kind, []).append(is_met)
+    fractions = {"met": sum(met) / len(met)}
+    for kind, met_of_kind in by_kind.items():
+        fractions[kind] = sum(met_of_kind) / len(met_of_kind)
+    return fractions

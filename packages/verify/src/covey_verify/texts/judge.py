@@ -26,12 +26,12 @@ from functools import cache, partial
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from covey_verify.contract import reward
-from covey_verify.extract import LONGEST, TextOrMessages, after_reasoning, text_of
+from covey_verify.extract import LONGEST, TextOrMessages, after_reasoning, prompt_text, text_of
 from covey_verify.isolated import strict_json_at
 from covey_verify.mathematics.steps import SplitRule, Total, score_steps, split
 from covey_verify.threads import ThreadPool
 from covey_verify.types import Check, Count, Messages, NonNegative, Positive, Score
-from covey_verify.web import ask, plain_address, reason_of
+from covey_verify.web import ask, may_pass, pauses, plain_address, reason_of
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ CANARY = ("What is 1 + 1?", "The answer is 2.")
 """A question and an answer that every judge can judge."""
 REQUESTS_AT_ONCE = 16
 """Largest number of requests under way to one judge."""
+LONGEST_PAUSE = 30
+"""Largest pause before another try, as a multiple of the first."""
 LONGEST_REPLY = 1 << 20
 """Largest size of a reply in bytes."""
 HEADINGS = """
@@ -90,18 +92,18 @@ class Endpoint:
         if name in self.cache:
             return self.cache[name]
         try:
-            found = await self._asked(question, key, patience)
+            verdicts = await self._asked(question, key, patience)
         except Unreadable as error:
             await self._speaks_plainly(question, key, patience, str(error))
             raise
-        self.cache[name] = found
-        return found
+        self.cache[name] = verdicts
+        return verdicts
 
     async def _asked(self, question: Question, key: str, patience: Patience) -> list[bool]:
         text, cut = await self._answered(question.body, key, patience)
-        found = parsed(text, cut, question)
+        verdicts = parsed(text, cut, question)
         self.failures = 0
-        return found
+        return verdicts
 
     async def _speaks_plainly(self, question: Question, key: str, patience: Patience, why: str) -> None:
         """Ask about CANARY, and raise JudgeFailed if that reply is unreadable too."""
@@ -116,23 +118,23 @@ class Endpoint:
 
     async def _answered(self, body: Mapping[str, object], key: str, patience: Patience) -> tuple[str, bool]:
         """Return the text of a reply, and whether it was truncated. Raises JudgeFailed."""
-        for attempt in range(patience.tries):
-            # A loop, since other calls may have closed the breaker again in the meantime.
+        waits = pauses(patience.pause, LONGEST_PAUSE * patience.pause)
+        for attempt in range(1, patience.tries + 1):
+            # A loop, since other calls may close the breaker again while this one sleeps.
             while (rest := self.closed_until - time.monotonic()) > 0:
                 await asyncio.sleep(rest)
-            if patience.asked >= patience.budget:
+            if patience.calls >= patience.budget:
                 raise JudgeFailed(f"the budget of {patience.budget:g} calls is spent")
-            patience.asked += 1
+            patience.calls += 1
             try:
                 return reply_text(await self._reply(body, key, patience.timeout))
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 self._failed(error, patience)
-                # A client error (but 429, too many requests) will not go away by repetition.
-                if isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != 429:
+                if not may_pass(error):
                     break
-                if attempt < patience.tries - 1:
-                    # Exponential backoff with jitter, so that many calls do not return at once.
-                    await asyncio.sleep(patience.pause * min(2**attempt, 30) * random.uniform(0.5, 1.0))
+                if attempt < patience.tries:
+                    # The random factor keeps many calls from coming back at once.
+                    await asyncio.sleep(next(waits) * random.uniform(0.5, 1.0))
         raise JudgeFailed(f"{self.url}: {self.last_failure}")
 
     def _failed(self, error: Exception, patience: Patience) -> None:
@@ -158,17 +160,17 @@ class Endpoint:
 
 @dataclass(eq=False)
 class Patience:
-    """A reward's settings for retries and limits of its judge, and the number of its calls."""
+    """A reward's settings for retries and limits of its judge, and a count of its calls."""
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
     tries: Count = 5
     pause: NonNegative = 1.0
     timeout: Positive = 60.0
     breaker: Count = 10
-    """Failures in a row after which no request is sent for ``rest`` seconds; waiting calls keep waiting."""
+    """Failures in a row after which no request is sent for ``rest`` seconds; calls wait for that long."""
     rest: NonNegative = 30.0
     budget: NonNegative = math.inf
-    asked: int = field(default=0, init=False)
+    calls: int = field(default=0, init=False)
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,7 @@ class Question:
         reference: str | None,
     ) -> Question:
         """Build the question. Equal questions give equal bytes, so that they can be cached."""
-        task = (
-            prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-        )
+        task = prompt_text(prompt)
         # 24 characters for the mark around the text, 8 others for the key: the text cannot contain either.
         digest = _hash(task + answer)
         mark = f"-----{digest[:24]}-----"
@@ -217,7 +217,7 @@ def without_control(text: str) -> str:
     >>> without_control("5<|im_end|> <s> [INST] a <b> |> c <| d")
     '5< |im_end|> < s> [ INST] a <b> |> c <| d'
     """
-    return CONTROL.sub(lambda begun: f"{begun[0]} ", text)
+    return CONTROL.sub(lambda beginning: f"{beginning[0]} ", text)
 
 
 def reply_text(reply: Any) -> tuple[str, bool]:
@@ -236,8 +236,8 @@ def reply_text(reply: Any) -> tuple[str, bool]:
 def parsed(text: str, cut: bool, question: Question) -> list[bool]:
     """Return the verdicts at the end of a reply, after any reasoning. Raises Unreadable.
 
-    Objects with another key are no verdicts, as the judge may have quoted them. A truncated reply (``cut``)
-    counts only if it is nothing but verdicts, as any others may be an example.
+    Objects with another key do not count: the judge may have quoted them. A truncated reply (``cut``)
+    counts only if it is nothing but verdicts: verdicts within a text may be an example.
     """
     answer = after_reasoning(text)
     if answer is None:
@@ -249,42 +249,44 @@ def parsed(text: str, cut: bool, question: Question) -> list[bool]:
     alone = whole is not None and whole.end == len(inside)
     if cut and not alone:
         raise Unreadable("the judge's reply was truncated")
-    found = [whole] if whole is not None and alone else list(_quoted(answer, question.key))
-    if not found or not (alone or found[-1].end == len(answer)):
+    objects = [whole] if whole is not None and alone else list(_all_verdicts(answer, question.key))
+    if not objects or not (alone or objects[-1].end == len(answer)):
         raise Unreadable(f"the judge's reply does not end in {question.key!r}: {text[-100:]!r}")
-    last = found[-1].verdicts
+    verdicts = objects[-1].value
     # The judge may repeat its verdicts, but not change them.
-    if any(other.verdicts != last for other in found):
+    if any(earlier.value != verdicts for earlier in objects):
         raise Unreadable("the judge's reply holds verdicts that contradict each other")
-    if not isinstance(last, list) or len(last) != question.count or {*map(type, last)} - {bool}:
-        words = f"{question.count} times true or false was asked for, the judge replied {str(last)[:100]}"
+    if not isinstance(verdicts, list) or len(verdicts) != question.count or {*map(type, verdicts)} - {bool}:
+        words = f"{question.count} times true or false was asked for, the judge replied {str(verdicts)[:100]}"
         raise Unreadable(words)
-    return last
+    return verdicts
 
 
-class Found(NamedTuple):
-    """The value under the key of verdicts in a reply, and the place where its object ends."""
+class JsonVerdicts(NamedTuple):
+    """The value under the key of verdicts in a reply's JSON object."""
 
-    verdicts: object
+    value: object
     end: int
+    """Index in the reply after the object."""
 
 
-def _quoted(text: str, key: str) -> Iterator[Found]:
+def _all_verdicts(text: str, key: str) -> Iterator[JsonVerdicts]:
     """Yield the verdicts of all JSON objects within a text that have the key."""
-    for named in re.finditer(re.escape(f'"{key}"'), text):
+    for name in re.finditer(re.escape(f'"{key}"'), text):
         # The object begins at the last brace before the key.
-        found = _verdicts(text, max(0, text.rfind("{", 0, named.start())), key)
-        if found is not None:
-            yield found
+        start = max(0, text.rfind("{", 0, name.start()))
+        verdicts = _verdicts(text, start, key)
+        if verdicts is not None:
+            yield verdicts
 
 
-def _verdicts(text: str, start: int, key: str) -> Found | None:
-    """Return the verdicts of the JSON object at a place; None if there is no object or it lacks the key."""
+def _verdicts(text: str, start: int, key: str) -> JsonVerdicts | None:
+    """Return the verdicts of the JSON object that begins at ``start``; None if there is none with the key."""
     try:
-        found, end = strict_json_at(text, start)
+        value, end = strict_json_at(text, start)
     except ValueError:
         return None
-    return Found(found[key], end) if isinstance(found, dict) and key in found else None
+    return JsonVerdicts(value[key], end) if isinstance(value, dict) and key in value else None
 
 
 def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | Mapping[str, float]:
@@ -309,7 +311,7 @@ def unavailable(
     url: str,
     model: str,
     key_variable: str = "",
-    patience: Patience = Patience(),  # noqa: B008 - as of the judge itself
+    patience: Patience = Patience(),  # noqa: B008 - as in ``judge``
     **_: object,
 ) -> str:
     """Ask a judge once about a plain answer; return why it gives no verdict, or ""."""
@@ -335,7 +337,7 @@ async def judge(
     split_by: SplitRule | None = None,
     total: Total = "min",
     key_variable: str = "",
-    patience: Patience = Patience(),  # noqa: B008 - of an endless budget, so what it counts does not matter
+    patience: Patience = Patience(),  # noqa: B008 - its budget is endless, so a shared count does no harm
 ) -> Score:
     """Return the weighted fraction of ``criteria`` that the completion meets according to a language model.
 
@@ -368,11 +370,17 @@ async def judge(
 def _questions_about_steps(
     answer: str, spans: Sequence[tuple[int, int]], criteria: Iterable[str]
 ) -> tuple[str, list[str]]:
-    """Return the answer as named steps, and each criterion asked of the first step, of the second, ..."""
+    """Return the answer as named steps, and all criteria as questions about the first, the second, ..."""
     # The names contain a hash of the text, so no step can claim to be another one.
-    names = [f"Step {_hash(answer)[:6]}-{n}" for n in range(1, len(spans) + 1)]
-    shown = "\n".join(f"{n}: {answer[a:b].strip()}" for n, (a, b) in zip(names, spans, strict=True))
-    return shown, [f"{name}: {criterion}" for name in names for criterion in criteria]
+    mark = _hash(answer)[:6]
+    criteria = list(criteria)
+    steps = list[str]()
+    questions = list[str]()
+    for number, (begin, end) in enumerate(spans, start=1):
+        name = f"Step {mark}-{number}"
+        steps.append(f"{name}: {answer[begin:end].strip()}")
+        questions += [f"{name}: {criterion}" for criterion in criteria]
+    return "\n".join(steps), questions
 
 
 def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
@@ -396,10 +404,10 @@ def empty(text: str) -> bool:
     plain = unicodedata.normalize("NFKC", text).casefold().strip()
     words = re.findall(r"[^\W\d_]+", plain)
     for key in MASTER_KEYS:
-        own = key.split()
-        # The phrase once or several times, and no number besides.
-        if words == own * (len(words) // len(own)) and not any(map(str.isdigit, plain)):
-            # A single word can be an answer; it is a heading if a sign follows, or in a non-Latin script.
+        phrase = key.split()
+        # The phrase alone, perhaps repeated, and no number.
+        if words == phrase * (len(words) // len(phrase)) and not any(map(str.isdigit, plain)):
+            # A single word can be an answer. It is a heading if a sign follows, or in a non-Latin script.
             return len(words) > 1 or plain != key or not key.isascii()
     return False
 

@@ -26,8 +26,8 @@ from covey_verify.texts.words import (
 )
 
 RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
-    "at least": lambda found, asked: found >= asked,
-    "less than": lambda found, asked: found < asked,
+    "at least": lambda count, limit: count >= limit,
+    "less than": lambda count, limit: count < limit,
 }
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 LINE_MARKS = " \t*_#>~\"'“”‘(["
@@ -60,14 +60,14 @@ def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> str:
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> str:
     """No forbidden word occurs as a whole word or phrase, in any case, markup or width."""
     plain = folded(text)
-    found = [word for word in forbidden_words if occurrences(folded(word), plain)]
-    return f"{found[0]!r} occurs" if found else ""
+    forbidden = [word for word in forbidden_words if occurrences(folded(word), plain)]
+    return f"{forbidden[0]!r} occurs" if forbidden else ""
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> str:
     """The letter or sign occurs that often, in any case; with an accent it is another letter."""
-    found = unicodedata.normalize("NFKC", text).lower().count(letter.lower())
-    return compared(found, let_relation, let_frequency, f"times {letter!r}")
+    count = unicodedata.normalize("NFKC", text).lower().count(letter.lower())
+    return compared(count, let_relation, let_frequency, f"times {letter!r}")
 
 
 def response_language(text: str, *, language: str) -> str:
@@ -96,18 +96,18 @@ def number_words(text: str, *, num_words: int, relation: str) -> str:
 
 def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> str:
     """Exactly so many paragraphs between blank lines, and the nth begins with the word, in any case."""
-    found = paragraphs(text)
-    if fault := exactly(len(found), num_paragraphs, "paragraphs"):
+    parts = paragraphs(text)
+    if fault := exactly(len(parts), num_paragraphs, "paragraphs"):
         return fault
-    asked = words(folded(first_word))
-    begins = words(folded(found[nth_paragraph - 1][: 200 + 4 * len(first_word)]))[: len(asked)]
-    return "" if begins == asked else f"paragraph {nth_paragraph} begins with {' '.join(begins)!r}"
+    expected = words(folded(first_word))
+    begins = words(folded(parts[nth_paragraph - 1][: 200 + 4 * len(first_word)]))[: len(expected)]
+    return "" if begins == expected else f"paragraph {nth_paragraph} begins with {' '.join(begins)!r}"
 
 
 def number_placeholders(text: str, *, num_placeholders: int) -> str:
     """At least so many `[names]` with a letter, without links, tick boxes and indices of arrays."""
-    found = PLACEHOLDER.findall(TICK_BOX.sub("", text))
-    count = sum(any(map(str.isalpha, inside)) for inside in found)
+    placeholders = PLACEHOLDER.findall(TICK_BOX.sub("", text))
+    count = sum(any(map(str.isalpha, inside)) for inside in placeholders)
     return compared(count, "at least", num_placeholders, "placeholders")
 
 
@@ -115,21 +115,22 @@ def postscript(text: str, *, postscript_marker: str) -> str:
     """A line begins with the marker, in any case; there are words before the line and after the marker."""
     letters = [re.escape(c) for c in postscript_marker if not c.isspace()]
     marker = re.compile(r"\s?".join(letters) + r"(?![^\W_])", re.IGNORECASE)
-    place = 0
+    start = 0  # of the line in the text
     for line in text.split("\n"):
         content = line.lstrip(LINE_MARKS)
         match = marker.match(content)
-        place += len(line)
-        if match and has_words(text[: place - len(line)]):
-            rest = text[place - len(content) + match.end() :]
+        end = start + len(line)
+        if match and has_words(text[:start]):
+            rest = text[end - len(content) + match.end() :]
             return "" if has_words(rest) else "the postscript is empty"
-        place += 1
+        start = end + 1
     return f"no postscript begins with {postscript_marker!r}"
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> str:
     """Exactly so many lines that begin with `*`, `-` or `+`, a space and a text, outside code blocks."""
-    count, fence = 0, ""
+    count = 0
+    fence = ""
     for line in map(str.strip, text.split("\n")):
         if line.startswith(FENCES):
             fence = "" if fence and line.startswith(fence) else fence or line[:3]
@@ -140,12 +141,12 @@ def number_bullet_lists(text: str, *, num_bullets: int) -> str:
 
 def constrained_response(text: str) -> str:
     """Exactly one of IFEval's three answers occurs as it is written, such as `My answer is yes.`."""
-    found = [option for option in OPTIONS if occurrences(option, text)]
-    return exactly(len(found), 1, f"of the answers {', '.join(OPTIONS)}")
+    options = [option for option in OPTIONS if occurrences(option, text)]
+    return exactly(len(options), 1, f"of the answers {', '.join(OPTIONS)}")
 
 
 def number_highlighted_sections(text: str, *, num_highlights: int) -> str:
-    """At least so many `*highlights*` (or `**`) with a word, each in one line; bullets are none."""
+    """At least so many `*highlights*` (or `**`) with a word, each in one line; bullets do not count."""
     count = sum(has_words(inside) for _, inside in HIGHLIGHT.findall(text))
     return compared(count, "at least", num_highlights, "highlighted sections")
 
@@ -154,13 +155,16 @@ def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> 
     """At least so many lines begin with the word, as written, and a number of their own; a text follows."""
     mark = re.compile(re.escape(section_spliter.strip()) + r"[ \t]?(\d{1,6})(?!\w)")
     section = ""
-    found = set[str]()
+    numbers = set[str]()
     for line in text.split("\n"):
-        match = mark.match(line.lstrip(LINE_MARKS))
-        section = match[1].lstrip("0") if match else section
-        if section and has_words(line.lstrip(LINE_MARKS)[match.end() :] if match else line):
-            found.add(section)
-    return compared(len(found), "at least", num_sections, f"sections marked {section_spliter!r}")
+        content = line.lstrip(LINE_MARKS)
+        match = mark.match(content)
+        if match:
+            section = match[1].lstrip("0")
+            content = content[match.end() :]
+        if section and has_words(content):
+            numbers.add(section)
+    return compared(len(numbers), "at least", num_sections, f"sections marked {section_spliter!r}")
 
 
 def json_format(text: str) -> str:
@@ -170,10 +174,10 @@ def json_format(text: str) -> str:
     if mark in FENCES and language in ("", "json") and len(lines) > 2 and lines[-1].strip() == mark:
         text = "\n".join(lines[1:-1])
     try:
-        found = strict_json(text)
+        value = strict_json(text)
     except ValueError as error:
         return f"not JSON: {str(error)[:100]}"
-    return "" if isinstance(found, dict | list) and found else "neither an object nor a list with content"
+    return "" if isinstance(value, dict | list) and value else "neither an object nor a list with content"
 
 
 def title(text: str) -> str:
@@ -191,10 +195,10 @@ def two_responses(text: str) -> str:
 
 def repeat_prompt(text: str, *, prompt_to_repeat: str) -> str:
     """The text begins with the request as it is written, but for white space, and an answer follows."""
-    asked, said = (" ".join(one.split()) for one in (prompt_to_repeat, text))
-    if not said.startswith(asked):
+    prompt, answer = (" ".join(part.split()) for part in (prompt_to_repeat, text))
+    if not answer.startswith(prompt):
         return "it does not begin with the request"
-    return "" if has_words(said[len(asked) :]) else "nothing follows the request"
+    return "" if has_words(answer[len(prompt) :]) else "nothing follows the request"
 
 
 def end_checker(text: str, *, end_phrase: str) -> str:
@@ -202,9 +206,9 @@ def end_checker(text: str, *, end_phrase: str) -> str:
 
     There are words before it.
     """
-    asked, said = (folded(one).rstrip(CLOSERS + " ") for one in (end_phrase, text))
-    before = said.removesuffix(asked)
-    if before == said or (before[-1:].isalnum() and asked[:1].isalnum()):
+    phrase, answer = (folded(part).rstrip(CLOSERS + " ") for part in (end_phrase, text))
+    before = answer.removesuffix(phrase)
+    if before == answer or (before[-1:].isalnum() and phrase[:1].isalnum()):
         return f"it does not end with {end_phrase!r}"
     return "" if has_words(before) else "nothing precedes the phrase"
 
@@ -226,52 +230,51 @@ def english_lowercase(text: str) -> str:
 
 
 def no_comma(text: str) -> str:
-    """There is no comma, of other scripts neither."""
+    """There is no comma, nor one of another script."""
     return "there is a comma" if COMMA.search(text) else ""
 
 
 def quotation(text: str) -> str:
-    """The text begins and ends with double quotation marks that are a pair, unlike those of `"a" and "b"`."""
+    """The text begins and ends with a pair of double quotation marks; `"a" and "b"` has two pairs."""
     closing = WRAPPINGS.get(text[:1], "")
     if len(text) < 2 or not closing or text[-1] not in closing:
         return "not in double quotation marks"
     depth = 0
-    for place in (match.start() for match in re.finditer(f"[{text[0]}{closing}]", text[:-1])):
-        before = text[place - 1 : place]
-        # A straight mark opens where no word, sign or digit is right before it.
-        opens = text[place] == text[0] and (
-            text[0] not in closing or not before or before in " \n\t([{-—–/:=*_"
-        )
+    for position in (match.start() for match in re.finditer(f"[{text[0]}{closing}]", text[:-1])):
+        before = text[position - 1 : position]
+        is_straight = text[0] in closing  # it looks the same where it opens and where it closes
+        at_a_beginning = not before or before in " \n\t([{-—–/:=*_"
+        opens = text[position] == text[0] and (not is_straight or at_a_beginning)
         depth += 1 if opens else -1
         if depth < 1:
             return "the first quotation mark is closed before the end"
     return "" if has_words(text) else "the quotation is empty"
 
 
-def compared(found: int, relation: str, asked: int, what: str) -> str:
-    """Return "" if a number is as it should be, else both in words."""
-    return "" if RELATIONS[relation](found, asked) else f"{found} {what}, not {relation} {asked}"
+def compared(count: int, relation: str, limit: int, what: str) -> str:
+    """Return "" if a count meets its limit, otherwise both in words."""
+    return "" if RELATIONS[relation](count, limit) else f"{count} {what}, not {relation} {limit}"
 
 
-def exactly(found: int, asked: int, what: str) -> str:
-    """Return "" if two numbers are equal, else both in words."""
-    return "" if found == asked else f"{found} {what}, not {asked}"
+def exactly(count: int, expected: int, what: str) -> str:
+    """Return "" if a count is the expected one, otherwise both in words."""
+    return "" if count == expected else f"{count} {what}, not {expected}"
 
 
 def a_phrase(value: object) -> str:
     """Return a ``normalized`` text that is not empty. Raises ValueError."""
-    found = normalized(value) if isinstance(value, str) else ""
-    if not found:
+    phrase = normalized(value) if isinstance(value, str) else ""
+    if not phrase:
         raise ValueError("must be a text")
-    return found
+    return phrase
 
 
 def a_text(value: object) -> str:
     """Return a ``normalized`` text with a letter or digit. Raises ValueError."""
-    found = a_phrase(value)
-    if not has_words(found):
+    phrase = a_phrase(value)
+    if not has_words(phrase):
         raise ValueError("must be a text with a letter or digit")
-    return found
+    return phrase
 
 
 def phrases(value: object) -> list[str]:
@@ -297,10 +300,10 @@ def a_relation(value: object) -> str:
 
 def one_letter(value: object) -> str:
     """Return a single letter or sign. Raises ValueError."""
-    found = unicodedata.normalize("NFKC", a_phrase(value))
-    if len(found) != 1:
+    letter = unicodedata.normalize("NFKC", a_phrase(value))
+    if len(letter) != 1:
         raise ValueError("must be one letter or sign")
-    return found
+    return letter
 
 
 def a_language(value: object) -> str:
@@ -312,11 +315,9 @@ def a_language(value: object) -> str:
 
 def beyond(*, num_paragraphs: int, nth_paragraph: int, **_: object) -> str:
     """Return why there is no such paragraph, or ""."""
-    return (
-        ""
-        if nth_paragraph <= num_paragraphs
-        else f"there is no paragraph {nth_paragraph} of {num_paragraphs}"
-    )
+    if nth_paragraph <= num_paragraphs:
+        return ""
+    return f"there is no paragraph {nth_paragraph} of {num_paragraphs}"
 
 
 Reader = Callable[[object], object]
@@ -324,12 +325,12 @@ Reader = Callable[[object], object]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of instruction: its check, and for each argument what reads it from a row."""
+    """A kind of instruction: its check, and a reader of each argument of a row."""
 
     check: Callable[..., str]
     arguments: Mapping[str, Reader]
     language: str = ""
-    """The language that it looks for; its argument `language` replaces it."""
+    """The language that it looks for, unless its argument `language` names another."""
     clash: Callable[..., str] | None = None
     """(arguments) -> why no text can meet them all, or ""."""
 

@@ -54,16 +54,16 @@ KANA = re.compile("[\u3040-\u30ff]")
 LATIN_WORD, GREEK_WORD = (re.compile(f"[{SCRIPTS[name]}]+") for name in ("latin", "el"))
 SENTENCE = re.compile(r"(?<![\\a-z])[a-z]{2,}(?:,? [a-z]{2,}){2,}", re.IGNORECASE)
 FEWEST = 10
-"""Fewest words that are judged: the language of `x = 4` is unknown."""
+"""Fewest words that are judged: `x = 4` could be in any language."""
 
 
 PIECE = 8
-"""Fewest words from which a language is detected: with fewer it is often a guess."""
+"""Fewest words in which a language is detected: with fewer it is often a guess."""
 LONG_PIECE = 15
 """Words of a piece in which ``in_language`` looks for another language."""
 MOST_PIECES = 40
 ENTIRE = 0.8
-"""Fraction of the words from which a text is in a language: names and quotations need not be."""
+"""Fraction of its words that makes a text one of a language: names and quotations may be in another."""
 CERTAIN = 5.0
 """Nats by which another language must be likelier before a piece counts as written in it."""
 
@@ -72,17 +72,17 @@ CERTAIN = 5.0
 def language_consistency(completion: TextOrMessages, *, language: str = "en", detect: bool = False) -> Score:
     """Return the fraction of words in the script of ``language``, without formulas, code and tags.
 
-    Words in these that belong to no formula or code do count, so another language cannot hide there.
-    DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not distinguished; with
-    ``detect`` those of the Latin script are: words count in pieces that py3langid finds to be in
-    ``language``. The score is None if there are too few words.
+    Prose within these does count, so that another language cannot hide there. DeepSeek-R1, arXiv 2501.12948,
+    section 2.3.2. Languages of one script are not distinguished, except that ``detect`` distinguishes those
+    of the Latin script: words then count in pieces that py3langid finds to be in ``language``. The score is
+    None if there are too few words.
 
     >>> language_consistency("we add two and three, \u6240\u4ee5 so it is five").value
     0.8181818181818182
     """
     if language not in LATIN and language not in SCRIPTS:
-        known = ", ".join(sorted(LATIN | SCRIPTS.keys()))
-        raise ConfigError(f"language_consistency: language {language!r} is unknown; known: {known}")
+        names = ", ".join(sorted(LATIN | SCRIPTS.keys()))
+        raise ConfigError(f"language_consistency: language {language!r} is unknown; known: {names}")
     script = re.compile(f"[{SCRIPTS['latin' if language in LATIN else language]}]+")
     words = WORD.findall(_prose(text_of(completion)[:LONGEST], script))
     if len(words) < FEWEST:
@@ -90,7 +90,8 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
     fitting = [w for w in words if script.fullmatch(w)]
     if detect and language in LATIN:
         pieces = _pieces(fitting, len(fitting) // PIECE)
-        fitting = [w for p in pieces if identifier().classify(" ".join(p))[0] == language for w in p]
+        in_that_language = [p for p in pieces if identifier().classify(" ".join(p))[0] == language]
+        fitting = [word for piece in in_that_language for word in piece]
     return Score(len(fitting) / len(words))
 
 
@@ -105,16 +106,20 @@ def in_language(text: str, language: str) -> bool:
     script = re.compile(f"[{SCRIPTS[name]}]+")
     prose = _prose(text.lower(), script)
     words = WORD.findall(prose)
-    share = sum(script.fullmatch(w) is not None for w in words) / max(len(words), 1)
+    in_script = sum(script.fullmatch(word) is not None for word in words)
+    share = in_script / max(len(words), 1)
     if name == "ja" and not KANA.search(prose):  # Chinese uses the other half of the script
         return False
     if name in RIVALS and share >= ENTIRE:
         # Whole tokens: the words above are without the vowel signs of some scripts.
         tokens = prose.split()
         pieces = _pieces(tokens, min(MOST_PIECES, len(tokens) // LONG_PIECE))
-        ranks = [identifier(RIVALS[name]).rank(" ".join(piece)) for piece in pieces]
-        unsure = [rank[0][1] - dict(rank)[language] <= CERTAIN for rank in ranks]
-        share *= sum(len(p) for p, fits in zip(pieces, unsure, strict=True) if fits) / len(tokens)
+        fitting = 0
+        for piece in pieces:
+            scores = identifier(RIVALS[name]).rank(" ".join(piece))  # (language, nats), the likeliest first
+            if scores[0][1] - dict(scores)[language] <= CERTAIN:
+                fitting += len(piece)
+        share *= fitting / len(tokens)
     return share >= ENTIRE
 
 
@@ -124,7 +129,7 @@ def needs_detector(language: str) -> bool:
 
 
 def _prose(text: str, script: re.Pattern[str]) -> str:
-    """Return a text without formulas, code and tags, but for words there that are in no formula or code."""
+    """Return a text without formulas, code and tags, except for the prose within them."""
     return NOT_PROSE.sub(lambda m: f" {_foreign(m[0], script)} ", text)
 
 
@@ -136,16 +141,16 @@ def _pieces(words: Sequence[str], count: int) -> list[Sequence[str]]:
 
 
 def _foreign(notation: str, script: re.Pattern[str]) -> str:
-    """Return the words of a formula, code or a tag that are prose all the same, so that they count.
+    """Return the words within a formula, code or a tag that are prose.
 
-    Formulas and code consist of Latin letters and short Greek names; three Latin words in a row are no
-    formula.
+    Formulas and code consist of Latin words and short Greek names, so all other words are prose. In a formula
+    three Latin words in a row are too.
     """
     words = [w for w in WORD.findall(notation) if not (script.fullmatch(w) or LATIN_WORD.fullmatch(w))]
-    found = [w for w in words if len(w) > 2 or not GREEK_WORD.fullmatch(w)]
+    foreign = [w for w in words if len(w) > 2 or not GREEK_WORD.fullmatch(w)]
     if notation.startswith("$") and not script.fullmatch("a"):
-        found += [w for run in SENTENCE.findall(notation) for w in run.split()]
-    return " ".join(found)
+        foreign += [w for run in SENTENCE.findall(notation) for w in run.split()]
+    return " ".join(foreign)
 
 
 @cache
@@ -157,6 +162,6 @@ def identifier(languages: frozenset[str] = frozenset(LATIN)) -> Any:
         raise ConfigError(
             "telling languages of one script apart needs py3langid: pip install 'covey-verify[language]'"
         ) from None
-    found = LanguageIdentifier.from_model_file(MODEL_FILE)
-    found.set_languages(sorted(languages))
-    return found
+    model = LanguageIdentifier.from_model_file(MODEL_FILE)
+    model.set_languages(sorted(languages))
+    return model

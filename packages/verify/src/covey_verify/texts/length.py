@@ -38,28 +38,31 @@ def cosine_length(
     exceeded: float | None = None,
     **_: object,
 ) -> list[float]:
-    """Return long + (short - long)(1 + cos(pi L / limit)) / 2; ``exceeded`` (default ``long``) for L >=
-    limit.
+    """Return long + (short - long)(1 + cos(pi L / limit)) / 2 for length L, ``exceeded`` from the limit on.
 
-    L is the length. Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1, uses it twice: for
-    correct answers, where
-    brevity pays (`gated_by: math_answer:correct`, 2 to 1), once for incorrect ones, where effort does
-    (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
+    ``exceeded`` is ``long`` by default. Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1,
+    uses it twice: for correct answers, where brevity pays (`gated_by: math_answer:correct`, 2 to 1), and for
+    incorrect ones, where effort does (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
 
     >>> cosine_length([[], [0] * 5, [0] * 10, [0] * 20], limit=10)
     [1.0, 0.75, 0.5, 0.5]
     """
     if limit < 1:
         raise ConfigError(f"cosine_length: limit {limit} must be at least 1 token")
-    end = long if exceeded is None else exceeded
-    turns = [math.cos(math.pi * len(ids) / limit) if len(ids) < limit else None for ids in sampled_ids]
-    return [end if turn is None else long + (short - long) * (1 + turn) / 2 for turn in turns]
+    beyond = long if exceeded is None else exceeded
+
+    def value(length: int) -> float:
+        if length >= limit:
+            return beyond
+        cosine = math.cos(math.pi * length / limit)
+        return long + (short - long) * (1 + cosine) / 2
+
+    return [value(len(ids)) for ids in sampled_ids]
 
 
 @reward(concurrent=True, format_only=True)
 def short_in_group(sampled_ids: list[list[int]], **_: object) -> list[float]:
-    """Return 1/2 for the shortest of the group, linearly to -1/2 for the longest; 0 for all if they are
-    equal.
+    """Return 1/2 for the shortest of the group, falling linearly to -1/2 for the longest; 0 if all are equal.
 
     Kimi k1.5, arXiv 2501.12599, section 2.3.3. Meant for correct answers.
 
@@ -104,13 +107,14 @@ def majority_vote(
 ) -> list[float]:
     """Return 1 for the most frequent answer of the group, without a reference answer: TTRL, arXiv 2504.16084.
 
-    Answers are compared as texts; a missing one is no vote. Ties go to the answer that was given first.
+    Answers are compared as texts; a missing one does not vote. Ties go to the answer that was given first.
 
     >>> majority_vote(["4", "5", "4"], rule="whole")
     [1.0, 0.0, 1.0]
     """
-    said = turns or [()] * len(completions)
-    answers = [extract(c, rule, own) for c, own in zip(completions, said, strict=True)]
+    turns = turns or [()] * len(completions)
+    pairs = zip(completions, turns, strict=True)
+    answers = [extract(completion, rule, its_turns) for completion, its_turns in pairs]
     votes = Counter(a for a in answers if a is not None)
     winner = votes.most_common(1)[0][0] if votes else None
     return [float(a is not None and a == winner) for a in answers]

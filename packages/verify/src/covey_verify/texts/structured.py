@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from covey_verify.calls.call import ToolCall, as_message, call_of, canonical
 from covey_verify.calls.forms import CLOSE_CALL, OPEN_CALL, form_of_text
@@ -30,7 +30,7 @@ UNUSABLE = ("ModuleNotFound", "UnknownType", "SchemaError", "_WrappedReferencing
 
 
 def bad_schemas(rows: Sequence[Mapping[str, object]], **settings: object) -> list[str | None]:
-    """Return for each row the fault of its own schema, or None."""
+    """Return the fault of each row's own schema, or None."""
     return [_schema_fault({**row, **settings}.get("schema")) for row in rows]
 
 
@@ -43,9 +43,9 @@ def _schema_fault(schema: object) -> str | None:
     except ImportError:
         return "a schema needs jsonschema: pip install 'covey-verify[schema]'"
     try:
-        wanted = json.loads(schema) if isinstance(schema, str) else schema
-        validator_for(wanted).check_schema(wanted)
-        if fault := _unchecked(wanted):
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        validator_for(parsed).check_schema(parsed)
+        if fault := _unchecked(parsed):
             return fault
     except SchemaError as error:
         return f"the schema cannot be used: {error.message[:200]}"
@@ -56,8 +56,10 @@ def _schema_fault(schema: object) -> str | None:
 
 def _unchecked(schema: object) -> str | None:
     formats = unchecked_formats(schema)
-    remedy = "pip install 'jsonschema[format]', or say it by a pattern"
-    return f"nobody checks the format {min(formats)!r} here: {remedy}" if formats else None
+    if not formats:
+        return None
+    remedy = "pip install 'jsonschema[format]', or express it as a pattern"
+    return f"the format {min(formats)!r} is not checked here: {remedy}"
 
 
 def _usable(schema: Mapping[str, object] | str | None) -> Mapping[str, object] | str | None:
@@ -74,8 +76,7 @@ def json_schema(
     schema: Annotated[Mapping[str, object] | str | None, Check(_usable)] = None,
     where: Literal["whole", "block", "answer_tag"] = "whole",
 ) -> Score:
-    """Return 1 if the text after the reasoning is JSON (that conforms to ``schema``, if there is one), else
-    0.
+    """Return 1 if the text after the reasoning is JSON that conforms to ``schema``, if there is one, else 0.
 
     ``schema`` is a setting or a column. Validation runs in a killable subprocess, as a schema's pattern may
     backtrack endlessly.
@@ -84,21 +85,23 @@ def json_schema(
     answer = after_reasoning(text)
     if answer is None:
         return Score(0.0, "no_answer")
-    found = {"whole": answer, "block": code_block(answer, "json"), "answer_tag": tagged(answer, "answer")}[
-        where
-    ]
-    if not found or not found.strip():
+    document: str | None = answer
+    if where == "block":
+        document = code_block(answer, "json")
+    elif where == "answer_tag":
+        document = tagged(answer, "answer")
+    if not document or not document.strip():
         return Score(0.0, "no_answer")
-    wanted = json.loads(schema) if isinstance(schema, str) else schema
-    # A schema from a column of a script's rows has passed no check before.
-    if fault := _unchecked(wanted):
+    parsed = json.loads(schema) if isinstance(schema, str) else schema
+    # The column of a row that a script passes has not been checked before.
+    if fault := _unchecked(parsed):
         return Score(None, "bad_reference", detail=fault)
-    result = in_subprocess("conforms", [(found.strip(), wanted)])
+    result = in_subprocess("conforms", [(document.strip(), parsed)])
     if result.kind == "error" and result.text.startswith(UNUSABLE):
         raise ValueError(f"the schema cannot be used: {result.text}")
     if result.kind != "ok":
         return unfinished(result)
-    return Score(float(result.value is None), extracted=found[:500], detail=result.value or "")
+    return Score(float(result.value is None), extracted=document[:500], detail=result.value or "")
 
 
 NOT_LAST = "a call before the end of a turn is not made"
@@ -140,10 +143,9 @@ def tool_calls(
 ) -> Score:
     """Return 1 if exactly the expected calls are made, else 0; with ``partial`` the fraction that matches.
 
-    The calls are those that the run has parsed, in the form that its model writes; else those of the
-    messages, or of the text after the reasoning. ``compare`` names
-    the comparator of an argument, by `tool.argument` or `argument`; 2.0 equals 2. Unexpected calls count
-    against the completion.
+    The calls are those that the run has parsed, in the form that its model writes; without them those of the
+    messages, or of the text after the reasoning. ``compare`` names the comparator of an argument, by
+    `tool.argument` or `argument`; 2.0 equals 2. Unexpected calls count against the completion.
     """
     expected = _expected(tool_calls)
     try:
@@ -152,24 +154,31 @@ def tool_calls(
         return Score(0.0, "unparsable", detail=str(error)[:200])
     if made is None:
         return Score(0.0, "no_answer")
-    fits = 0
-    left = list(made)
-    for place, call in enumerate(expected):
-        # In order, only the call at the same place may match; else any that no expected call has used up.
-        candidates = [made[place]] if ordered and place < len(made) else [] if ordered else left
-        hit = next((c for c in candidates if _same_call(call, c, compare or {})), None)
-        if hit is not None:
-            fits += 1
-            left.remove(hit)
     # Dividing by the larger number counts both missing and unexpected calls.
     most = max(len(expected), len(made))
-    fraction = fits / most if most else 1.0
+    fraction = _matches(expected, made, ordered, compare or {}) / most if most else 1.0
     value = fraction if partial else float(fraction == 1.0)
     return Score(
         value,
         extracted=json.dumps([as_message(call)["function"] for call in made])[:500],
         metrics={"calls": float(len(made))},
     )
+
+
+def _matches(
+    expected: Sequence[ToolCall], made: Sequence[ToolCall], ordered: bool, compare: Mapping[str, Comparator]
+) -> int:
+    """Count the expected calls that were made; if ``ordered``, at the same position."""
+    if ordered:
+        return sum(_same_call(ours, theirs, compare) for ours, theirs in zip(expected, made, strict=False))
+    matches = 0
+    unmatched = list(made)
+    for call in expected:
+        match = next((other for other in unmatched if _same_call(call, other, compare)), None)
+        if match is not None:
+            matches += 1
+            unmatched.remove(match)
+    return matches
 
 
 def _expected(column: object) -> list[ToolCall]:
@@ -189,7 +198,7 @@ def _function_of(call: object) -> object:
 
 
 def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
-    """Return for each row the reason why its expected calls cannot be read, or None."""
+    """Return the reason why each row's expected calls cannot be read, or None."""
 
     def complaint(row: Mapping[str, object]) -> str | None:
         try:
@@ -204,16 +213,17 @@ def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | N
 def _made(completion: TextOrMessages, turns: Turns) -> Sequence[ToolCall] | None:
     """Return the calls of a completion; None if its reasoning never ended. Raises ValueError."""
     messages = completion if isinstance(completion, list) else ()
-    own, read = ([c for turn in said for c in turn.get("tool_calls") or ()] for said in (messages, turns))
-    told = [*own, *read]
+    of_messages = _calls_in(messages)
+    of_turns = _calls_in(turns)
     answer = extract(completion, "whole") if text_of(completion).strip() else ""
     answered = any(turn["role"] == "tool" for turn in turns)
-    # Unfinished reasoning is no answer, unless a tool has answered calls made before it.
-    if answer is None and not own and not (read and answered):
+    # Unfinished reasoning is not an answer, unless a tool has answered calls made before it.
+    if answer is None and not of_messages and not (of_turns and answered):
         return None
-    made = [call_of(_function_of(call)) for call in told]
-    wrong = [call["error"] for call in told if isinstance(call, Mapping) and call.get("error")]
-    if not told:  # nobody has read any
+    calls = [*of_messages, *of_turns]
+    made = [call_of(_function_of(call)) for call in calls]
+    wrong = [call["error"] for call in calls if isinstance(call, Mapping) and call.get("error")]
+    if not calls:  # the text's calls have not been read yet
         text = model_turns(completion, turns)[-1]
         turn = read_turn(text, form=form_of_text(text))
         made = list(turn.written)
@@ -223,13 +233,20 @@ def _made(completion: TextOrMessages, turns: Turns) -> Sequence[ToolCall] | None
     return made
 
 
+def _calls_in(turns: Turns) -> list[Any]:
+    return [call for turn in turns for call in turn.get("tool_calls") or ()]
+
+
 def _same_call(expected: ToolCall, made: ToolCall, compare: Mapping[str, Comparator]) -> bool:
     ours = expected.arguments
     theirs = made.arguments
     if expected.name != made.name or set(ours) != set(theirs):
         return False
-    how = {a: compare.get(f"{expected.name}.{a}", compare.get(a, "exact")) for a in ours}
-    return all(COMPARATORS[how[a]](ours[a], theirs[a]) for a in ours)
+    for name, value in ours.items():
+        comparator = compare.get(f"{expected.name}.{name}", compare.get(name, "exact"))
+        if not COMPARATORS[comparator](value, theirs[name]):
+            return False
+    return True
 
 
 def _number(value: object) -> Fraction | None:

@@ -61,12 +61,16 @@ def folded(text: str) -> str:
 
 @cache
 def marks() -> str:
-    """Return the marks that belong to the letter before them (accents, vowel signs), for a class of them."""
-    places = [n for n in range(0x300, 0x1F000) if unicodedata.category(chr(n)).startswith("M")]
-    ranges = [
-        [n for _, n in run] for _, run in groupby(enumerate(places), key=lambda pair: pair[1] - pair[0])
-    ]
-    return "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in ranges)
+    """Return the marks that belong to the letter before them (accents, vowel signs), as ranges of a class."""
+    ranges = list[list[int]]()
+    for code in range(0x300, 0x1F000):
+        if not unicodedata.category(chr(code)).startswith("M"):
+            continue
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
 
 
 @cache
@@ -93,16 +97,19 @@ def has_words(text: str) -> bool:
 
 
 def occurrences(phrase: str, text: str) -> int:
-    """Return how often a phrase occurs as whole words; both are ``folded``, and none of it is a pattern.
+    """Return how often a phrase occurs as whole words; both texts are ``folded``. No sign is special.
 
     >>> occurrences("cat", "a cat, _cat_ and cat's concatenated cats"), occurrences("c++", "c++17 is c++")
     (3, 2)
     """
-    # No edge at a sign, or in a script that does not separate words.
-    first, last = (c.isalnum() and not re.match(f"[{UNSPACED}]", c) for c in (phrase[0], phrase[-1]))
-    start = f"(?<![^\\W_])(?<![{marks()}])" if first else ""
-    end = f"(?![^\\W_])(?![{marks()}])" if last else ""
-    return sum(1 for _ in re.finditer(start + re.escape(phrase) + end, text))
+    start = f"(?<![^\\W_])(?<![{marks()}])" if _has_edge(phrase[0]) else ""
+    end = f"(?![^\\W_])(?![{marks()}])" if _has_edge(phrase[-1]) else ""
+    return len(re.findall(start + re.escape(phrase) + end, text))
+
+
+def _has_edge(character: str) -> bool:
+    """Return whether a word ends at a character: not at a sign, nor in scripts that do not separate words."""
+    return character.isalnum() and not re.match(f"[{UNSPACED}]", character)
 
 
 def paragraphs(text: str) -> list[str]:
@@ -116,7 +123,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def sentences(text: str) -> tuple[int, int]:
-    """Return how many sentences end with their punctuation, and how many there are with those that do not.
+    """Return how many sentences end with their punctuation, and how many there are in all.
 
     One without its punctuation ends with its paragraph, item of a list, or heading.
 

@@ -27,7 +27,10 @@ export function bundles(runs) {
     found.get(key).push(run);
   }
   for (const own of found.values()) own.sort((a, b) => a.seed - b.seed);
-  return [...found.values()].map((own) => ({ name: own.length > 1 ? commonName(own.map((r) => r.run)) : own[0].run, runs: own }));
+  const names = [...found.values()].map((own) => (own.length > 1 ? commonName(own.map((r) => r.run)) : own[0].run));
+  // Bundles whose runs begin alike are told from each other by their first runs.
+  const name = (own, i) => (own.length === 1 || names.indexOf(names[i]) === names.lastIndexOf(names[i]) ? names[i] : `${own[0].run} and ${own.length - 1} more`);
+  return [...found.values()].map((own, i) => ({ name: name(own, i), runs: own }));
 }
 
 // A function from x to y on straight lines between the points, null outside of them. Its calls have rising x.

@@ -11,7 +11,8 @@ export function heldOut(runs) {
   if (!known.length) return ["–"];
   const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length, ends = known.map((all) => all.at(-1));
   const range = known.length > 1 ? [" ", h("span", { class: "range" }, `[${fmt(100 * Math.min(...ends), 0)}, ${fmt(100 * Math.max(...ends), 0)}]`)] : "";
-  return [percent(mean(known.map((all) => all[0]))), " → ", percent(mean(ends)), range];
+  const start = known.some((all) => all.length > 1) ? [percent(mean(known.map((all) => all[0]))), " → "] : "";
+  return [start, percent(mean(ends)), range];
 }
 
 // The settings in which bundles differ, by the first run of each.
@@ -21,6 +22,8 @@ function differing(together) {
   const value = (settings, key) => settings.get(key)?.value ?? "–";
   return keys.filter((key) => new Set(own.map((settings) => value(settings, key))).size > 1).map((key) => ({ key, says: own.find((s) => s.has(key)).get(key).says, values: own.map((settings) => value(settings, key)) }));
 }
+
+const asSentence = (reason) => `${reason[0].toUpperCase()}${reason.slice(1)}${reason.endsWith(".") ? "" : "."}`;
 
 async function severalRuns(names) {
   const [{ runs }, ...pages] = await Promise.all([ask("runs"), ...names.map((run) => ask("run", { run }))]);
@@ -41,7 +44,7 @@ export async function compare(a, b, ...others) {
   const charts = curves({ compare: [{ run: a, ...found.a }, { run: b, ...found.b }] });
   const changed = found.settings.length
     ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["setting or file", a, b].map((t) => h("th", {}, written(t))))),
-      h("tbody", {}, found.settings.map((s) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, s.setting)), h("td", {}, written(s.a ?? "default")), h("td", {}, written(s.b ?? "default")))))))
+      h("tbody", {}, found.settings.map((s) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, term(written(s.setting), s.says))), h("td", {}, written(s.a ?? "default")), h("td", {}, written(s.b ?? "default")))))))
     : h("p", { class: "muted" }, "Both have the same settings and have read the same files.");
   const held = found.held_out;
   const node = h("div", {},
@@ -50,7 +53,7 @@ export async function compare(a, b, ...others) {
     h("section", {}, h("h2", {}, "The same held-out problems"),
       held.length ? h("div", { class: "tiles" }, held.map((e) => h("div", { class: "tile" }, h("h3", {}, term(e.name, hintOf(found.b.hints, e.name === "sampled" ? "pass@1" : e.name))), h("strong", { class: "num", "data-value": e.value }, e.share ? `${fmt(100 * e.value, 0, true)} points` : fmt(e.value, 3, true)),
         h("span", { class: "muted num" }, e.share ? `95 %: ${fmt(100 * e.low, 0, true)} to ${fmt(100 * e.high, 0, true)}` : `95 %: ${fmt(e.low, 3, true)} to ${fmt(e.high, 3, true)}`)))) : null,
-      found.why_not ? h("p", { class: "muted" }, found.why_not) : null),
+      found.why_not ? h("p", { class: "muted" }, asSentence(found.why_not)) : null),
     h("section", {}, h("h2", {}, "What differs"), changed),
     h("section", {}, h("h2", {}, "Curves"), charts.node),
     h("section", {}, h("h2", {}, "The same problems in both", h("span", { class: "count num" }, found.problems.length || "")), found.problems.length

@@ -11,6 +11,10 @@ const AXES = [["step", "by step"], ["hours", "by hours"], ["tokens", "by tokens 
 const SMOOTHING = [["1", "as measured"], ["5", "mean of 5 points"], ["20", "mean of 20 points"]];
 const SEEDS = [["band", "seeds: mean and range"], ["single", "seeds: one curve each"]];
 const COLOURS = ["a", "b", "c", "d", "e", "f"];
+// The runs of a comparison past the colours have them again, as other lines.
+const DASHES = [undefined, [6, 4], [2, 3]];
+// The metrics of a comparison that come first.
+const LEADING = ["reward/mean", "held-out:greedy", "groups/dead"];
 
 function columns(run) {
   const found = new Map();
@@ -71,14 +75,20 @@ const PARTS = [[/^time:/, ""], [/^gradient_share\/pass_rate_(.*)_(.*)/, "$1 to $
 const shortName = (name) => PARTS.reduce((text, [pattern, by]) => text.replace(pattern, by), name);
 const seriesOf = (series, names) => (series instanceof RegExp ? names.filter((n) => series.test(n)).sort().map((n) => known(n, shortName(n))) : series.filter(([n]) => names.includes(n)));
 
+// In a comparison each colour is a run, so that a chart has room for one metric only.
+function oneMetricEach(list) {
+  const rank = ([, [[name]]]) => (LEADING.includes(name) ? LEADING.indexOf(name) : LEADING.length);
+  return list.flatMap(([title, series, show]) => series.map((one) => [series.length > 1 ? `${title}: ${one[1]}` : title, [one], show])).sort((a, b) => rank(a) - rank(b));
+}
+
 // `source`: the page of a run, or {compare: pages of runs}.
 export function curves(source) {
   const runs = source.compare ?? [source], together = bundles(runs), several = together.length < runs.length;
   const large = h("div", { class: "charts large" }), grid = h("div", { class: "charts" });
-  const count = h("summary"), rest = h("details", { open: isStatic() || Boolean(source.compare) }, count, grid);
+  const count = h("summary"), rest = h("details", { open: isStatic() }, count, grid);
   const across = chooser("Axis of the curves", AXES), mean = chooser("Smoothing of the curves", SMOOTHING), seeds = chooser("Runs of several seeds", SEEDS);
   const zero = h("p", { class: "muted small" }), more = h("select", { "aria-label": "Any other metric" });
-  const said = h("p", { class: "muted small" }, "A line is the mean over the seeds of a setting, at each step over those that have reached it; its band goes from the lowest to the highest of them.");
+  const said = h("p", { class: "muted small" }, "Each line is the mean over the seeds of a setting that have reached the step. Its band spans their lowest and highest values.");
   let plots = [], extra = null, drawn = "";
   const sync = window.uPlot?.sync(source.run ?? "two runs");
   // Two runs are compared with each other, even if only their seeds differ.
@@ -89,7 +99,8 @@ export function curves(source) {
     const list = CHARTS.map(([title, series, show]) => [title, seriesOf(series, names), show]).filter(([, series]) => series.length && series.length <= 12);
     const nothing = ([, series]) => series.every(([n]) => data.every((d) => [...(d.get(n)?.values() ?? [])].every((v) => v === 0)));
     const silent = list.filter(nothing).map(([title]) => title);
-    const chosen = list.filter((c) => !nothing(c) && !(source.compare && /function|Seconds|Tokens per second|Gradient by/.test(c[0])));
+    const moved = list.filter((c) => !nothing(c) && !(source.compare && /function|Seconds|Tokens per second|Gradient by/.test(c[0])));
+    const chosen = source.compare ? oneMetricEach(moved).filter((c) => !nothing(c)) : moved;
     zero.textContent = silent.length && !source.compare ? `Zero so far: ${silent.join(" · ")}.` : "";
     if (extra && names.includes(extra)) chosen.push([extra, [known(extra, extra)]]);
     return { chosen, names: names.filter((n) => n !== "step" && !/\/(low|high)$/.test(n)).sort() };
@@ -102,7 +113,7 @@ export function curves(source) {
     const tables = chosen.map(([, series, show]) => table(data, series, colours, show));
     rest.hidden = all.length <= LARGE;
     said.hidden = seeds.value === "single";
-    count.textContent = `${all.length - LARGE} more charts`;
+    count.textContent = `${all.length - LARGE} more ${all.length === LARGE + 1 ? "chart" : "charts"}`;
     const shape = JSON.stringify([chosen.map(([title], i) => [title, tables[i].values.length]), colours.ink, large.clientWidth, across.value, mean.value, seeds.value]);
     if (shape === drawn) {
       tables.forEach(({ values }, i) => plots[i].setData(values));
@@ -160,10 +171,10 @@ export function curves(source) {
       const own = bundle.runs.map((run) => runs.indexOf(run)).filter((r) => data[r].has(name)).map((r) => shaped(data[r].get(name), r, name));
       if (!own.length) return;
       const spanned = own.length > 1 ? band(own) : null, points = spanned?.mean ?? own[0];
-      const colour = colours.lines[(source.compare ? hue(bundle, b) : k) % COLOURS.length], words = label(source.compare ? `${bundle.name}: ${text}` : text);
+      const line = source.compare ? hue(bundle, b) : k, colour = colours.lines[line % COLOURS.length], words = label(source.compare ? bundle.name : text);
       made.push({
         label: words, stroke: colour, width: 1.75, spanGaps: true,
-        dash: source.compare && k ? [5, 4] : undefined, points: { show: name.startsWith("held-out:") || points.size < 2, size: 6 },
+        dash: DASHES[Math.floor(line / COLOURS.length) % DASHES.length], points: { show: name.startsWith("held-out:") || points.size < 2, size: 6 },
         value: (_, v) => (v === null || v === undefined ? "" : (show ?? ((x) => fmt(x, 3)))(v)),
       });
       lines.push(points);

@@ -7,8 +7,26 @@ import { completion, prompt } from "./step.js";
 
 const WORDS = { learned: "good", "did not learn": "bad", "got worse": "bad", "cannot tell": "unsure" };
 
-export const verdictPill = (verdict) => (verdict ? h("span", { class: `pill ${WORDS[verdict.word]}` }, verdict.word) : null);
-export const statePill = (state) => h("span", { class: `pill state ${state}` }, state);
+const MEANINGS = {
+  training: "Its process is running.",
+  finished: "It has trained all its steps, or has reached train.stop_at.",
+  stopped: "A guard ended it, for the reason given below. It needs a changed setting before it can continue.",
+  interrupted: "It ended before its last step. covey resume continues it from its last checkpoint.",
+  learned: "Held-out problems show a gain beyond chance: the interval of the change is above 0.",
+  "did not learn": "Held-out problems show no gain that matters: the intervals of the change are close to 0.",
+  "got worse": "Held-out problems show a loss beyond chance: the interval of the change is below 0.",
+  "cannot tell": "The change on held-out problems may be chance, or its signs contradict each other.",
+};
+
+// `opens`: the meaning opens by a tap or a key as well; in a list the whole row is a link.
+const pill = (tone, word, opens) => h("span", { class: `pill ${tone}`, title: MEANINGS[word] }, opens ? term(word, MEANINGS[word]) : word);
+export const verdictPill = (verdict, opens = false) => (verdict ? pill(WORDS[verdict.word], verdict.word, opens) : null);
+export const statePill = (state, opens = false) => pill(`state ${state}`, state, opens);
+
+// The sentence of a verdict without its word, which is beside the title; a number stays with its sign and its unit.
+const evidenceOf = ({ word, sentence }) => sentence.replace(`${word}: `, "").replaceAll("->", "→").replace(/(?<=[[ ])-(?=\d)/g, "−").replace(/(?<=\d) (?=%)/g, "\u00a0");
+
+const hintsIn = (...nodes) => nodes.flatMap((node) => [...node.querySelectorAll(".hint")]);
 
 // `part`: whether the page is one of several in a document.
 export async function runPage(name, part = false) {
@@ -20,42 +38,45 @@ export async function runPage(name, part = false) {
   const setting = (key) => run.settings.find((s) => s.setting === key)?.value;
 
   function redraw() {
+    // A hint that is open stays open while the run writes.
+    const open = hintsIn(head, tiles).filter((hint) => !hint.hidden).map((hint) => hint.textContent);
     const total = setting("train.steps");
     const done = run.metrics.length ? run.metrics.at(-1).step + 1 : 0;
     head.replaceChildren(...[
       part ? null : trail({ run: name }),
-      h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state), verdictPill(run.verdict), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), setting("model")].filter(Boolean).join(" · ")))),
-      run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(run.verdict.sentence.replaceAll("->", "→"))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No verdict: held-out problems were not measured before the first step and after the last." : "No verdict yet: held-out problems are measured before the first step and after the last."),
+      h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state, true), verdictPill(run.verdict, true), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), shortModel(setting("model") ?? "")].filter(Boolean).join(" · ")))),
+      run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(evidenceOf(run.verdict))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No verdict: held-out problems were not measured before the first step and after the last." : "No verdict yet: held-out problems are measured before the first step and after the last."),
       run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null,
       ...run.notes.map((n) => h("div", { class: "note" }, written(n)))].filter(Boolean));
     const tile = (title, metric, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, term(title, hintOf(run.hints, metric))), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));
-    const share = (key) => (last(key) === undefined ? [] : [percent(last(key)), `began at ${percent(first(key))}`]);
-    // A hint that is open stays open while the run writes.
-    const open = [...tiles.querySelectorAll(".hint:not([hidden])")].map((hint) => hint.textContent);
+    const share = (key) => (last(key) === undefined ? [] : [percent(last(key)), `from ${percent(first(key))}`]);
     tiles.replaceChildren(...[
       tile("step", "elapsed", total ? `${done} / ${total}` : `${done}`, run.duration),
-      ...(last("reward/mean") === undefined ? [tile("loss", "loss", fmt(last("loss"), 3), `began at ${fmt(first("loss"), 3)}`)] : [
-        tile("reward", "reward/mean", fmt(last("reward/mean"), 3), `began at ${fmt(first("reward/mean"), 3)}`),
+      ...(!run.metrics.length ? [] : last("reward/mean") === undefined ? [tile("loss", "loss", fmt(last("loss"), 3), `from ${fmt(first("loss"), 3)}`)] : [
+        tile("reward", "reward/mean", fmt(last("reward/mean"), 3), `from ${fmt(first("reward/mean"), 3)}`),
         tile("correct", "accuracy", ...share("accuracy")), tile("dead groups", "groups/dead", ...share("groups/dead")), tile("truncated", "length/truncated", ...share("length/truncated")),
-        tile("entropy", "entropy/sampled", last("entropy/sampled") === undefined ? undefined : fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
+        tile("entropy", "entropy/sampled", last("entropy/sampled") === undefined ? undefined : fmt(last("entropy/sampled"), 2), `from ${fmt(first("entropy/sampled"), 2)} nats`)]),
     ].filter(Boolean));
-    for (const hint of tiles.querySelectorAll(".hint")) if (open.includes(hint.textContent)) hint.previousElementSibling.click();
+    for (const hint of hintsIn(head, tiles)) if (open.includes(hint.textContent)) hint.previousElementSibling.click();
     found.replaceChildren(...findings(run, name));
     held.replaceChildren(...evaluations(run).flat());
     steps.replaceChildren(...stepStrip(run, name));
     noted.replaceChildren(...events(run, noted.querySelector("details")?.open));
+    node.classList.toggle("unbegun", !run.metrics.length && !run.evals.length);
     charts.draw();
   }
 
+  const unbegun = h("p", { class: "muted no-step" }, "No step has ended yet. Curves begin with the first one.");
+  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, unbegun, h("section", { class: "curves" }, h("h2", {}, "Curves"), charts.node, isStatic() ? null : h("p", { class: "choices muted small" }, "All metrics and times of every step: ", metricButtons(name))), steps, held, shown, noted,
+    h("section", { class: "facts-of" }, facts(run), h("p", { class: "muted path" }, written(run.folder)), run.report ? h("p", { class: "muted" }, run.report) : null));
   redraw();
   examples(run, name).then((nodes) => shown.replaceChildren(...nodes));
-  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, h("section", {}, h("h2", {}, "Curves"), charts.node, isStatic() ? null : h("p", { class: "choices muted small" }, "All metrics and times of every step: ", metricButtons(name))), steps, held, shown, noted,
-    h("section", { class: "facts-of" }, facts(run), h("p", { class: "muted path" }, written(run.folder)), run.report ? h("p", { class: "muted" }, run.report) : null));
   const source = isStatic() ? null : follow(run, name, redraw);
   return { title: name, node, shown: charts.draw, leave: () => { charts.leave(); source?.close(); } };
 }
 
 const lastPart = (name) => name.split("/").at(-1);
+export const shortModel = (model) => model.split("/").slice(-2).filter((part) => part !== "..").join("/");
 
 function table(name, heads, rows, rest = "") {
   const node = h("table", {}, heads.length ? h("thead", {}, h("tr", {}, heads.map((t) => h("th", {}, t)))) : null, h("tbody", {}, rows));

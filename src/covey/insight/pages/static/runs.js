@@ -3,9 +3,9 @@
 import { bundles } from "./bands.js";
 import { heldOut } from "./compare.js";
 import { asked } from "./dialogs.js";
-import { ask, at, chooser, failure, h, hintOf, link, seconds, send, term, written } from "./dom.js";
+import { ask, at, chooser, failure, h, hintOf, label, link, seconds, send, term, written } from "./dom.js";
 import { spark } from "./plot.js";
-import { statePill, verdictPill } from "./run.js";
+import { shortModel, statePill, verdictPill } from "./run.js";
 
 const TOGETHER = [["seeds", "seeds together"], ["folder", "by folder"], ["tag", "by tag"], ["none", "one by one"]];
 const ORDERS = [["new", "newest first"], ["held", "best held-out first"], ["name", "by name"]];
@@ -33,7 +33,7 @@ export async function runList() {
     const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
     const shown = found.runs.filter((run) => words.every((word) => textOfRun(run).includes(word))).sort(orderBy(order.value));
     count.textContent = words.length ? `${shown.length} of ${found.runs.length}` : "";
-    list.replaceChildren(...parts(shown, by.value).map(([title, runs]) => h("section", {}, title ? h("h2", {}, written(title), h("span", { class: "count num" }, runs.length)) : null,
+    list.replaceChildren(shown.length ? heads(found.hints) : nothing(), ...parts(shown, by.value).map(([title, runs]) => h("section", {}, title ? h("h2", {}, written(title), h("span", { class: "count num" }, runs.length)) : null,
       h("div", { class: "runs" }, by.value === "seeds" ? bundles(runs).map((b) => (b.runs.length > 1 ? bundleRow(b, pick, found.hints) : row(b.runs[0], pick, found.hints))) : runs.map((run) => row(run, pick, found.hints))))));
     pick([], true);
   }
@@ -63,6 +63,8 @@ export async function runList() {
   return { title: "Runs", node };
 }
 
+const nothing = () => h("p", { class: "muted" }, "No run matches all of these words.");
+
 const empty = () => h("div", { class: "empty" }, h("h2", {}, "No run here yet"),
   h("p", {}, "A run appears here as soon as it begins. ", h("code", {}, "covey demo"), " makes one in a few minutes, without a download."),
   h("p", {}, link("#/lab", "Open the lab"), " to see what GRPO does with a group of completions."));
@@ -80,16 +82,24 @@ function parts(runs, by) {
   return [...found];
 }
 
-const kindOf = (run) => written([run.algorithm || run.method, run.model.split("/").slice(-2).join("/")].join(" · "));
-const fact = (name, hint, value) => h("div", {}, h("dt", {}, term(name, hint)), h("dd", { class: "num" }, value));
+const kindOf = (run) => written([run.algorithm || run.method, shortModel(run.model)].join(" · "));
+const COURSE = "The course of the reward, or of the loss";
+const SEEDS_HELD = "Of several seeds: their mean, with the lowest and the highest at the end.";
+const heldHint = (hints) => `${hintOf(hints, "greedy")}\n${SEEDS_HELD}`;
+
+// The names of the columns, once for all rows; where there is no room for columns, each row has its own.
+const heads = (hints) => h("div", { class: "heads" }, h("span", { class: "who" }, "run"), h("span", {}, "verdict"), h("span", {}, term("course", COURSE)),
+  h("dl", { class: "facts" }, h("dt", {}, "steps"), h("dt", {}, term("held out", heldHint(hints))), h("dt", {}, term("time", hintOf(hints, "elapsed")))));
+
+const fact = (name, hint, value) => h("div", {}, h("dt", {}, term(name, hint)), h("dd", { class: "num", title: name }, value));
 
 function row(run, pick, hints) {
   return h("article", { class: "run" },
     h("input", { type: "checkbox", "data-run": run.run, "aria-label": `Choose ${run.run}`, onchange: (e) => pick([run.run], e.target.checked) }),
     h("div", { class: "who" }, h("a", { class: "cover", href: at("run", run.run) }, written(run.run)), run.tags.map((tag) => h("span", { class: "tag" }, written(tag))),
-      h("div", { class: "muted" }, run.error ? written(run.error) : kindOf(run)), run.ended ? h("div", { class: "muted why" }, written(run.ended)) : null),
+      h("div", { class: "muted" }, run.error ? written(run.error) : kindOf(run)), run.ended ? h("div", { class: "muted why", title: label(run.ended) }, written(run.ended)) : null),
     h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), verdictPill(run.verdict)),
-    spark(run.course ?? [], "The course of the reward, or of the loss"),
+    spark(run.course ?? [], COURSE),
     h("dl", { class: "facts" },
       fact("steps", "", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held out", hintOf(hints, "greedy"), heldOut([run])), fact("time", hintOf(hints, "elapsed"), run.error ? "–" : seconds(run.seconds))));
 }
@@ -104,9 +114,9 @@ function bundleRow({ name, runs }, pick, hints) {
       h("input", { type: "checkbox", "data-runs": JSON.stringify(names), "aria-label": `Choose all seeds of ${name}`, onchange: (e) => pick(names, e.target.checked) }),
       h("div", { class: "who" }, h("b", { class: "opens" }, written(name)), h("div", { class: "muted" }, kindOf(runs[0]), ` · ${runs.length} seeds · `, link(at("compare", ...names), "curves"))),
       h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => verdictPill(runs.find((run) => run.verdict?.word === word)?.verdict))),
-      spark(course, "The course of the reward, or of the loss: the mean over the seeds"),
+      spark(course, `${COURSE}: the mean over the seeds`),
       h("dl", { class: "facts" },
-        fact("steps", "", `${Math.min(...runs.map((run) => run.done))} / ${runs[0].steps}`), fact("held out", `${hintOf(hints, "greedy")}\nMean over the seeds, with the lowest and the highest at the end.`, heldOut(runs)), fact("time", hintOf(hints, "elapsed"), seconds(runs.reduce((sum, run) => sum + run.seconds, 0))))),
+        fact("steps", "", `${Math.min(...runs.map((run) => run.done))} / ${runs[0].steps}`), fact("held out", heldHint(hints), heldOut(runs)), fact("time", hintOf(hints, "elapsed"), seconds(runs.reduce((sum, run) => sum + run.seconds, 0))))),
     h("div", { class: "runs inside" }, runs.map((run) => row(run, pick, hints))));
 }
 

@@ -1,6 +1,6 @@
 // The frame of every page: its bar, its theme, and what an address leads to.
 
-import { failure, h, svg } from "./dom.js";
+import { crumbs, failure, h, isStatic, link, svg } from "./dom.js";
 
 const main = document.getElementById("main");
 let page = null, leave = null, turn = 0;
@@ -17,7 +17,7 @@ async function show() {
   try {
     found = await page(parts);
   } catch (error) {
-    found = { title: "covey", node: failure(error) };
+    found = { title: "covey", node: h("div", {}, crumbs(link("#/", isStatic() ? "Report" : "Runs")), failure(error)) };
   }
   clearTimeout(slow);
   if (mine !== turn) { found.leave?.(); return; }

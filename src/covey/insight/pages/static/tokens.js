@@ -89,13 +89,13 @@ export async function tokenPage(run, step, group, sample, focus) {
   const go = (to, words) => (to < 0 || to >= found.siblings ? h("span", { class: "muted" }, words) : pageLink({ run, step, group, sample: to }, {}, words));
   const node = h("div", {},
     trail({ run, step, group, sample }),
-    h("div", { class: "title" }, h("h1", {}, `Completion ${sample}`), h("span", { class: "space" }), h("span", { class: "pager" }, go(sample - 1, "‹ sibling"), go(sample + 1, "sibling ›"))),
+    h("div", { class: "title" }, h("h1", {}, `Completion ${sample}`), h("span", { class: "space" }), h("span", { class: "pager" }, go(sample - 1, "‹ previous"), go(sample + 1, "next ›"))),
     h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), row.tokens === null ? "." : `, ${row.tokens} tokens.`, row.ended ? [" Ended by: ", written(row.ended), "."] : ""),
     h("details", {}, h("summary", {}, "Prompt"), prompt(found.prompt)),
     pieces || !ids.length ? null : h("p", { class: "note" }, "No tokenizer of this run is on this machine yet, so tokens are shown by number. A checkpoint brings one."),
     row.lacks ? h("p", { class: "note" }, written(row.lacks)) : null,
-    ids.length && quantity ? [choice({ label: "Colour by", value: quantity, options: Object.keys(shown).map((q) => [q, NAMES[q], shown[q]]), change: (q) => { quantity = q; paint(); tell(); } }), legend, drawing,
-      h("div", { class: "reading" }, text, panel)] : row.lacks ? prose(row.completion, { class: "text" }) : h("p", { class: "note" }, "This completion is empty."));
+    ids.length && quantity ? [choice({ label: "Colour by", value: quantity, options: Object.keys(shown).map((q) => [q, NAMES[q], shown[q]]), change: (q) => { quantity = q; paint(); tell(); } }), legend,
+      h("div", { class: "coloured" }, drawing, h("div", { class: "reading" }, text, panel))] : row.lacks ? prose(row.completion, { class: "text" }) : h("p", { class: "note" }, "This completion is empty."));
   if (ids.length && quantity) { paint(); tell(); }
   return { title: `${run}, step ${step}, completion ${sample}`, node, shown: () => { if (focus !== undefined && ids.length) spans[current].scrollIntoView({ block: "center" }); } };
 }

@@ -1,0 +1,134 @@
+"""Resume: a run goes back to its newest good checkpoint and names what differs from the process before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from covey.config.load import resolved_yaml
+from covey.errors import RECORD, START, CheckpointError
+from covey.models.chat import rendered_at
+from covey.objective.controllers import resumed_coefficients
+from covey.runs.arithmetic import any_step_rounded
+from covey.runs.atomic import write_file
+from covey.runs.checkpoint import load_checkpoint, newest_checkpoint
+from covey.runs.compatibility import differences_to_record, environment
+from covey.runs.folder import IN_CHECKPOINT, INEXACT, LogState, checkpoint_at, checkpoints
+from covey.runs.inventory import fingerprint, inventory
+from covey.runs.origin import write_own
+from covey.runs.pending import forget_completions
+from covey.system.integrity import damage, sealed
+from covey.system.processes import is_rank_zero, on_rank_zero
+from covey.training.run import Run
+
+
+def resume_run(run: Run, memory: Mapping[str, int]) -> None:
+    """Restore the newest checkpoint, if there is one, and print the differences from its process."""
+    loaded = run.loaded
+    options = run.options
+    journal = run.journal
+    folder = journal.folder
+    begun = bool(checkpoints(folder.path))
+    now = process_record(run, memory, begun)
+    differences = on_rank_zero(lambda: differences_to_record(loaded, begun, now))
+    harmful = [d for d in differences if d.effect != "safe"]
+    if options.strict and loaded.config.rollout.staleness and begun:
+        raise CheckpointError(
+            f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "
+            "exactly. Remove it"
+        )
+    if harmful and options.strict:
+        raise CheckpointError(
+            f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run with its first settings, or "
+            "remove --strict"
+        )
+    # Completions drawn ahead by a process that differs are not used.
+    if harmful:
+        on_rank_zero(lambda: forget_completions(folder.path))
+    if _restore(run):
+        journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
+        for difference in differences:
+            journal.say(f"  {difference}", "yellow" if difference in harmful else "")
+        if harmful:
+            journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
+    # Last, so that a refused resume leaves the files as they were.
+    if is_rank_zero():
+        write_own(folder.path, "config.yaml", resolved_yaml(loaded))
+        write_file(folder.path / "env.json", sealed(now))
+        if options.start:
+            write_own(options.home, START, sealed(options.start))
+        (folder.path / RECORD).unlink(missing_ok=True)
+
+
+def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
+    """Return the record of this process, to compare with that of the one that left a checkpoint."""
+    config = run.loaded.config
+    policy = run.learner.policy.unsharded
+    reference = run.learner.reference
+    return {
+        **environment(run.loaded),
+        "rounds_products": policy.rounds,
+        "rendered": rendered_at().isoformat(),
+        "rounded": any_step_rounded(config.output, policy, begun),
+        "sandbox": run.rewards.sandbox,
+        "tokenizer": policy.vocabulary_hash,
+        "known_tokens": policy.drawable_ids,
+        "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
+        "reference": reference.fingerprint() if reference is not None else None,
+        "files": inventory(run.loaded, run.rewards),
+        "memory": memory,
+        "micro_tokens": {
+            "configured": config.train.tokens_per_micro_batch,
+            "planned": run.learner.micro_tokens,
+        },
+    }
+
+
+def _restore(run: Run) -> bool:
+    """Go back to the newest good checkpoint; False if there is none. Raises CheckpointError."""
+    journal = run.journal
+    checkpoint, complaints = on_rank_zero(lambda: newest_checkpoint(journal.folder, run.options.strict))
+    for complaint in complaints:
+        journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
+    logged = LogState()
+    if checkpoint is not None:
+        saved = load_checkpoint(checkpoint, run.learner, run.critic)
+        guarded = run.loaded.config.guards.kl_action == "raise_coef"
+        coefficients = resumed_coefficients(saved.state.coefficients, run.loaded.algorithm, guarded)
+        run.state = replace(saved.state, coefficients=coefficients)
+        logged = saved.logged
+    # Without a checkpoint too: the sampler may hold other weights, as after another stage.
+    run.sampler.sync(run.learner)
+    journal.clock.before = run.state.seconds
+    on_rank_zero(lambda: _rewind(run, logged))
+    times = on_rank_zero(lambda: journal.folder.read("timings.jsonl"))
+    journal.clock.recall(times)
+    run.progress.begin(run.state.step, checkpoint is not None)
+    return checkpoint is not None
+
+
+def _rewind(run: Run, logged: LogState) -> None:
+    """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
+    folder = run.journal.folder
+    step = run.state.step
+    complaints = folder.damaged(logged, step)
+    run.journal.console.doing("checking the rollout log")
+    complaints += folder.damaged_rollouts(logged, step, every=run.options.strict)
+    if complaints and run.options.strict:
+        raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")
+    folder.rewind(logged, step)
+    for complaint in complaints:
+        run.journal.say(complaint, "yellow")
+    if complaints:
+        run.journal.event(step, "log damaged", because=complaints)
+
+
+def load_weights_of(run: Run, step: int) -> None:
+    """Load the weights of an earlier step's checkpoint; the run's step does not change.
+
+    Raises CheckpointError if the checkpoint is damaged or gone.
+    """
+    checkpoint = checkpoint_at(run.journal.folder.path, step)
+    if problem := on_rank_zero(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
+        raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
+    load_checkpoint(checkpoint, run.learner, run.critic)
