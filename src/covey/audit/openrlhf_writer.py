@@ -96,8 +96,8 @@ def _watch(file: Recorder) -> None:
 
 
 def _record_call(calls: LossRecorder, name: str, loss: Any, arguments: Mapping[str, Any]) -> None:
-    values = {name_here: arguments.get(theirs) for theirs, name_here in LOSS_VALUES.items()}
-    counts = {name_here: arguments.get(theirs) for theirs, name_here in COUNTS.items()}
+    values = {field: arguments.get(theirs) for theirs, field in LOSS_VALUES.items()}
+    counts = {field: arguments.get(theirs) for theirs, field in COUNTS.items()}
     calls.write(name, arguments["action_mask"], values, loss, arguments.get("dp_size", 1), counts)
 
 

@@ -165,7 +165,9 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
     sentence = "no reward changes if a completion is shown with another problem's row"
     step, n = paid[0]
     return Trouble(
-        f"{sentence}: nothing reads {columns}, or verdicts are kept by text alone", step, {"completion": n}
+        f"{sentence}: nothing reads {columns}, or verdicts are cached by the text alone",
+        step,
+        {"completion": n},
     )
 
 

@@ -76,7 +76,7 @@ def one_reward_never_pays(record: AuditRecord) -> Trouble | None:
     for name in record.functions:
         scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]
         if len(scores) >= 2 * FEWEST and not any(scores):
-            return Trouble(f"{name} gave each of {len(scores)} completions 0: it decides nothing")
+            return Trouble(f"{name} gave each of {len(scores)} completions 0: it has no effect")
     return None
 
 

@@ -99,9 +99,9 @@ def _watched(calls: LossRecorder, name: str, loss: Callable[..., Any], *args: An
 
 
 def _record_call(calls: LossRecorder, name: str, loss: Any, arguments: Mapping[str, Any]) -> None:
-    values = {name_here: arguments.get(verls) for verls, name_here in LOSS_VALUES.items()}
+    values = {field: arguments.get(verls) for verls, field in LOSS_VALUES.items()}
     totals = getattr(arguments.get("config"), "global_batch_info", None) or {}
-    counts = {name_here: totals.get(verls) for verls, name_here in COUNTS.items()}
+    counts = {field: totals.get(verls) for verls, field in COUNTS.items()}
     calls.write(name, arguments["response_mask"], values, loss, totals.get("dp_size") or 1, counts)
 
 
