@@ -590,7 +590,7 @@ MUTANTS = [
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),
         ("draws alike in every epoch", "prompted.problem.id, choice.turn)", "prompted.problem.id)"),
         ("rejected groups trained", "(sampled.kept if passes else sampled.filtered)", "(sampled.kept if passes or sampled.rounds else sampled.filtered)"),
-        ("rejected problems not remembered", "                sampled.by_problem.append((choice.problem, group))\n                passes = passes_filter(group, self.algorithm)\n", "                passes = passes_filter(group, self.algorithm)\n                if passes:\n                    sampled.by_problem.append((choice.problem, group))\n"),
+        ("rejected problems not remembered", "                sampled.numbered.append((choice.problem, group))\n                passes = passes_filter(group, self.algorithm)\n", "                passes = passes_filter(group, self.algorithm)\n                if passes:\n                    sampled.numbered.append((choice.problem, group))\n"),
         ("one refill too many", "sampled.rounds <= self.rollout.max_resampling_rounds", "sampled.rounds <= self.rollout.max_resampling_rounds + 1"),
     ),
     *of(

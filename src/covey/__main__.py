@@ -110,12 +110,12 @@ def _without_result(status: int, where: str) -> int:
     crashed = number in (0, *CRASHES)
     why = cause_of_signal(number) if number else "a reward or a library called os._exit"
     folder = Path(where)
-    place = folder if folder.is_absolute() and folder.is_dir() else None
-    next_step = f". Continue from the last checkpoint with: {resume_command(place)}" if place else ""
+    run = folder if folder.is_absolute() and folder.is_dir() else None
+    next_step = f". Continue from the last checkpoint with: {resume_command(run)}" if run else ""
     error = CoveyError(f"the process {how} before it returned a result: {why}{next_step}")
     error.code = CRASHED if crashed else 128 + number
-    if place is not None:
-        record_exit(place, error)
+    if run is not None:
+        record_exit(run, error)
     with contextlib.suppress(OSError):
         # os.write, since Python's stream objects may be None or closed.
         if "--json" in sys.argv:

@@ -104,12 +104,12 @@ class SamplingMask:
     """(T,) int64: for each position, the index in ``ids`` one after its last id."""
 
     @classmethod
-    def of(cls, kept: Sequence[np.ndarray]) -> SamplingMask:
+    def of(cls, ids_by_position: Sequence[np.ndarray]) -> SamplingMask:
         """Build a mask from the ids kept at each position."""
         # Concatenating nothing is an error, so an empty array comes first.
         empty = np.zeros(0, np.int32)
-        ends = np.cumsum([len(ids) for ids in kept], dtype=np.int64)
-        return cls(np.concatenate([empty, *kept]).astype(np.int32), ends)
+        ends = np.cumsum([len(ids) for ids in ids_by_position], dtype=np.int64)
+        return cls(np.concatenate([empty, *ids_by_position]).astype(np.int32), ends)
 
     @classmethod
     def join(cls, masks: Sequence[SamplingMask]) -> SamplingMask:

@@ -189,7 +189,7 @@ def spoken(monkeypatch, *acts: tuple[float, str]) -> list[str]:
         clock[0] = at
         done, _, total = activity.partition("/")
         if total and int(done):
-            console.tokens(drawn=10, most_left=30)
+            console.tokens(sampled=10, most_to_come=30)
         console.sampling(int(done), int(total)) if total else console.doing(activity)
     return stream.getvalue().splitlines()
 

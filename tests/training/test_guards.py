@@ -16,10 +16,11 @@ from covey.config.load import load_config
 from covey.config.schema import Guards
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.insight.findings.watch import explain_run
-from covey.insight.pages.records import run_page, run_state
+from covey.insight.pages.records import run_page
 from covey.objective.controllers import raised
 from covey.rewards.base import RewardError
 from covey.runs.checkpoint import GuardMemory
+from covey.runs.state import run_state
 from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.signals import StopSignal

@@ -79,7 +79,7 @@ def command_sample(
     completions = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
     pairs = list(zip(prompts, completions, strict=True))
     # The same prompt may be given twice; JSON has one key for it.
-    by_prompt = {prompt: [text for p, own in pairs if p == prompt for text in own] for prompt in prompts}
+    by_prompt = {prompt: [text for p, texts in pairs if p == prompt for text in texts] for prompt in prompts}
     print_result(as_json, by_prompt, shown(by_prompt, chat, system))
     return 0
 

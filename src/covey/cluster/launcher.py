@@ -53,8 +53,8 @@ def launch(config: Config, as_json: bool = False) -> int:
             if job.stopping or not has_died(list(codes.values())):
                 break
             if attempt < restarts and not as_json:
-                left = f"restart {attempt + 1} of {restarts}"
-                print(f"{end}; continuing from the last checkpoint ({left})", file=sys.stderr)
+                restart = f"restart {attempt + 1} of {restarts}"
+                print(f"{end}; continuing from the last checkpoint ({restart})", file=sys.stderr)
     number = max(0, -code)  # Popen reports signal n as -n, a shell as 128 + n
     if not number or job.stopping:
         return 128 + number if number else code

@@ -148,9 +148,9 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
     # Processes per node, and how many of each node's have a local rank already.
     on_node = Counter(ip for ip, _ in places)
-    seen = Counter[str]()
+    started = Counter[str]()
     for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
-        of_rank = environment_of(rank, count, seen[ip], on_node[ip])
-        seen[ip] += 1
+        of_rank = environment_of(rank, count, started[ip], on_node[ip])
+        started[ip] += 1
         ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **of_rank}))
     return [PlacedRank(actor) for actor in actors]

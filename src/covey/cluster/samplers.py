@@ -109,17 +109,17 @@ class PlacedSamplers:
 
         resources = ray.cluster_resources()
         count = config.launch.samplers
-        wanted = {
+        demands = {
             "CPU": config.threads or 1,
             "GPU": int(config.device != "cpu" and resources.get("GPU", 0) > 0),
         }
-        for name, each in wanted.items():
+        for name, each in demands.items():
             if each * count > resources.get(name, 0):
                 raise ConfigError(
                     f"launch.samplers: {count} with {each} {name} each, and the Ray cluster has "
                     f"{resources.get(name, 0):g}; ask for fewer, or add a node"
                 )
-        return {"num_cpus": wanted["CPU"], "num_gpus": wanted["GPU"]}
+        return {"num_cpus": demands["CPU"], "num_gpus": demands["GPU"]}
 
     def _wait(self, config: Config) -> None:
         """Wait until the first of them has loaded its model; the others join as they are ready."""
@@ -127,9 +127,9 @@ class PlacedSamplers:
         from ray.exceptions import RayError
 
         timeout = config.rollout.sampler.timeout if config.rollout.sampler else 600.0
-        left = [actor.ready.remote() for actor in self.actors.values()]
-        while left:
-            up, left = ray.wait(left, timeout=timeout)
+        waiting = [actor.ready.remote() for actor in self.actors.values()]
+        while waiting:
+            up, waiting = ray.wait(waiting, timeout=timeout)
             if not up:
                 raise ConfigError(
                     f"launch.samplers: none was up after {timeout:g} s; `ray status` shows the resources"
@@ -138,7 +138,7 @@ class PlacedSamplers:
                 ray.get(up)
             except RayError as error:
                 # Ray starts one again whose node was lost; meanwhile the others are waited for.
-                if not (left and node_lost(error)):
+                if not (waiting and node_lost(error)):
                     raise ConfigError(f"launch.samplers: a sampler did not start: {said(error)}") from None
             else:
                 return

@@ -139,21 +139,21 @@ def plan_trials(
     trouble = _first_trouble(findings)
     last = loaded.config.train.steps
     # A trial needs steps to do: none is left after the last one.
-    kept = sorted(step_of(path) for path in checkpoints(stage) if step_of(path) < last)
-    if start not in (None, 0, *kept):
-        existing = f"checkpoints after {', '.join(map(str, kept))} steps" if kept else "no checkpoint"
+    starts = sorted(step_of(path) for path in checkpoints(stage) if step_of(path) < last)
+    if start not in (None, 0, *starts):
+        existing = f"checkpoints after {', '.join(map(str, starts))} steps" if starts else "no checkpoint"
         raise ConfigError(f"--start {start}: {stage} has {existing}; 0 is its beginning")
-    before = [step for step in kept if trouble is not None and step <= trouble]
-    begun = start if start is not None else max(before, default=0)
-    reach = 0 if trouble is None else trouble + 1 - begun
+    before = [step for step in starts if trouble is not None and step <= trouble]
+    first = start if start is not None else max(before, default=0)
+    reach = 0 if trouble is None else trouble + 1 - first
     if settings:
         changes = [_own_change(text) for text in settings]
     else:
         changes = changes_worth_trying(stage, findings, settings_of(loaded), loaded.config.seed)
-    home = run.with_name(f"{run.resolve().name}-diagnosis") / f"step_{begun}"
-    length = min(steps or max(STEPS, reach), last - begun)
-    possible = _possible(stage, changes, begun, trust, strict=bool(settings))
-    return Plan(stage, home, begun, length, possible, trust)
+    home = run.with_name(f"{run.resolve().name}-diagnosis") / f"step_{first}"
+    length = min(steps or max(STEPS, reach), last - first)
+    possible = _possible(stage, changes, first, trust, strict=bool(settings))
+    return Plan(stage, home, first, length, possible, trust)
 
 
 def _first_trouble(findings: Sequence[Finding]) -> int | None:
@@ -172,15 +172,15 @@ def _own_change(text: str) -> Change:
     return Change(f"{key.replace('-', '_')}: {value}", "yours")
 
 
-def _possible(stage: Path, changes: Sequence[Change], begun: int, trust: bool, strict: bool) -> list[Change]:
-    """Return the changes that the config accepts, and that a run can take after ``begun`` steps.
+def _possible(stage: Path, changes: Sequence[Change], first: int, trust: bool, strict: bool) -> list[Change]:
+    """Return the changes that the config accepts, and that a run can take after ``first`` steps.
 
     If ``strict``, raises ConfigError for the first that is neither.
     """
     accepted = []
     for change in changes:
         try:
-            if begun and effect_of_change(change.key) == "refused":
+            if first and effect_of_change(change.key) == "refused":
                 raise ConfigError(f"{change.key} cannot change in the middle of a run: try it with --start 0")
             load_recorded(stage, (*QUIETLY, change.option), trust=trust)
         except ConfigError:

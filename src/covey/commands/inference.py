@@ -111,7 +111,7 @@ def one_answer_each(
     texts = [
         [policy.decode([token]) for token in completions[i].tokens.tolist()] for i in range(len(problems))
     ]
-    return [[text for text in own if text] for own in texts]  # special tokens have none
+    return [[text for text in tokens if text] for tokens in texts]  # special tokens have none
 
 
 def sample_once(

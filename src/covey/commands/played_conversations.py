@@ -152,7 +152,11 @@ def _types(tool: Tool) -> dict[str, str]:
     """Return the JSON type of each argument that has one."""
     schema: Mapping[str, Any] = tool.schema
     arguments = schema["function"]["parameters"]["properties"]
-    return {name: own["type"] for name, own in arguments.items() if isinstance(own.get("type"), str)}
+    return {
+        name: argument["type"]
+        for name, argument in arguments.items()
+        if isinstance(argument.get("type"), str)
+    }
 
 
 def _plain(tool: Tool) -> ToolCall:
@@ -160,5 +164,9 @@ def _plain(tool: Tool) -> ToolCall:
     schema: Mapping[str, Any] = tool.schema
     parameters = schema["function"]["parameters"]
     needed = {name: parameters["properties"][name] for name in parameters.get("required", ())}
-    given = {n: (own.get("enum") or [PLAUSIBLE.get(str(own.get("type")))])[0] for n, own in needed.items()}
-    return ToolCall(tool.name, given)
+    arguments = {}
+    for name, argument in needed.items():
+        plausible = PLAUSIBLE.get(str(argument.get("type")))
+        allowed = argument.get("enum") or [plausible]
+        arguments[name] = allowed[0]
+    return ToolCall(tool.name, arguments)

@@ -75,15 +75,15 @@ def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
         raise ConfigError("method: supervised learning samples nothing, so there is nothing to preview")
     if not index:
         return stages[0]
-    left = loaded.config.output / f"{index}-{stages[index - 1].config.method}" / "final"
-    if not left.is_dir():
+    before = loaded.config.output / f"{index}-{stages[index - 1].config.method}" / "final"
+    if not before.is_dir():
         loaded.notes.append(
-            f"stage {index + 1} starts from the model of stage {index}, but {left} does not exist yet, so "
+            f"stage {index + 1} starts from the model of stage {index}, but {before} does not exist yet, so "
             f"{loaded.config.model} is previewed instead. Train stage {index} first, or name a model with "
             "--model"
         )
         return stages[index]
-    config = stages[index].config.model_copy(update={"model": str(left.resolve())})
+    config = stages[index].config.model_copy(update={"model": str(before.resolve())})
     return replace(stages[index], config=config)
 
 
@@ -92,7 +92,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
 
     Raises Stopped if no group was complete.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     with restore_process_settings(), scratch_run(stage, console, stop) as run:
         config = run.loaded.config
         memory = (read_environment(config.output) or {})["memory"]
@@ -101,7 +101,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         shape = shape_of(run.learner.policy.unsharded)
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
-        budget = max(LEAST, SECONDS - (time.monotonic() - begun))
+        budget = max(LEAST, SECONDS - (time.monotonic() - start))
         seconds = None if extent.groups else SAMPLING * budget
         try:
             with stop.listening(lambda again: console.answer(STOPPING.format(again))):

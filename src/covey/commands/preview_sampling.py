@@ -96,18 +96,18 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         each, limit = _fitting(samples, limit, WORST * seconds / (step * size))
     scorer = Scorer(pilot.run.rewards)
     waves = list[Wave]()
-    left = list(pilot.problems)
+    waiting = list(pilot.problems)
     while size:
-        wave = _wave(pilot, left[:size], each, limit, scorer)
+        wave = _wave(pilot, waiting[:size], each, limit, scorer)
         if wave.stop and not (waves or wave.groups):
             raise wave.stop
         waves.append(wave)
-        left = left[size:]
+        waiting = waiting[size:]
         if wave.stop or seconds is None:
             break
         # Each wave is twice as large as the one before, if that fits into the time that is left.
         fits = int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds)
-        size = max(0, min(2 * size, fits, len(left)))
+        size = max(0, min(2 * size, fits, len(waiting)))
     # Small waves are slower, token by token, than those of a step: the fastest one says what a step takes.
     pace = min(w.seconds / max(_sampled_tokens(w.groups), 1) for w in waves)
     groups = [group for wave in waves for group in wave.groups]
@@ -140,13 +140,13 @@ def _wave(pilot: Pilot, problems: Sequence[Prompted], each: int, limit: int, sco
     pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
     temperature = pilot.config.rollout.temperature
     groups = list[Group]()
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         for group in _draw(pilot, problems, each, temperature, limit, scorer):
             groups.append(group)
     except Stopped as stop:
-        return Wave(groups, time.monotonic() - begun, stop)
-    return Wave(groups, time.monotonic() - begun)
+        return Wave(groups, time.monotonic() - start, stop)
+    return Wave(groups, time.monotonic() - start)
 
 
 def _sampled_tokens(groups: Sequence[Group]) -> int:
@@ -162,10 +162,10 @@ def _seconds_of_step(pilot: Pilot, samples: int) -> float:
     pilot.begin("measuring the speed", samples)
     per_token = 0.0
     for tokens in (2, STEPS):
-        begun = time.monotonic()
+        start = time.monotonic()
         params = replace(sampling_params(pilot.config.rollout), max_tokens=tokens)
         list(pilot.run.sampler.sample([_request(pilot, pilot.problems[0], samples)], params))
-        per_token = (time.monotonic() - begun) / tokens
+        per_token = (time.monotonic() - start) / tokens
         if 2 * per_token > SLOW:
             break
     return per_token
@@ -303,10 +303,10 @@ def with_times(pilot: Pilot, measured: Measured, seconds: float) -> Measured:
     # As many groups as a step has, live ones first: dead ones cost an update nothing.
     few = sorted(measured.groups, key=lambda g: g.dead)[: pilot.config.rollout.prompts_per_step]
     valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], measured)
-    begun = time.monotonic()
+    start = time.monotonic()
     prepared, updating, tokens = _update_timed(pilot, valued)
     # The first one includes what is compiled or allocated only once, unless that is little.
-    if time.monotonic() - begun < seconds / 4:
+    if time.monotonic() - start < seconds / 4:
         prepared, updating, tokens = _update_timed(pilot, valued)
     # Groups and, where not even one fits, some of its completions.
     room = seconds * tokens / max(prepared + updating, 1e-9)
@@ -341,10 +341,10 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
     scorer = Scorer(rewards)
     seconds = {}
     for reward in rewards:
-        begun = time.monotonic()
+        start = time.monotonic()
         for problem, text in chosen:
             scorer.score(reward, problem, text)
-        seconds[reward.name] = (time.monotonic() - begun) / len(chosen)
+        seconds[reward.name] = (time.monotonic() - start) / len(chosen)
     return seconds
 
 
@@ -361,13 +361,13 @@ def _continued(pilot: Pilot, groups: Sequence[Group], measured: Measured) -> tup
 
     params = sampling_params(config.rollout)
     scorer = Scorer(pilot.run.rewards)
-    begun = time.monotonic()
+    start = time.monotonic()
     score = partial(score_all, scorer=scorer, progress=lambda *_: None)
     cut, tokens = with_segments(
         groups, settings, pilot.run.sampler, params, pilot.run.rewards.reader.decode, stream, score
     )
     count = sum(len(g.completions) for g in cut)
-    took = (time.monotonic() - begun) / count
+    took = (time.monotonic() - start) / count
     return cut, replace(measured, continued=tokens / count, continuing=took)
 
 
@@ -382,10 +382,10 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     old = old_logprob_source(algorithm, pilot.run.sampler, config.train.updates_per_rollout_batch)
     now = first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
-    begun = time.monotonic()
+    start = time.monotonic()
     batch = with_signal(prepare(pilot.run, groups, old))
     _wait(learner.policy.device)
-    prepared = time.monotonic() - begun
+    prepared = time.monotonic() - start
     tokens = 0
     for minibatch in updates(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
@@ -395,7 +395,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()
     _wait(learner.policy.device)
-    return prepared, time.monotonic() - begun - prepared, tokens
+    return prepared, time.monotonic() - start - prepared, tokens
 
 
 # GPU kernels run asynchronously: wait for them before the clock is read.

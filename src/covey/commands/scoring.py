@@ -48,9 +48,9 @@ def score_file(
     if wording.note:
         say(wording.note)
     scorer = Scorer(functions)
-    begun = []
-    for line, given in rows(file):
-        row = in_our_names(given, data)
+    pending = []
+    for line, columns in rows(file):
+        row = in_our_names(columns, data)
         if "completion" not in row:
             raise DataError(
                 f"{file}:{line}: there is no column 'completion'; the row has {', '.join(map(repr, row))}"
@@ -67,10 +67,10 @@ def score_file(
             # They are apart, so these words begin behind them.
             problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
-        begun.append((row, scorer.begin_text(problem, completion)))
-    if not begun:
+        pending.append((row, scorer.begin_text(problem, completion)))
+    if not pending:
         raise DataError(f"{file}: the file has no rows")
-    scored = [_scored(row, group.result()) for row, group in begun]
+    scored = [_scored(row, group.result()) for row, group in pending]
     names = [f.name for f in functions]
     means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
     return scored, means | {"reward": mean([r["reward"] for r in scored])}
@@ -90,9 +90,9 @@ def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wordi
     problem = Problem(f"{file.name}:{line}", "", _columns(where, row, data))
     if not prompt:
         return problem if wording.tokenizer is None else wording.with_thoughts(problem)
-    asked, template = prompt_of(where, row, names)
+    content, template = prompt_of(where, row, names)
     return wording.with_thoughts(
-        replace(problem, prompt=asked, template=template, asked_in_text=isinstance(prompt, str))
+        replace(problem, prompt=content, template=template, asked_in_text=isinstance(prompt, str))
     )
 
 

@@ -77,9 +77,9 @@ def attack_rewards(
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         tested.reader = rewards.reader
         reports = [_attack(tested, reward, by_id[r.id], worded[r.id], rows, plays) for r in rows]
-        tried += sum(found.tried for found in reports)
-        findings += _truly_paid([f for found in reports for f in found.findings], len(rows))
-        notes += [note for found in reports for note in found.notes]
+        tried += sum(report.tried for report in reports)
+        findings += _truly_paid([f for report in reports for f in report.findings], len(rows))
+        notes += [note for report in reports for note in report.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
 
 
@@ -127,7 +127,7 @@ class _Plays:
 
     def __init__(self, toolbox: Toolbox | None) -> None:
         self.toolbox = toolbox
-        self.found: dict[str, list[Attack]] = {}
+        self.attacks: dict[str, list[Attack]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -135,13 +135,13 @@ class _Plays:
 
     def of(self, problem: Problem) -> list[Attack]:
         """Return the conversations for one problem."""
-        if self.toolbox is not None and problem.id not in self.found:
-            self.found[problem.id] = list(played(self.toolbox, problem))
-        return self.found.get(problem.id, [])
+        if self.toolbox is not None and problem.id not in self.attacks:
+            self.attacks[problem.id] = list(played(self.toolbox, problem))
+        return self.attacks.get(problem.id, [])
 
     def left_out(self) -> list[str]:
         """Return a note if there are tools but nothing was played."""
-        if not self.names or self.found:
+        if not self.names or self.attacks:
             return []
         names = ", ".join(self.names)
         why = "no attacked reward asks for `turns` or `environment`"
@@ -150,14 +150,14 @@ class _Plays:
 
 def _in_turns(reward: Reward, problem: Problem, form: str | None, plays: _Plays) -> list[Attack]:
     """Return conversations with tools, for a reward that reads them."""
-    asked = set(reward.parameters)
+    parameters = set(reward.parameters)
     attacks = list[Attack]()
-    if "turns" in asked and not reward.options.format_only:
+    if "turns" in parameters and not reward.options.format_only:
         reference = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
         answer = None if reference is None else (form or "{}").format(reference)
         attacks += made_up(answer, plays.names, problem.thoughts)
-    seen = {"environment", "environments"} if reward.options.format_only else OF_TURNS
-    return attacks + (plays.of(problem) if seen & asked else [])
+    turn_parameters = {"environment", "environments"} if reward.options.format_only else OF_TURNS
+    return attacks + (plays.of(problem) if turn_parameters & parameters else [])
 
 
 def _failures(
@@ -191,12 +191,12 @@ def _scored(
 ) -> list[Score]:
     """Return the score of ``reward`` for each completion; all are scored at once."""
     scorer = Scorer(rewards)
-    begun = list[GroupScoring]()
+    scorings = list[GroupScoring]()
     for completion in completions:
-        begun.append(scorer.begin_group(problem, np.zeros(0, np.int64), 1))
-        begun[-1].add(0, completion)
+        scorings.append(scorer.begin_group(problem, np.zeros(0, np.int64), 1))
+        scorings[-1].add(0, completion)
     scores = list[Score]()
-    for scoring in begun:
+    for scoring in scorings:
         try:
             group = scoring.result()
         except RewardError:  # it returned what no reward may return

@@ -162,8 +162,8 @@ def _check_steps(group: Group) -> None:
     """Raise DataError for a step that ends where its completion has no token, if steps are credited."""
     for name, component in group.components.items() if group.credit == "step" else ():
         # A function that gives no steps has none of any completion.
-        for completion, given in zip(group.completions, component.steps, strict=False):
-            wrong = [end for end in given.ends if not 0 <= end < len(completion.tokens)]
+        for completion, steps in zip(group.completions, component.steps, strict=False):
+            wrong = [end for end in steps.ends if not 0 <= end < len(completion.tokens)]
             if wrong:
                 raise DataError(
                     f"{group.problem.id}: reward {name} gave a step that ends at token {wrong[0]} of a "
@@ -210,9 +210,9 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     rest = rewards.clone()
     for component in group.components.values() if group.credit in ("step", "token") else ():
         # Empty for a function that gives no steps.
-        steps_by_row = [s for s, known in zip(component.steps, group.scorable, strict=False) if known]
-        for row, given in enumerate(steps_by_row):
-            for value, end in zip(given.values, given.ends, strict=True):
+        steps_by_row = [s for s, is_scored in zip(component.steps, group.scorable, strict=False) if is_scored]
+        for row, steps in enumerate(steps_by_row):
+            for value, end in zip(steps.values, steps.ends, strict=True):
                 token_rewards[row, _trained_at(mask[row], end)] += component.weight * value
                 rest[row] -= component.weight * value
     for row, value in enumerate(rest):

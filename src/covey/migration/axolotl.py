@@ -124,9 +124,9 @@ def _address(entry: Mapping[str, object], path: str) -> str:
     if path.count("/") != 1 or path.startswith(".") or Path(path).suffix in FILES:
         return path
     options = {"config": entry.get("name"), "split": entry.get("split")}
-    given = {name: value for name, value in options.items() if value is not None}
+    query = {name: value for name, value in options.items() if value is not None}
     revision = f"@{entry['revision']}" if entry.get("revision") else ""
-    return f"hub:{path}{revision}" + (f"?{urlencode(given)}" if given else "")
+    return f"hub:{path}{revision}" + (f"?{urlencode(query)}" if query else "")
 
 
 def _data(m: MigrationResult) -> None:

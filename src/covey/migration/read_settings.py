@@ -92,7 +92,7 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
     before = ""
     while before != text:
         before = text
-        text = ARITHMETIC.sub(lambda found: _result(found[1]), VARIABLE.sub(value, text))
+        text = ARITHMETIC.sub(lambda match: _result(match[1]), VARIABLE.sub(value, text))
     return text
 
 

@@ -12,8 +12,8 @@ def from_trl(theirs: Mapping[str, object]) -> MigrationResult:
     """Return covey's settings for TRL's. Raises ConfigError for a name with another meaning in covey."""
     loaded = load_config(values=nested(theirs))
     values = dict(flatten(resolved(loaded)))
-    given = [key for key in values if any(key == o or key.startswith(f"{o}.") for o in loaded.origins)]
+    named = [key for key in values if any(key == o or key.startswith(f"{o}.") for o in loaded.origins)]
     migrated = MigrationResult({})
-    migrated.config = {key: values[key] for key in given}
+    migrated.config = {key: values[key] for key in named}
     migrated.notes = list(loaded.notes)
     return migrated

@@ -72,12 +72,12 @@ def spelled_out(text: str, controls: Sequence[str]) -> str:
 def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, behind: bool = False) -> list[int]:
     """Token ids of a text whose parts between seams are encoded apart; ``behind``: it follows a prompt."""
     first, *others = text.split(SEAM)
-    begun = (
+    ids = (
         continuation_ids(tokenizer, first)
         if behind
         else tokenizer(first, add_special_tokens=False)["input_ids"]
     )
-    return [*begun, *(token for part in others for token in continuation_ids(tokenizer, part))]
+    return [*ids, *(token for part in others for token in continuation_ids(tokenizer, part))]
 
 
 def chat_text(

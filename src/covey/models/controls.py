@@ -37,14 +37,14 @@ class ControlWords:
         >>> ControlWords(["<end>"]).removed("a<en<end>d>b")
         'ab'
         """
-        kept = list[str]()
+        characters = list[str]()
         for character in text:
-            kept.append(character)
+            characters.append(character)
             if character in self.endings:
-                tails = ("".join(kept[-n:]) for n in self.lengths)
+                tails = ("".join(characters[-n:]) for n in self.lengths)
                 word = next((tail for tail in tails if tail in self.words), "")
-                del kept[len(kept) - len(word) :]
-        return "".join(kept)
+                del characters[len(characters) - len(word) :]
+        return "".join(characters)
 
 
 def template_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

@@ -89,8 +89,8 @@ def group_mask(sequences: Sequences) -> BlockMask:
     first, places = (torch.arange(0, size, step, device=spans.device) for step in (BLOCK, 1))
     same_sequence = (start[:, None] < first + BLOCK) & (first <= places[:, None])
     touched = same_sequence | ((prompt[:, None] < first + BLOCK) & (first < prompt_end[:, None]))
-    seen = touched.view(count, BLOCK, count).any(1).int()
+    visible = touched.view(count, BLOCK, count).any(1).int()
     # Per block of queries: how many blocks of keys it reads, and their numbers ahead of all others.
-    order = seen.argsort(dim=1, descending=True, stable=True).int()
-    blocks = (seen.sum(1, dtype=torch.int32)[None, None], order[None, None])
+    order = visible.argsort(dim=1, descending=True, stable=True).int()
+    blocks = (visible.sum(1, dtype=torch.int32)[None, None], order[None, None])
     return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(size, size))

@@ -94,8 +94,8 @@ def supported(model: PreTrainedModel) -> bool:
     family = FAMILIES.get(model.config.model_type)
     if family is None:
         return False
-    asked = {name for name in UNUSUAL if getattr(config, name, None)}
-    return getattr(config, family.activation) in ACTIVATIONS and asked <= {*family.caps}
+    unusual = {name for name in UNUSUAL if getattr(config, name, None)}
+    return getattr(config, family.activation) in ACTIVATIONS and unusual <= {*family.caps}
 
 
 def embed_every_token(model: PreTrainedModel) -> None:

@@ -18,7 +18,7 @@ from covey.models.gguf import NEEDS
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
+    from gguf import GGUFWriter, TokenType
 
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 """Type of stored matrices -> GGUF's name of such a file. Vectors (norms, biases) are always float32."""
@@ -128,10 +128,25 @@ def _add_shape(writer: GGUFWriter, config: PretrainedConfig, name: str) -> None:
 def _add_tokenizer(
     writer: GGUFWriter, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    from gguf import TokenType
-
     described = json.loads(tokenizer.backend_tokenizer.to_str())
-    if described["model"]["type"] != "BPE" or described["model"].get("byte_fallback"):
+    _refuse_tokenizer(described, folder)
+    tokens, types = _vocabulary(described, tokenizer, config.vocab_size)
+    # A merge is a pair of pieces; older versions of `tokenizers` write it as one text.
+    merges = [m if isinstance(m, str) else " ".join(m) for m in described["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_splits(described["pre_tokenizer"], folder))
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    _add_special_ids(writer, tokenizer)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _refuse_tokenizer(described: Mapping[str, Any], folder: Path) -> None:
+    """Raise ConfigError for a tokenizer that llama.cpp would read differently."""
+    model = described["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
         raise ConfigError(f"--gguf writes tokenizers of byte-level BPE; {INSTEAD} {folder}")
     # llama.cpp changes no text before it splits it. NFC, which Qwen's have, leaves all but a few texts alone.
     normalizer = (described["normalizer"] or {}).get("type")
@@ -139,32 +154,42 @@ def _add_tokenizer(
         raise ConfigError(
             f"--gguf does not write a tokenizer that changes texts ({normalizer}); {INSTEAD} {folder}"
         )
-    added = {token["id"]: token for token in described["added_tokens"]}
+
+
+def _vocabulary(
+    described: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, size: int
+) -> tuple[list[str], list[TokenType]]:
+    """Return the token of each row of the embedding, and its type in GGUF."""
+    from gguf import TokenType
+
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
-    # The embedding may have rows that no token uses.
-    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(config.vocab_size)]
-    types = [TokenType.NORMAL if i in by_id else TokenType.UNUSED for i in range(config.vocab_size)]
-    for i, token in added.items():
-        if i < len(types):
-            types[i] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
-    merges = [m if isinstance(m, str) else " ".join(m) for m in described["model"]["merges"]]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_splits(described["pre_tokenizer"], folder))
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    tokens = list[str]()
+    types = list[TokenType]()
+    for i in range(size):
+        if i in by_id:
+            tokens.append(by_id[i])
+            types.append(TokenType.NORMAL)
+        else:  # the embedding may have rows that no token uses
+            tokens.append(f"[PAD{i}]")
+            types.append(TokenType.UNUSED)
+    for added in described["added_tokens"]:
+        if added["id"] < size:
+            types[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    return tokens, types
+
+
+def _add_special_ids(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
     if tokenizer.bos_token_id is not None:
         writer.add_bos_token_id(tokenizer.bos_token_id)
-        writer.add_add_bos_token(tokenizer("a").input_ids[0] == tokenizer.bos_token_id)
-    for add, number in (
-        (writer.add_eos_token_id, tokenizer.eos_token_id),
-        (writer.add_pad_token_id, tokenizer.pad_token_id),
-        (writer.add_unk_token_id, tokenizer.unk_token_id),
-    ):
-        if number is not None:
-            add(number)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+        # Whether a text begins with it is a property of the tokenizer, and shows in any text.
+        first = tokenizer("a").input_ids[0]
+        writer.add_add_bos_token(first == tokenizer.bos_token_id)
+    if tokenizer.eos_token_id is not None:
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+    if tokenizer.pad_token_id is not None:
+        writer.add_pad_token_id(tokenizer.pad_token_id)
+    if tokenizer.unk_token_id is not None:
+        writer.add_unk_token_id(tokenizer.unk_token_id)
 
 
 def _splits(described: Mapping[str, Any], folder: Path) -> str:

@@ -53,8 +53,8 @@ class Activations:
             return tensor.detach(), version_of(tensor)
 
         # With hooks autograd does not check that a tensor still is as it was saved.
-        def give(kept: tuple[Tensor, int]) -> Tensor:
-            tensor, version = kept
+        def give(packed: tuple[Tensor, int]) -> Tensor:
+            tensor, version = packed
             if version_of(tensor) != version:
                 raise RuntimeError(
                     f"a tensor of the shape {tuple(tensor.shape)} was modified by an inplace operation"

@@ -73,16 +73,18 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
 
 
 def _given_writer(
-    given: ModelObject, loaded: ResolvedConfig
+    model_object: ModelObject, loaded: ResolvedConfig
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model that was given as an object, and its tokenizer. Raises ConfigError if it writes no texts."""
-    model, tokenizer = checked_model(given)
+    model, tokenizer = checked_model(model_object)
     if is_classifier(model):
-        raise ConfigError(f"model: a {given.name} judges texts and writes none; its method is reward_model")
-    if adapter_of(given) is not None and loaded.config.lora:
+        raise ConfigError(
+            f"model: a {model_object.name} judges texts and writes none; its method is reward_model"
+        )
+    if adapter_of(model_object) is not None and loaded.config.lora:
         raise ConfigError("lora: the model has adapters already; remove lora, or merge them first")
     if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
-        take_weights(given, loaded.before / "final")
+        take_weights(model_object, loaded.before / "final")
     return model, tokenizer
 
 
@@ -98,13 +100,13 @@ def _recompute_layers(policy: Policy) -> None:
 
 def own_reference(loaded: ResolvedConfig) -> Policy | None:
     """The reference that a run was given as an object, computing as its policy does; None if it has none."""
-    given = loaded.config.model
-    if not isinstance(given, ModelObject) or given.reference is None:
+    model_object = loaded.config.model
+    if not isinstance(model_object, ModelObject) or model_object.reference is None:
         return None
-    reference = ModelObject(given.reference, given.tokenizer)
-    for parameter in given.reference.parameters():
+    reference = ModelObject(model_object.reference, model_object.tokenizer)
+    for parameter in model_object.reference.parameters():
         parameter.requires_grad_(True)  # it is checked and scored as a policy is; nothing moves it
-    like = checked_model(given)[0]
+    like = checked_model(model_object)[0]
     checked_model(reference)[0].to(device=like.device, dtype=like.dtype)
     return with_precision(policy_of(reference), loaded.config)
 

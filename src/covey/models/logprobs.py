@@ -120,6 +120,6 @@ def exclude(logits: Tensor, mask: SamplingMask | None, start: int, drawable_ids:
     if mask is None:
         return logits
     # Kept ids are few: mark them in the flat array and exclude the rest.
-    kept = torch.from_numpy(mask.flat(start, start + len(logits), logits.shape[1])).to(logits.device)
-    excluded = torch.ones(logits.numel(), dtype=torch.bool, device=logits.device).index_fill_(0, kept, 0)
+    included = torch.from_numpy(mask.flat(start, start + len(logits), logits.shape[1])).to(logits.device)
+    excluded = torch.ones(logits.numel(), dtype=torch.bool, device=logits.device).index_fill_(0, included, 0)
     return logits.masked_fill_(excluded.view(logits.shape), EXCLUDED)

@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-def adapter_of(given: ModelObject) -> PeftModel | None:
+def adapter_of(model_object: ModelObject) -> PeftModel | None:
     """The wrapper of a model that was given with peft's adapters in its layers."""
-    return cast("PeftModel", given.model) if hasattr(given.model, "get_base_model") else None
+    return cast("PeftModel", model_object.model) if hasattr(model_object.model, "get_base_model") else None
 
 
-def policy_of(given: ModelObject) -> Policy:
+def policy_of(model_object: ModelObject) -> Policy:
     """The policy of a model that was given as an object. Raises the errors of ``checked_model``."""
-    return Policy(*checked_model(given), adapter_of(given))
+    return Policy(*checked_model(model_object), adapter_of(model_object))
 
 
-def checked_model(given: ModelObject) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def checked_model(model_object: ModelObject) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model, without the wrapper of its adapters, and its tokenizer.
 
     Raises ConfigError if the model cannot be trained.
     """
-    adapter = adapter_of(given)
-    tokenizer = given.tokenizer
-    model = adapter.get_base_model() if adapter is not None else given.model
+    adapter = adapter_of(model_object)
+    tokenizer = model_object.tokenizer
+    model = adapter.get_base_model() if adapter is not None else model_object.model
     if adapter is not None and adapter.active_peft_config.is_prompt_learning:
         raise ConfigError(
             f"model: {adapter.active_peft_config.peft_type.value} adds virtual tokens to prompts, which no "
@@ -59,27 +59,27 @@ def checked_model(given: ModelObject) -> tuple[PreTrainedModel, PreTrainedTokeni
         _check_adapter(adapter)
     if not isinstance(model, PreTrainedModel) or not _has_head(model):
         raise ConfigError(
-            f"model: a {given.name} is not a causal language model or a classifier of transformers. Remove "
-            "wrappers"
+            f"model: a {model_object.name} is not a causal language model or a classifier of transformers. "
+            "Remove wrappers"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is not a tokenizer of transformers")
     if unusable := [name for name, p in model.named_parameters() if p.dtype not in DTYPE_NAMES or p.is_meta]:
         raise ConfigError(
-            f"model: {unusable[0]} of {given.name} is {model.get_parameter(unusable[0]).dtype}, or not "
-            f"loaded; weights must be {' or '.join(DTYPE_NAMES.values())}"
+            f"model: {unusable[0]} of {model_object.name} is {model.get_parameter(unusable[0]).dtype}, or "
+            f"not loaded; weights must be {' or '.join(DTYPE_NAMES.values())}"
         )
     if any(p.is_inference() for p in model.parameters()):
         raise ConfigError(
-            f"model: {given.name} was made within torch.inference_mode, which freezes its weights for good; "
-            "make or load it outside, or under torch.no_grad"
+            f"model: {model_object.name} was made within torch.inference_mode, which freezes its weights for "
+            "good; make or load it outside, or under torch.no_grad"
         )
     # A caller may freeze some weights; without any left there would be nothing to train.
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(
-            f"model: every weight of {given.name} is frozen; set requires_grad where it should train"
+            f"model: every weight of {model_object.name} is frozen; set requires_grad where it should train"
         )
-    check_finite(model, given.name)
+    check_finite(model, model_object.name)
     return model, tokenizer
 
 

@@ -204,8 +204,8 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of the first R of E. (T, heads, E), (T, 1, R) -> (T, heads, E)."""
     turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
-    left, right = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-right, left), dim=-1) * sin
+    lower, upper = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-upper, lower), dim=-1) * sin
     return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
 
 

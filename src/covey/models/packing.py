@@ -92,9 +92,9 @@ def pack(
     tokens = []
     positions = []
     sources = []
-    spans: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int, int, int]] = []  # as in ``Sequences``; a prompt has no prefix
     groups = [0]
-    flat = 0
+    flat = 0  # the number of tokens that are laid out so far
     for prompt, answers in zip(prompts, completions, strict=True):
         start = flat
         size = len(prompt)
@@ -111,16 +111,19 @@ def pack(
             sources += [np.array([start + size - 1]), np.arange(flat, flat + len(read))]
             flat += len(read)
         groups.append(len(spans))
-    answers = [a for group in completions for a in group]
-    lengths = np.array([len(a) for a in answers], dtype=np.int64)
-    longest = max((prefix + own for _, prefix, _, own in spans), default=0)
+    targets = [answer for answers in completions for answer in answers]
+    lengths = np.array([len(answer) for answer in targets], dtype=np.int64)
+    # (N, L): where the padded rows of completions have a token.
+    has_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    longest = max((prefix + length for _, prefix, _, length in spans), default=0)
+    sequences = Sequences(torch.tensor(spans).reshape(-1, 4), torch.tensor(groups), longest)
     return Packed(
         tokens=_flat(tokens),
         positions=_flat(positions),
-        sequences=Sequences(torch.tensor(spans).reshape(-1, 4), torch.tensor(groups), longest),
+        sequences=sequences,
         sources=_flat(sources),
-        targets=_flat(answers),
-        place=torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None]),
+        targets=_flat(targets),
+        place=torch.from_numpy(has_token),
         sampling_mask=sampling_mask,
     )
 

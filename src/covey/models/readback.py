@@ -47,12 +47,12 @@ def _read(file: Path, names: Iterable[str]) -> Iterator[Tensor]:
     What is read of an open file stays in this process' memory until it is closed: at the end of a save the
     whole file would be there besides the model. So it is opened anew after every ``READ_AT_ONCE`` bytes.
     """
-    left = deque(names)
-    while left:
+    waiting = deque(names)
+    while waiting:
         with safe_open(file, "pt") as written:
             size = 0
-            while left and size < READ_AT_ONCE:
-                tensor = written.get_tensor(left.popleft())
+            while waiting and size < READ_AT_ONCE:
+                tensor = written.get_tensor(waiting.popleft())
                 size += tensor.nbytes
                 yield tensor
 

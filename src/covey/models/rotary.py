@@ -23,8 +23,9 @@ def longest_stable_rotation(config: PretrainedConfig) -> int | None:
     Some tables depend on the longest sequence in the batch: `longrope` has one for short and one for long
     sequences, `dynamic` grows. They would rotate a token differently in sampling and in training.
     """
-    given = getattr(config, "rope_parameters", None) or {}
-    tables = [t for t in (given, *given.values()) if isinstance(t, Mapping)]  # or one a kind of layer
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # One table for all layers, or one for each kind of layer.
+    tables = [t for t in (parameters, *parameters.values()) if isinstance(t, Mapping)]
     most = [
         int(table.get("original_max_position_embeddings", config.max_position_embeddings))
         for table in tables

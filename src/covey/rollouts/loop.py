@@ -42,7 +42,7 @@ class StepGroups:
 
     kept: list[Group] = field(default_factory=list)
     filtered: list[Group] = field(default_factory=list)
-    by_problem: list[tuple[int, Group]] = field(default_factory=list)
+    numbered: list[tuple[int, Group]] = field(default_factory=list)
     """All groups with the numbers of their problems; a step may sample a problem several times."""
     used: int = 0
     """Places of the data that the step has used."""
@@ -121,7 +121,7 @@ class Rollouts:
         self._remember(enumerate(groups))
 
     def _remember(self, groups: Iterable[tuple[int, Group]]) -> None:
-        """Record the pass rates of groups with the numbers of their problems, of those that were judged."""
+        """Record the pass rate of each judged group under the number of its problem."""
         for problem, group in groups:
             if group.scorable.any():
                 self.difficulty.update(problem, group.pass_rate)
@@ -143,7 +143,7 @@ class Rollouts:
         stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         # After all rounds: a step's own results do not change its choice of problems.
-        self._remember(sampled.by_problem)
+        self._remember(sampled.numbered)
         metrics = {**self._metrics(sampled, kept, groups, stats), **elsewhere}
         remembered: Memory = {}
         if self.chooser.remembers:
@@ -185,8 +185,8 @@ class Rollouts:
         while len(sampled.kept) < needed and sampled.rounds <= self.rollout.max_resampling_rounds:
             # Only as many as are missing, so that no more groups are sampled than needed.
             missing = needed - len(sampled.kept)
-            seen = {problem for problem, _ in sampled.by_problem}
-            chosen = self.chooser.choose(step, cursor, sampled.used, missing, seen, self.difficulty)
+            earlier = {problem for problem, _ in sampled.numbered}
+            chosen = self.chooser.choose(step, cursor, sampled.used, missing, earlier, self.difficulty)
             draw = partial(self._draw_now, step, chosen.choices, scorer)
             if self.prefetcher is not None:
                 ticket = cursor + sampled.used
@@ -197,7 +197,7 @@ class Rollouts:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
                 sampled.continued_tokens += tokens
             for choice, group in zip(chosen.choices, groups, strict=True):
-                sampled.by_problem.append((choice.problem, group))
+                sampled.numbered.append((choice.problem, group))
                 passes = passes_filter(group, self.algorithm)
                 (sampled.kept if passes else sampled.filtered).append(group)
             sampled.used += chosen.passed

@@ -54,10 +54,10 @@ def append_whole(path: Path, line: bytes) -> None:
     """Append a line to a file: all of it, or nothing. OSError names the path."""
     with path.open("ab", buffering=0) as file, naming(path):
         before = file.tell()
-        left = line
+        rest = line
         try:
-            while left:  # a disk that is nearly full takes a part, and refuses the rest
-                left = left[file.write(left) :]
+            while rest:  # a disk that is nearly full takes a part, and refuses the rest
+                rest = rest[file.write(rest) :]
         except OSError:
             with suppress(OSError):
                 os.ftruncate(file.fileno(), before)

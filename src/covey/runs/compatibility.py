@@ -22,7 +22,7 @@ from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
-from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
+from covey.runs.folder import CURVE, IN_CHECKPOINT, LOCK, STREAMS
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.system.machine import available_threads
@@ -103,8 +103,8 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
     before, now = (dict(flatten(c)) for c in (recorded, resolved(loaded)))
     keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
-    kept = "train.schedule" not in keys
-    schedule = loaded.config.train.schedule if kept else ""
+    same_schedule = "train.schedule" not in keys
+    schedule = loaded.config.train.schedule if same_schedule else ""
     differences = []
     for k in keys:
         words = f"{k} is {before.get(k)} there, {now.get(k)} here"
@@ -116,7 +116,7 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError if a run would overwrite files of its folder that no run has left there."""
-    records = [folder / name for name in (".lock", "config.yaml", "env.json", START)]
+    records = [folder / name for name in (LOCK, "config.yaml", "env.json", START)]
     if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
         return
     theirs = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]
@@ -202,7 +202,9 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     return [*facts, *(_since_then(name, what) for name, what in files.items())]
 
 
-def differences_to_record(loaded: ResolvedConfig, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
+def differences_to_record(
+    loaded: ResolvedConfig, has_begun: bool, now: Mapping[str, Any]
+) -> list[Difference]:
     """Return the differences from the last process of this run; a missing record counts as one."""
     output = loaded.config.output
     before = read_environment(output)
@@ -210,13 +212,13 @@ def differences_to_record(loaded: ResolvedConfig, begun: bool, now: Mapping[str,
     if before is not None:
         differences += changed_environment(before, now)
     collects = loaded.config.method in SAMPLES_EXAMPLES
-    if begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
+    if has_begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, so its examples "
             "would mix old and new rows. Restore the data, or choose another --output"
         )
-    if begun:
+    if has_begun:
         records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
-        lost = [str(path) for path, found in records if found is None]
+        lost = [str(path) for path, record in records if record is None]
         differences += [_since_then(path, "is gone") for path in lost]
     return differences

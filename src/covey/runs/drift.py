@@ -29,18 +29,18 @@ FEWEST, MOST = 8, 32
 
 @dataclass
 class Drift:
-    """The kept completions, read from the run folder, so that a resumed run has the same ones."""
+    """Completions of the first step, read from the run folder, so that a resumed run has the same ones."""
 
     folder: Path
-    kept: Batch | None = None
+    completions: Batch | None = None
 
     def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
         """Return `kl/start`, nats per completion; empty without the log of the first step."""
-        self.kept = self.kept or on_rank_zero(lambda: first_completions(self.folder))
-        if self.kept is None:
+        self.completions = self.completions or on_rank_zero(lambda: first_completions(self.folder))
+        if self.completions is None:
             return {}
-        now = learner.score(self.kept, temperature).logprobs
-        moved = (self.kept.sampler_logprobs - now).where(self.kept.mask, 0.0)
+        now = learner.score(self.completions, temperature).logprobs
+        moved = (self.completions.sampler_logprobs - now).where(self.completions.mask, 0.0)
         return {"kl/start": float(moved.sum(-1).mean())}
 
 

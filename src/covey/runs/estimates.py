@@ -256,14 +256,16 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
     hashes = [_numbered(e.basis.problems) for e in (before, after)]
     if all(hashes):
         shared = [h for h in hashes[0] if h in hashes[1]]
-        places = [np.array([own[h] for h in shared], dtype=np.int64) for own in hashes]
+        places = [np.array([index_of[h] for h in shared], dtype=np.int64) for index_of in hashes]
     else:  # without hashes all that can be assumed is the same order
         places = [np.arange(min(len(before.greedy), len(after.greedy)))] * 2
     names = ("greedy", "correct", "majority", "reward")
     # The hashes of all problems would no longer fit the selected ones, so they are dropped.
     first, second = (
-        replace(e, **{name: getattr(e, name)[own] for name in names}, basis=replace(e.basis, problems=()))
-        for e, own in zip((before, after), places, strict=True)
+        replace(
+            e, **{name: getattr(e, name)[index_of] for name in names}, basis=replace(e.basis, problems=())
+        )
+        for e, index_of in zip((before, after), places, strict=True)
     )
     if before.basis.rewards and after.basis.rewards and before.basis.rewards != after.basis.rewards:
         first = replace(first, reward=np.full(len(first.reward), np.nan))
@@ -272,11 +274,11 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
 
 def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     """(hash, its number of earlier occurrences) -> its index: a problem may occur twice."""
-    seen = Counter[str]()
+    occurrences = Counter[str]()
     indices = dict[tuple[str, int], int]()
     for index, one in enumerate(hashes):
-        indices[one, seen[one]] = index
-        seen[one] += 1
+        indices[one, occurrences[one]] = index
+        occurrences[one] += 1
     return indices
 
 

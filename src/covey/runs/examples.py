@@ -52,9 +52,9 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     tokenizers = {folder: _tokenizer_of(folder) for folder, _ in logged}
     for folder, step in logged:
         log = read_rollouts(folder, step)
-        for number, places in log.groups.items():
+        for number, indices in log.groups.items():
             prompt = tuple(log.prompts[number].tolist())
-            yield [_logged(log, place, prompt, tokenizers[folder]) for place in places]
+            yield [_logged(log, index, prompt, tokenizers[folder]) for index in indices]
 
 
 def _logged(log: RolloutLog, index: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:

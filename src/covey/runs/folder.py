@@ -31,6 +31,8 @@ from covey.types import Group
 from covey_verify.errors import ConfigError
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
+LOCK = ".lock"
+"""File that names the process that uses the folder, and that this process keeps locked."""
 RESULT = "result.json"
 CURVE = "curve.svg"
 """File that a run writes when it has ended."""
@@ -74,7 +76,7 @@ class ExpectedStream:
 def take_lock(path: Path) -> TextIO:
     """Return the open lock file of a run's folder, locked until it is closed. Raises FolderBusy."""
     # "a+": opening must not empty the file, whose text names the owner in the message below.
-    lock = (path / ".lock").open("a+")
+    lock = (path / LOCK).open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -226,20 +228,22 @@ class RunFolder:
         trained: Sequence[Group],
         advantages: Sequence[np.ndarray],
         filtered: Sequence[Group] = (),
-        seen: Mapping[str, np.ndarray] = MappingProxyType({}),
+        per_token: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         """Log a step's completions: text and rewards as JSONL, token arrays as npz.
 
         ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
-        of filtered ones, which come after, are 0. ``seen`` is what updates saw of the tokens of the trained
-        groups, by name, one completion after another; NaN for the filtered ones.
+        of filtered ones, which come after, are 0. ``per_token`` has, by name, what updates saw of the tokens
+        of the trained groups, one completion after another; the filtered ones get NaN.
         """
         groups = [*trained, *filtered]
         if self.writes and groups:
             unused = [c for g in filtered for c in g.completions]
             every = [*advantages, *(np.zeros(len(c.tokens)) for c in unused)]
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
-            values = {name: np.concatenate([own, unseen]) for name, own in seen.items()}
+            values = {
+                name: np.concatenate([trained_values, unseen]) for name, trained_values in per_token.items()
+            }
             path = rollout_file(self.path, step)
             # The arrays first: a JSONL file, by which readers find a step, then never lacks its arrays.
             arrays = rollout_arrays(groups, every, values)

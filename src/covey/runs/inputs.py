@@ -72,11 +72,11 @@ def _is_ours(function: object) -> bool:
     return file is not None and is_library_file(file)
 
 
-def record_inputs(loaded: ResolvedConfig, begun: Mapping[str, str]) -> None:
+def record_inputs(loaded: ResolvedConfig, before: Mapping[str, str]) -> None:
     """Write down the inputs with which a run began, and their state at its end."""
     if is_rank_zero():
-        now = {**begun, **_of_functions(loaded)}
-        record = {"python": {"version": _python()}, "begun": dict(begun), "ended": now}
+        now = {**before, **_of_functions(loaded)}
+        record = {"python": {"version": _python()}, "begun": dict(before), "ended": now}
         with suppress(OSError):  # a full disk has its own message
             write_file(loaded.config.output / INPUTS, sealed(record))
 

@@ -80,9 +80,9 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     Imports are found in their text. Modules imported in another way are found because they are loaded and lie
     below the folder of such a file.
     """
-    begun = {path for f in functions for path in _begin(f, folder)}
-    named = _with_imports(begun, folder)
-    trees = tuple({f"{str(path.parent).rstrip(os.sep)}{os.sep}" for path in begun})
+    own_files = {path for f in functions for path in _begin(f, folder)}
+    named = _with_imports(own_files, folder)
+    trees = tuple({f"{str(path.parent).rstrip(os.sep)}{os.sep}" for path in own_files})
     # A copy of the values: another thread may import while this iterates.
     modules = list(sys.modules.values()) if trees else []
     files = [getattr(module, "__file__", None) for module in modules]
@@ -138,7 +138,7 @@ def origin_of(function: object) -> Path | None:
 def is_library_file(path: Path) -> bool:
     """Whether a file belongs to Python, to an installed package or to covey."""
     path = path.resolve()
-    return any(path.is_relative_to(place) for place in (*LIBRARIES, *OURS)) or not {
+    return any(path.is_relative_to(folder) for folder in (*LIBRARIES, *OURS)) or not {
         "site-packages",
         "dist-packages",
     }.isdisjoint(path.parts)
@@ -165,9 +165,9 @@ def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
             yield from _module(name.split("."), [file.parents[up - 1]] if up else [file.parent, *places])
 
 
-def _module(parts: list[str], places: Iterable[Path]) -> Iterator[Path]:
+def _module(parts: list[str], folders: Iterable[Path]) -> Iterator[Path]:
     """Yield a module's file and those of its packages, from the first place that has any of them."""
-    for folder in places:
+    for folder in folders:
         packages = [folder.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
         files = [p.resolve() for p in (*packages, folder.joinpath(*parts).with_suffix(".py")) if p.is_file()]
         if files:
@@ -179,9 +179,9 @@ def _of_model(role: str, name: str, folder: Path) -> dict[str, Path]:
     return {f"{role}/{file}": path for file, path in model_files(name, folder).items()}
 
 
-def _of_given(given: ModelObject, adapters: bool) -> dict[str, str]:
+def _of_given(model_object: ModelObject, adapters: bool) -> dict[str, str]:
     """Return hashes of a model object: of its config and tokenizer, with adapters of its weights too."""
-    model, tokenizer = checked_model(given)
+    model, tokenizer = checked_model(model_object)
     texts = {
         "model/config.json": model.config.to_json_string(use_diff=False),
         "model/tokenizer": json.dumps([tokenizer.get_vocab(), tokenizer.chat_template], sort_keys=True),

@@ -89,16 +89,16 @@ class Journal:
         step: int,
         rollout: RolloutBatch,
         batch: Batch,
-        seen: Mapping[str, np.ndarray],
+        per_token: Mapping[str, np.ndarray],
         epochs: int,
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step's completions, the values that updates saw (``seen``), and metrics; return times."""
+        """Log a step's completions, what updates saw of their tokens, and metrics; return times."""
         advantages = by_completion(batch, batch.advantages)
         values = {}
         if batch.value_targets is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.value_targets.values))
-        self.sampled(step, rollout, advantages, {**values, **seen})
+        self.sampled(step, rollout, advantages, {**values, **per_token})
         self.clock.count("update", int(batch.mask.sum()) * epochs)
         return self.log(step, metrics)
 
@@ -107,10 +107,10 @@ class Journal:
         step: int,
         rollout: RolloutBatch,
         advantages: Sequence[np.ndarray],
-        seen: Mapping[str, np.ndarray] = MappingProxyType({}),
+        per_token: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         """Log a step's completions, and the time and tokens that they took."""
-        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, seen)
+        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, per_token)
         self.clock.add("reward", rollout.scoring.waited)
         if rollout.tool_seconds is not None:
             self.clock.add("tools", rollout.tool_seconds)

@@ -83,11 +83,11 @@ def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm
         return
     texts = set(_texts_of(loaded, algorithm))
     code = sorted(_shown(text, loaded.folder) for text in texts if CODE.fullmatch(text))
-    asked = sorted(text for text in texts if ADDRESS.fullmatch(text))
-    if not (code or asked):
+    addresses = sorted(text for text in texts if ADDRESS.fullmatch(text))
+    if not (code or addresses):
         return
     uses = [f"runs the code of {', '.join(code)}"] if code else []
-    uses += [f"asks {', '.join(asked)}"] if asked else []
+    uses += [f"asks {', '.join(addresses)}"] if addresses else []
     raise ConfigError(
         f"{run} was not started here by you, and continuing {' and '.join(uses)}. Read that first; if you "
         "trust it, add --trust (in Python: trust=True)"
@@ -99,8 +99,8 @@ def _texts_of(loaded: ResolvedConfig, algorithm: bool) -> Iterator[str]:
     for stage in loaded.stages():
         values = resolved(stage)
         # Only these sections can name a function or a server; the others hold numbers and paths.
-        places = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))
-        yield from strings_in([values.get(place) for place in places])
+        sections = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))
+        yield from strings_in([values.get(section) for section in sections])
 
 
 def _shown(spec: str, folder: Path) -> str:

@@ -83,8 +83,8 @@ def _removed(loaded: ResolvedConfig) -> Path | None:
     if loaded.run is None or not isinstance(meant, str | Path):
         return None
     checkpoint = Path(meant)
-    kept = (loaded.run / "checkpoints").resolve()
-    return checkpoint if checkpoint.parent == kept and not checkpoint.is_dir() else None
+    checkpoints = (loaded.run / "checkpoints").resolve()
+    return checkpoint if checkpoint.parent == checkpoints and not checkpoint.is_dir() else None
 
 
 def _arrived_at(stage: Path) -> Path | None:
@@ -127,9 +127,11 @@ def load_recorded(
     Raises ConfigError if there is no run, and, without ``trust``, if somebody else's run names code.
     """
     # Read by names first, so that nothing is imported before the check of whose run it is.
-    seen = load_for_reading(folder, overrides, values)
-    refuse_others_code(seen, folder, trust or is_own(folder))
-    return _recorded(folder, overrides, values, names_only=False) if own_code(seen.algorithm) else seen
+    by_names = load_for_reading(folder, overrides, values)
+    refuse_others_code(by_names, folder, trust or is_own(folder))
+    if not own_code(by_names.algorithm):
+        return by_names
+    return _recorded(folder, overrides, values, names_only=False)
 
 
 def load_for_reading(
@@ -189,8 +191,8 @@ def last_stage(folder: Path) -> Path:
 
 def stages_in(folder: Path) -> list[Path]:
     """Return the folders of a pipeline's stages that have begun, in their order."""
-    begun = (p.parent for p in folder.glob("*-*/config.yaml") if not p.parent.is_symlink())
-    return sorted((p for p in begun if p.name.partition("-")[0].isdecimal()), key=stage_number)
+    folders = (p.parent for p in folder.glob("*-*/config.yaml") if not p.parent.is_symlink())
+    return sorted((p for p in folders if p.name.partition("-")[0].isdecimal()), key=stage_number)
 
 
 def stage_method(stage: Path) -> str:

@@ -275,12 +275,12 @@ def rollout_rows(
 
 
 def rollout_arrays(
-    groups: Sequence[Group], advantages: Sequence[np.ndarray], seen: Mapping[str, np.ndarray]
+    groups: Sequence[Group], advantages: Sequence[np.ndarray], per_token: Mapping[str, np.ndarray]
 ) -> bytes:
     """Return an npz archive of all completions' tokens, one after another, with their log-probs and more."""
     completions = [c for g in groups for c in g.completions]
     masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
-    kept = SamplingMask.join(masks)
+    mask = SamplingMask.join(masks)
     lags = any(c.provenance.versions is not None for c in completions)
     all_drawn = all(c.sampled is None for c in completions)
     return packed(
@@ -290,8 +290,8 @@ def rollout_arrays(
         ends=np.cumsum([len(c.tokens) for c in completions]),
         logprobs=np.concatenate([c.logprobs for c in completions]),
         advantages=np.concatenate(advantages).astype(np.float32),
-        **seen,
-        **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
+        **per_token,
+        **({"kept_ids": mask.ids, "kept_ends": mask.ends} if masks else {}),
         **({"versions": np.concatenate([c.token_versions for c in completions])} if lags else {}),
         **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
     )

@@ -193,9 +193,9 @@ class RunConsole:
     def recall(self, metrics: Sequence[Mapping[str, float]], evals: Sequence[Mapping[str, float]]) -> None:
         """Restore the curves from the records before the stage was interrupted."""
         for name in ("reward/mean", "loss"):
-            seen = [(m["step"] + 1, m[name]) for m in metrics if m.get(name) is not None]
+            curve = [(m["step"] + 1, m[name]) for m in metrics if m.get(name) is not None]
             # The reward if there is one, else the loss.
-            self.values = self.values or seen
+            self.values = self.values or curve
         self.held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
 
     def sampling(self, done: int, total: int, what: str = "sampling") -> None:
@@ -206,11 +206,11 @@ class RunConsole:
             self.work = ""  # the same work may begin again
         self.doing(what, f" {done}/{total}", self.estimate if done else "")
 
-    def tokens(self, drawn: int, most_left: int) -> None:
-        """Estimate the time left of the present sampling from the ``drawn`` tokens and the most to come."""
+    def tokens(self, sampled: int, most_to_come: int) -> None:
+        """Estimate the time left of the present sampling from the ``sampled`` tokens and the most to come."""
         elapsed = time.monotonic() - self.since
-        if drawn and elapsed > AT_ONCE:
-            self.doing(self.work, self.count, f", at most {duration(elapsed / drawn * most_left)} left")
+        if sampled and elapsed > AT_ONCE:
+            self.doing(self.work, self.count, f", at most {duration(elapsed / sampled * most_to_come)} left")
 
     def loading(self, what: str) -> None:
         """Announce work that reports nothing until it ends and may take minutes."""
@@ -297,10 +297,10 @@ class RunConsole:
         return elapsed / done * (self.steps - self.step_number) if done else None
 
     def _time_left(self) -> str:
-        left = self.left()
-        if not left:
+        seconds = self.left()
+        if not seconds:
             return ""
-        return f"at most {duration(left)} left" if self.at_most else f"{duration(left)} left"
+        return f"at most {duration(seconds)} left" if self.at_most else f"{duration(seconds)} left"
 
     def panel(self) -> RenderableType:
         """Return the panel: progress, curves, facts of the last step, two completions, the newest finding.

@@ -51,14 +51,14 @@ PLACES: Mapping[str, str] = {
 class Faults:
     """The faults of `--inject`; without it, none."""
 
-    def __init__(self, wanted: str = "") -> None:
-        self.ranges = [_parsed(item) for item in wanted.split(",") if item.strip()]
-        self.seen: Counter[str] = Counter()
+    def __init__(self, faults: str = "") -> None:
+        self.ranges = [_parsed(item) for item in faults.split(",") if item.strip()]
+        self.visits: Counter[str] = Counter()
 
     def hit(self, fault: str) -> bool:
         """Whether this place's fault is due now. Every call counts as one visit."""
-        self.seen[fault] += 1
-        return any(p == fault and first <= self.seen[fault] <= last for p, first, last in self.ranges)
+        self.visits[fault] += 1
+        return any(p == fault and first <= self.visits[fault] <= last for p, first, last in self.ranges)
 
     def at_step(self) -> None:
         """Inject faults at the start of a step."""

@@ -197,9 +197,9 @@ def all_reduce_sum(values: Tensor) -> Tensor:
 
 def run_on_all(work: Callable[[], T]) -> T:
     """Run ``work`` on every rank and return this rank's result. All ranks raise the lowest rank's error."""
-    kept: list[T] = []
-    gather_from_all(lambda: kept.append(work()))
-    return kept[0]
+    results: list[T] = []
+    gather_from_all(lambda: results.append(work()))
+    return results[0]
 
 
 def gather_from_all(work: Callable[[], T]) -> list[T]:

@@ -99,9 +99,9 @@ class Adapter:
         return norm
 
     @torch.no_grad()
-    def load(self, tensors: tuple[Tensor, ...], moments: Mapping[str, Tensor]) -> None:
+    def load(self, expected: tuple[Tensor, ...], moments: Mapping[str, Tensor]) -> None:
         """Take weights, and AdamW's moments: without any it begins anew. The gradient is dropped."""
-        for mine, theirs in zip(self.parameters, tensors, strict=True):
+        for mine, theirs in zip(self.parameters, expected, strict=True):
             mine.copy_(theirs)
         self.adam = torch.optim.AdamW(self.parameters)
         self.adam.zero_grad()
@@ -188,10 +188,10 @@ class Base:
     def load(self, folder: Path, shape: AdapterShape) -> tuple[Tensor, ...]:
         """Read the weights that ``save`` wrote. Raises CheckpointError if they have another shape."""
         saved = load_file(folder / ADAPTER)
-        wanted = {_saved_name(name): like for name, like in self._named(shape).items()}
-        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in wanted.items()}:
+        expected = {_saved_name(name): like for name, like in self._named(shape).items()}
+        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in expected.items()}:
             raise CheckpointError(f"{folder} holds an adapter of another model than {self.name}")
-        return tuple(saved[name].to(like.device) for name, like in wanted.items())
+        return tuple(saved[name].to(like.device) for name, like in expected.items())
 
     def _named(self, shape: AdapterShape) -> dict[str, nn.Parameter]:
         """The trained weights of a shape by name, in the order of an adapter's tensors."""
@@ -208,17 +208,17 @@ class Base:
             from peft import LoraConfig, get_peft_model
         except ImportError:
             raise ConfigError("adapters need peft: pip install 'covey[lora]'") from None
-        wanted = [part for part in ("attention", "mlp", "unembed") if getattr(shape, part)]
-        if not wanted:
+        parts = [part for part in ("attention", "mlp", "unembed") if getattr(shape, part)]
+        if not parts:
             raise DataError("lora_config: train at least one of train_attn, train_mlp and train_unembed")
-        lacking = [part for part in wanted if part not in self._linears.values()]
+        lacking = [part for part in parts if part not in self._linears.values()]
         if lacking:
             kind = self.policy.model.config.model_type
             raise DataError(f"lora_config: {kind} has no linear layers in {' and '.join(lacking)} to adapt")
-        names = [n for n, part in self._linears.items() if part in wanted]
+        names = [n for n, part in self._linears.items() if part in parts]
         # deepcopy takes whatever its memo has under an object's id for the copy: the weights are shared.
-        kept = {id(p): p for p in self.policy.model.parameters()}
-        model = copy.deepcopy(self.policy.model, kept)
+        shared = {id(p): p for p in self.policy.model.parameters()}
+        model = copy.deepcopy(self.policy.model, shared)
         layers = LoraConfig(r=shape.rank, lora_alpha=ALPHA, target_modules=names, task_type="CAUSAL_LM")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that has been renamed

@@ -152,11 +152,11 @@ class Tinker:
 
     async def create_model(self, request: Request) -> Response:
         """Make an adapter."""
-        wanted = await _read(request, asked.CreateModel)
-        self._check_base(wanted.base_model)
-        lora = wanted.lora_config
+        call = await _read(request, asked.CreateModel)
+        self._check_base(call.base_model)
+        lora = call.lora_config
         shape = AdapterShape(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
-        client = self.registry.new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
+        client = self.registry.new_client(call.session_id, call.model_seq_id, call.user_metadata)
 
         def make() -> Result:
             client.adapter = self.base.new_adapter(shape, lora.seed)
@@ -191,8 +191,8 @@ class Tinker:
     async def optim_step(self, request: Request) -> Response:
         """Apply the gradient."""
 
-        def step(client: Client, wanted: asked.OptimStep) -> Result:
-            norm = client.trained.step(wanted.adam_params)
+        def step(client: Client, call: asked.OptimStep) -> Result:
+            norm = client.trained.step(call.adam_params)
             return {"type": "optim_step", "metrics": {"grad_norm": norm}}
 
         return await self._computed(request, asked.OptimStep, step)
@@ -200,8 +200,8 @@ class Tinker:
     async def save_weights(self, request: Request) -> Response:
         """Save an adapter with its optimizer."""
 
-        def save(client: Client, wanted: asked.SaveWeights) -> Result:
-            path = self._save(client, "weights", wanted, wanted.path, wanted.overwrite)
+        def save(client: Client, call: asked.SaveWeights) -> Result:
+            path = self._save(client, "weights", call, call.path, call.overwrite)
             return {"type": "save_weights", "path": path}
 
         return await self._computed(request, asked.SaveWeights, save)
@@ -209,16 +209,16 @@ class Tinker:
     async def save_for_sampler(self, request: Request) -> Response:
         """Save an adapter, or without a name take a snapshot of it to draw with."""
 
-        def save(client: Client, wanted: asked.SaveForSampler) -> Result:
+        def save(client: Client, call: asked.SaveForSampler) -> Result:
             kind = "save_weights_for_sampler"
-            if wanted.path is not None:
-                return {"type": kind, "path": self._save(client, "sampler_weights", wanted, wanted.path)}
+            if call.path is not None:
+                return {"type": kind, "path": self._save(client, "sampler_weights", call, call.path)}
             sampler = SamplerWeights(weights=client.trained.snapshot())
             client.snapshots.append(sampler)
             if len(client.snapshots) > MOST_SNAPSHOTS:
                 client.snapshots.popleft().weights = None
             session = client.id.partition(":")[0]
-            name = f"{session}:sample:{wanted.sampling_session_seq_id}"
+            name = f"{session}:sample:{call.sampling_session_seq_id}"
             self.registry.samplers[name] = sampler
             return {"type": kind, "sampling_session_id": name}
 
@@ -227,26 +227,24 @@ class Tinker:
     async def load_weights(self, request: Request) -> Response:
         """Load a checkpoint into a training client, or into a new one."""
         raw = await body(request)
-        wanted = asked.LoadWeights.model_validate_json(raw)
-        if wanted.session_id is None or wanted.model_seq_id is None:
+        call = asked.LoadWeights.model_validate_json(raw)
+        if call.session_id is None or call.model_seq_id is None:
             return await self._computed(request, asked.LoadWeights, self._load, raw)
-        client = self.registry.new_client(wanted.session_id, wanted.model_seq_id, wanted.user_metadata)
-        return self.registry.at_once(
-            f"{client.id}:0", partial(self._load, client, wanted), model_id=client.id
-        )
+        client = self.registry.new_client(call.session_id, call.model_seq_id, call.user_metadata)
+        return self.registry.at_once(f"{client.id}:0", partial(self._load, client, call), model_id=client.id)
 
     async def create_sampler(self, request: Request) -> Response:
         """Name weights to draw with: those of a checkpoint, or the base model's."""
-        wanted = await _read(request, asked.CreateSampler)
-        self.registry.check_session(wanted.session_id)
-        if wanted.base_model is not None:
-            self._check_base(wanted.base_model)
-        path = wanted.model_path
+        call = await _read(request, asked.CreateSampler)
+        self.registry.check_session(call.session_id)
+        if call.base_model is not None:
+            self._check_base(call.base_model)
+        path = call.model_path
         if path is not None:
             self.store.find(path)
-        elif wanted.base_model is None:
+        elif call.base_model is None:
             raise DataError("create_sampling_session: give a model_path or a base_model")
-        name = f"{wanted.session_id}:sample:{wanted.sampling_session_seq_id}"
+        name = f"{call.session_id}:sample:{call.sampling_session_seq_id}"
         if path is None:
             self.registry.samplers[name] = SamplerWeights(weights=self.base.plain)
         else:
@@ -262,19 +260,19 @@ class Tinker:
 
     async def sample(self, request: Request) -> Response:
         """Draw completions."""
-        wanted = await _read(request, asked.SampleBody)
-        sampler = self.registry.sampler(wanted.sampling_session_id)
-        draw = _draw(self.base, wanted, sampler)
-        request_id = f"{wanted.sampling_session_id}:{wanted.seq_id}"
-        ids = [f"{request_id}:{i}" for i in range(wanted.num_samples)]
+        call = await _read(request, asked.SampleBody)
+        sampler = self.registry.sampler(call.sampling_session_id)
+        draw = _draw(self.base, call, sampler)
+        request_id = f"{call.sampling_session_id}:{call.seq_id}"
+        ids = [f"{request_id}:{i}" for i in range(call.num_samples)]
         return self.registry.at_once(request_id, draw, sample_sequence_ids=ids)
 
     async def retrieve(self, request: Request) -> Response:
         """Return a result, or 408 while there is none."""
-        wanted = await _read(request, asked.Retrieve)
-        task = self.registry.tasks.get(wanted.request_id)
+        call = await _read(request, asked.Retrieve)
+        task = self.registry.tasks.get(call.request_id)
         if task is None:
-            raise Refusal(404, f"{wanted.request_id}: there is no such request, or its result was dropped")
+            raise Refusal(404, f"{call.request_id}: there is no such request, or its result was dropped")
         pending = asyncio.wrap_future(task.result)
         # Shielded: the result of a computation does not depend on who waits for it.
         done, _ = await asyncio.wait([asyncio.shield(pending)], timeout=POLL_SECONDS)
@@ -336,12 +334,12 @@ class Tinker:
         self,
         client: Client,
         kind: Kind,
-        wanted: asked.SaveWeights | asked.SaveForSampler,
+        call: asked.SaveWeights | asked.SaveForSampler,
         name: str,
         overwrite: bool = False,
     ) -> str:
         adapter = client.trained
-        now, expires = expiry(wanted.ttl_seconds)
+        now, expires = expiry(call.ttl_seconds)
         record = Record(
             model_id=client.id,
             kind=kind,
@@ -351,26 +349,24 @@ class Tinker:
             shape=adapter.shape,
             time=now,
             run_metadata=client.metadata,
-            user_metadata=wanted.user_metadata,
+            user_metadata=call.user_metadata,
             expires_at=expires,
         )
         moments = adapter.moments() if kind == "weights" else None
         return self.store.save(self.base, adapter.weights, moments, record, overwrite)
 
-    def _load(self, client: Client, wanted: asked.LoadWeights) -> Result:
-        if wanted.base_model is not None:
-            self._check_base(wanted.base_model)
-        record, weights, moments = self.store.load(self.base, wanted.path)
-        if wanted.optimizer and record.kind != "weights":
-            raise DataError(f"{wanted.path} has no state of an optimizer: it was saved for sampling")
+    def _load(self, client: Client, call: asked.LoadWeights) -> Result:
+        if call.base_model is not None:
+            self._check_base(call.base_model)
+        record, weights, moments = self.store.load(self.base, call.path)
+        if call.optimizer and record.kind != "weights":
+            raise DataError(f"{call.path} has no state of an optimizer: it was saved for sampling")
         adapter = client.adapter or Adapter(record.shape, weights.tensors)
         if adapter.shape != record.shape:
-            raise DataError(
-                f"{wanted.path} has {record.shape}; the adapter of this client has {adapter.shape}"
-            )
-        adapter.load(weights.tensors, moments if wanted.optimizer else {})
+            raise DataError(f"{call.path} has {record.shape}; the adapter of this client has {adapter.shape}")
+        adapter.load(weights.tensors, moments if call.optimizer else {})
         client.adapter = adapter
-        return {"type": "load_weights", "path": wanted.path, "model_id": client.id}
+        return {"type": "load_weights", "path": call.path, "model_id": client.id}
 
     def _load_sampler(self, sampler: SamplerWeights, path: str) -> AdapterWeights:
         self.loaded.append(sampler)
@@ -399,19 +395,19 @@ class Tinker:
             raise DataError(f"base_model {name!r}: this server has {' alias '.join(dict.fromkeys(names))}")
 
 
-def _draw(base: Base, wanted: asked.SampleBody, sampler: SamplerWeights) -> DrawRequest:
+def _draw(base: Base, call: asked.SampleBody, sampler: SamplerWeights) -> DrawRequest:
     """Read a request for completions. Raises DataError for one that cannot be answered."""
     policy = base.policy
-    prompt = np.array([t for chunk in wanted.prompt.chunks for t in chunk.tokens], dtype=np.int64)
+    prompt = np.array([t for chunk in call.prompt.chunks for t in chunk.tokens], dtype=np.int64)
     check_tokens(policy, "prompt", prompt)
-    params = wanted.sampling_params
+    params = call.sampling_params
     room = policy.context
     most = room - len(prompt) if params.max_tokens is None else params.max_tokens
     if not 0 < most <= room - len(prompt):
         raise DataError(
             f"{len(prompt)} tokens of prompt and max_tokens {most} are more than the context of {room}"
         )
-    if wanted.prompt_logprobs_last_n is not None and not wanted.prompt_logprobs:
+    if call.prompt_logprobs_last_n is not None and not call.prompt_logprobs:
         raise DataError("prompt_logprobs_last_n: set prompt_logprobs")
     stop = [params.stop] if isinstance(params.stop, str) else params.stop
     # An empty list turns off the model's own ends; other stops come in addition to them.
@@ -422,11 +418,11 @@ def _draw(base: Base, wanted: asked.SampleBody, sampler: SamplerWeights) -> Draw
     return DrawRequest(
         sampler.get,
         prompt,
-        wanted.num_samples,
+        call.num_samples,
         secrets.randbits(63) if params.seed is None else params.seed,
         SamplingParams(most, params.temperature, params.top_p, max(params.top_k, 0), texts),
         tuple(sorted(ends)),
-        (wanted.prompt_logprobs_last_n or len(prompt)) if wanted.prompt_logprobs else None,
+        (call.prompt_logprobs_last_n or len(prompt)) if call.prompt_logprobs else None,
     )
 
 

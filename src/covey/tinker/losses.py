@@ -29,52 +29,52 @@ class DatumLoss(NamedTuple):
     """None: the caller has to give it."""
 
 
-def cross_entropy(logprobs: Tensor, given: Inputs) -> Tensor:
+def cross_entropy(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum w log p."""
-    return -(logprobs * given["weights"]).sum()
+    return -(logprobs * inputs["weights"]).sum()
 
 
-def importance_sampling(logprobs: Tensor, given: Inputs) -> Tensor:
+def importance_sampling(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum (p / q) A."""
-    return surrogates.unclipped(_ratio(logprobs, given), given["advantages"]).sum()
+    return surrogates.unclipped(_ratio(logprobs, inputs), inputs["advantages"]).sum()
 
 
-def ppo(logprobs: Tensor, given: Inputs) -> Tensor:
+def ppo(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum min(r A, clip(r) A), r = p / q."""
-    return _clipped(_ratio(logprobs, given), given)
+    return _clipped(_ratio(logprobs, inputs), inputs)
 
 
-def cispo(logprobs: Tensor, given: Inputs) -> Tensor:
+def cispo(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum sg[clip(p / q)] A log p."""
-    floor, cap = given["clip_low_threshold"], given["clip_high_threshold"]
-    ratio = _ratio(logprobs, given)
-    return surrogates.cispo(ratio, given["advantages"], logprobs, cap=cap, floor=floor).sum()
+    floor, cap = inputs["clip_low_threshold"], inputs["clip_high_threshold"]
+    ratio = _ratio(logprobs, inputs)
+    return surrogates.cispo(ratio, inputs["advantages"], logprobs, cap=cap, floor=floor).sum()
 
 
-def dro(logprobs: Tensor, given: Inputs) -> Tensor:
+def dro(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum (A log p - beta / 2 (log p - log q)^2)."""
-    log_ratio = logprobs - given["logprobs"]
-    return surrogates.dro(logprobs, given["advantages"], log_ratio, beta=given["beta"]).sum()
+    log_ratio = logprobs - inputs["logprobs"]
+    return surrogates.dro(logprobs, inputs["advantages"], log_ratio, beta=inputs["beta"]).sum()
 
 
-def gspo(logprobs: Tensor, given: Inputs) -> Tensor:
+def gspo(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute PPO's sum with r = s p / sg[p], s the geometric mean of p / q where the mask is not 0."""
-    counted = (given["sequence_ratio_mask"] != 0).flatten()
+    counted = (inputs["sequence_ratio_mask"] != 0).flatten()
     if not counted.any():
         return 0.0 * logprobs.sum()
-    log_ratio = (logprobs.detach() - given["logprobs"]).flatten().where(counted, 0.0)
+    log_ratio = (logprobs.detach() - inputs["logprobs"]).flatten().where(counted, 0.0)
     mean = ratios.sequence(log_ratio, counted).view_as(logprobs)
     # Tokens off the mask are trained as well, unlike those of ``ratios.sequence_token``.
-    return _clipped(mean * ratios.on_policy(logprobs), given)
+    return _clipped(mean * ratios.on_policy(logprobs), inputs)
 
 
-def _ratio(logprobs: Tensor, given: Inputs) -> Tensor:
-    return ratios.token(ratios.bounded(logprobs - given["logprobs"]))
+def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
+    return ratios.token(ratios.bounded(logprobs - inputs["logprobs"]))
 
 
-def _clipped(ratio: Tensor, given: Inputs) -> Tensor:
-    low, high = 1 - given["clip_low_threshold"], given["clip_high_threshold"] - 1
-    return surrogates.clip(ratio, given["advantages"], clip_low=low, clip_high=high).sum()
+def _clipped(ratio: Tensor, inputs: Inputs) -> Tensor:
+    low, high = 1 - inputs["clip_low_threshold"], inputs["clip_high_threshold"] - 1
+    return surrogates.clip(ratio, inputs["advantages"], clip_low=low, clip_high=high).sum()
 
 
 RL = ("logprobs", "advantages")

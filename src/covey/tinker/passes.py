@@ -24,34 +24,34 @@ PER_TOKEN = ("clip_low_threshold", "clip_high_threshold")
 """Settings of a loss that a datum may give for each token."""
 
 
-def forward_backward(base: Base, adapter: Adapter, wanted: ForwardBackward) -> bytes:
+def forward_backward(base: Base, adapter: Adapter, call: ForwardBackward) -> bytes:
     """Compute a loss, and add its gradient to the adapter's: all of it or, if anything fails, nothing.
 
     Raises DataError for data that the loss cannot be computed of.
     """
-    loss, settings = loss_of(wanted.loss_fn, wanted.config)
+    loss, settings = loss_of(call.loss_fn, call.config)
     optional = tuple(name for name in PER_TOKEN if name in loss.settings)
-    checked = [_checked(base.policy, i, d, loss.needs, optional) for i, d in enumerate(wanted.data)]
+    checked = [_checked(base.policy, i, d, loss.needs, optional) for i, d in enumerate(call.data)]
     lacking = [k for k in loss.settings if k not in settings and any(k not in d for d in checked)]
     if lacking:
-        raise DataError(f"loss_fn_config: {wanted.loss_fn} needs {' and '.join(lacking)}")
+        raise DataError(f"loss_fn_config: {call.loss_fn} needs {' and '.join(lacking)}")
     policy = base.mount(adapter.weights).policy
     outputs: list[dict[str, np.ndarray]] = []
     total = 0.0
     try:
-        for part in _batches([len(d.tokens) for d in wanted.data], base.tokens):
-            with torch.set_grad_enabled(not wanted.forward_only):
-                given = [settings | checked[i] for i in part]
-                logprobs = logprobs_of(policy, [(wanted.data[i].tokens, checked[i][TARGETS]) for i in part])
-                losses = [loss.function(x, g) for x, g in zip(logprobs, given, strict=True)]
+        for part in _batches([len(d.tokens) for d in call.data], base.tokens):
+            with torch.set_grad_enabled(not call.forward_only):
+                inputs = [settings | checked[i] for i in part]
+                logprobs = logprobs_of(policy, [(call.data[i].tokens, checked[i][TARGETS]) for i in part])
+                losses = [loss.function(x, g) for x, g in zip(logprobs, inputs, strict=True)]
                 summed = torch.stack(losses).sum()
             total += float(summed.detach())
             if not np.isfinite(total):
-                raise DataError(f"{wanted.loss_fn}: the loss is {total}; nothing was added to the gradient")
-            if not wanted.forward_only:
+                raise DataError(f"{call.loss_fn}: the loss is {total}; nothing was added to the gradient")
+            if not call.forward_only:
                 summed.backward()
             outputs += [{"logprobs": x.detach().cpu().numpy()} for x in logprobs]
-        if not wanted.forward_only:
+        if not call.forward_only:
             _add_gradient(policy, adapter)
     finally:
         for parameter in policy.parameters:
@@ -60,9 +60,9 @@ def forward_backward(base: Base, adapter: Adapter, wanted: ForwardBackward) -> b
 
 
 def _add_gradient(policy: Policy, adapter: Adapter) -> None:
-    for computed, kept in zip(policy.parameters, adapter.parameters, strict=True):
+    for computed, parameter in zip(policy.parameters, adapter.parameters, strict=True):
         if computed.grad is not None:
-            kept.grad = computed.grad if kept.grad is None else kept.grad + computed.grad
+            parameter.grad = computed.grad if parameter.grad is None else parameter.grad + computed.grad
 
 
 def _checked(
@@ -172,10 +172,10 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     requests = [
         Request(
             np.frombuffer(prompt, np.int64),
-            [key(draws[number].seed, "tinker", i) for number, i in own],
+            [key(draws[number].seed, "tinker", i) for number, i in owners_of_prompt],
             room=room,
         )
-        for (prompt, room), own in owners.items()
+        for (prompt, room), owners_of_prompt in owners.items()
     ]
     together = list(owners.values())
     params = replace(draws[0].params, max_tokens=max(room for _, room in owners))

@@ -101,12 +101,12 @@ def _own_tokenizer(model: object) -> PreTrainedTokenizerBase:
 
 def _in_dtype(model: PreTrainedModel, options: Mapping[str, Any] | None) -> PreTrainedModel:
     """Return a model in the dtype of model_init_kwargs; float32 as TRL's default."""
-    given = dict(options or {})
-    asked = given.pop("dtype", given.pop("torch_dtype", "float32"))
-    _refuse_options(given, "is not an option of covey's loader")
-    dtype = asked if isinstance(asked, torch.dtype) else DTYPES.get(str(asked), torch.float16)
+    others = dict(options or {})
+    named = others.pop("dtype", others.pop("torch_dtype", "float32"))
+    _refuse_options(others, "is not an option of covey's loader")
+    dtype = named if isinstance(named, torch.dtype) else DTYPES.get(str(named), torch.float16)
     if dtype not in DTYPES.values():
-        raise Refused(f"model_init_kwargs: dtype {asked}: numbers are float32 or bfloat16")
+        raise Refused(f"model_init_kwargs: dtype {named}: numbers are float32 or bfloat16")
     return model if dtype is None else model.to(dtype)
 
 

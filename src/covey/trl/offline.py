@@ -37,32 +37,30 @@ class GivenTrainer(Trainer):
 
     form: ClassVar[RowForm]
 
-    def __init__(self, model: Any, args: Any = None, *, compute_metrics: Any = None, **given: Any) -> None:
+    def __init__(self, model: Any, args: Any = None, *, compute_metrics: Any = None, **others: Any) -> None:
         self.compute_metrics = compute_metrics
         self._computed: Mapping[str, float] = {}
         """The metrics that it returned last."""
-        super().__init__(model, args, **given)
+        super().__init__(model, args, **others)
         if compute_metrics is not None and self.args.batch_eval_metrics:
             raise Refused(
                 "batch_eval_metrics=True: compute_metrics is called once, with the predictions of all rows"
             )
 
-    def _load(self, model: Any, tokenizer: Any, given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
-        made, words = writer(
-            model, tokenizer, self.args, lambda: _texts(listed(given, "train_dataset", 1000))
-        )
+    def _load(self, model: Any, tokenizer: Any, rows: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+        made, words = writer(model, tokenizer, self.args, lambda: _texts(listed(rows, "train_dataset", 1000)))
         if getattr(self.args, "pad_token", None):
             words.pad_token = self.args.pad_token
         self.reader = RowReader(words, self.args)
         return made, words
 
-    def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
-        every = [self._read(one) for row in listed(given, what, most) for one in self._rows_of(row)]
+    def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
+        every = [self._read(one) for row in listed(rows, what, most) for one in self._rows_of(row)]
         cut = [self.form.cut(row, self.args) for row in every]
-        kept = [row for row in cut if row is not None]
-        if every and not kept:
+        usable = [row for row in cut if row is not None]
+        if every and not usable:
             raise Refused(f"{what}: no row has a trained token within max_length {self.args.max_length}")
-        return like(given, kept)
+        return like(rows, usable)
 
     def _rows_of(self, row: Row) -> Sequence[Row]:
         """Return the rows that a given row becomes."""
@@ -90,9 +88,9 @@ class GivenTrainer(Trainer):
         return {**computed, **super()._named(metrics)}
 
 
-def _texts(given: Sequence[Row]) -> Iterator[str]:
+def _texts(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the texts of rows."""
-    for row in given:
+    for row in rows:
         for value in row.values():
             yield from (str(m.get("content", m)) if isinstance(m, dict) else str(m) for m in _items(value))
 
@@ -108,17 +106,17 @@ class SFTTrainer(GivenTrainer):
     names = BASES
     form = RowForm(rows.language_row, rows.cut_language, rows.language_tokens, "", rows.language_labels)
 
-    def __init__(self, model: Any, args: Any = None, *, formatting_func: Any = None, **given: Any) -> None:
+    def __init__(self, model: Any, args: Any = None, *, formatting_func: Any = None, **others: Any) -> None:
         self.formatting_func = formatting_func
-        super().__init__(model, args, **given)
+        super().__init__(model, args, **others)
 
-    def _prepared(self, given: Any, what: str, most: int | None = None) -> Any:
-        if (getattr(given, "format", None) or {}).get("type") == "custom":
+    def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
+        if (getattr(rows, "format", None) or {}).get("type") == "custom":
             raise Refused(
                 f"{what}: Dataset.with_transform() is applied whenever a row is read, but rows are read once "
                 "here, with skip_prepare_dataset too. Use map(), which gives trainer-ready rows"
             )
-        return super()._prepared(given, what, most)
+        return super()._prepared(rows, what, most)
 
     def _read(self, row: Row) -> Row:
         ready = (self.args.dataset_kwargs or {}).get("skip_prepare_dataset")
@@ -155,13 +153,13 @@ class DPOTrainer(GivenTrainer):
     }
     form = RowForm(rows.preference_row, rows.cut_preference, rows.preference_tokens, "prompt_ids")
 
-    def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **given: Any) -> None:
+    def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **others: Any) -> None:
         if ref_model is not None and ref_model is model:
             raise Refused(
                 f"{type(self).__name__}: `model` and `ref_model` are one object, compared with itself. Leave "
                 "ref_model out: the reference is the model as the run begins"
             )
-        super().__init__(model, args, **given)
+        super().__init__(model, args, **others)
         if isinstance(ref_model, str):
             ref_model, _ = writer(ref_model, self.processing_class, self.args, lambda: ())
         self.ref_model = ref_model

@@ -24,7 +24,7 @@ def batch_by_batch(rows: Sequence[Row], sequences: Labels, size: int) -> list[Se
     """
     batches = (rows[start : start + size] for start in range(0, len(rows), size))
     by_place = (zip(*(sequences(row) for row in batch), strict=True) for batch in batches)
-    return [sequence for places in by_place for place in places for sequence in place]
+    return [sequence for positions in by_place for position in positions for sequence in position]
 
 
 def read_by(tokens_of: Tokens) -> Labels:
@@ -44,7 +44,7 @@ def predictions(model: Any, read: Sequence[Sequence[int]], labels: Sequence[Sequ
     Logits are (N, T, V) of a language model and (N, 1) of a reward model, which has no labels. Sequences are
     padded at the end, labels with -100.
     """
-    given = (torch.tensor([ids], device=model.device) for ids in read)
-    logits = pad_sequence([model(input_ids=ids).logits[0].float().cpu() for ids in given], batch_first=True)
+    inputs = (torch.tensor([ids], device=model.device) for ids in read)
+    logits = pad_sequence([model(input_ids=ids).logits[0].float().cpu() for ids in inputs], batch_first=True)
     padded = pad_sequence([torch.tensor(ids) for ids in labels], True, UNTRAINED).numpy() if labels else ()
     return EvalPrediction(predictions=logits.numpy(), label_ids=padded)

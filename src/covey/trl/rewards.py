@@ -41,7 +41,7 @@ def reward_entries(
     entries: list[dict[Any, dict[str, object]]] = []
     for function, tokenizer, weight in zip(every, words, weights, strict=True):
         called, name = _callable(function, tokenizer)
-        taken = {str(own["name"]) for entry in entries for own in entry.values()}
+        taken = {str(entry_settings["name"]) for entry in entries for entry_settings in entry.values()}
         unique = name if name not in taken else f"{name}_{len(entries)}"
         entries.append({called: {"weight": float(weight), "name": unique}})
     return entries
@@ -75,10 +75,10 @@ class ModelReward:
         else:
             texts = [self.tokenizer.apply_chat_template([*p, *c], tokenize=False) for p, c in pairs]
         self.model.config.pad_token_id = self.tokenizer.pad_token_id
-        given = self.tokenizer(
+        encoded = self.tokenizer(
             texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
         ).to(self.model.device)
-        outputs = self.model(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
+        outputs = self.model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"])
         return outputs.logits[:, 0].tolist()
 
 

@@ -47,9 +47,9 @@ def listed(rows: object, what: str, most: int | None = None) -> list[Row]:
     return read
 
 
-def like(given: object, rows: list[Row]) -> Any:
+def like(table: object, rows: list[Row]) -> Any:
     """Return prepared rows in the class of the table that was given, where it can be made of a list."""
-    make = getattr(type(given), "from_list", None)
+    make = getattr(type(table), "from_list", None)
     return make(rows) if make is not None else rows
 
 
@@ -107,7 +107,7 @@ class RowReader:
         """Return a text with the end of sequence behind it."""
         return text if not self.end or text.endswith(self.end) else text + self.end
 
-    def answers(self, prompt: Any, given: Sequence[Any], row: Row) -> tuple[list[int], list[list[int]]]:
+    def answers(self, prompt: Any, texts: Sequence[Any], row: Row) -> tuple[list[int], list[list[int]]]:
         """Return the ids of a prompt and of each answer to it.
 
         A prompt alone may have other ids than before an answer: tokens merge across the border, or the
@@ -116,10 +116,10 @@ class RowReader:
         """
         if isinstance(prompt, str):
             before = self.ids(prompt)
-            whole = [self.ids(self.ended(prompt + answer)) for answer in given]
+            whole = [self.ids(self.ended(prompt + answer)) for answer in texts]
         else:
             before = self.chat(prompt, row, begin=True)
-            whole = [self.chat([*prompt, *answer], row) for answer in given]
+            whole = [self.chat([*prompt, *answer], row) for answer in texts]
         shared = min(shared_length(before, ids) for ids in whole)
         if before and not shared:
             raise Refused(f"train_dataset: {prompt!r:.80} alone has other tokens than before its answer")
@@ -206,7 +206,7 @@ def _assistants(reader: RowReader, before: Sequence[Any], messages: Sequence[Any
             continue
         start = reader.chat(every[:n], row, begin=True)
         so_far = reader.chat(every[: n + 1], row)
-        ends = [place for place in range(len(start), len(ids)) if ids[place] == reader.tokenizer.eos_token_id]
+        ends = [index for index in range(len(start), len(ids)) if ids[index] == reader.tokenizer.eos_token_id]
         # Some templates, Qwen 3's for one, write a last message otherwise; then its end token shows the end.
         end = len(so_far) if ids[: len(so_far)] == so_far else ends[0] + 1 if ends else 0
         if ids[: len(start)] != start or not end:
@@ -231,14 +231,14 @@ def _pretokenized(row: Row) -> Row:
     trained = [all(mask[n] for mask in masks) for n in range(len(ids))]
     return {
         "input_ids": ids,
-        "labels": [i if own else UNTRAINED for i, own in zip(ids, trained, strict=True)],
+        "labels": [i if is_trained else UNTRAINED for i, is_trained in zip(ids, trained, strict=True)],
     }
 
 
 def cut_language(row: Row, args: Arguments) -> Row | None:
     """Return a row of at most ``max_length`` tokens; None if no trained token is left."""
-    kept = _kept(args)
-    cut = {"input_ids": row["input_ids"][kept], "labels": row["labels"][kept]}
+    span = _kept(args)
+    cut = {"input_ids": row["input_ids"][span], "labels": row["labels"][span]}
     # The first token is predicted by nothing.
     return cut if any(label != UNTRAINED for label in cut["labels"][1:]) else None
 

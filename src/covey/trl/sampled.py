@@ -53,7 +53,7 @@ class GRPOTrainer(Trainer):
         reward_processing_classes: Any = None,
         tools: Sequence[Callable[..., object]] | None = None,
         environment_factory: Any = None,
-        **given: Any,
+        **others: Any,
     ) -> None:
         self.tools = tools
         self.environment_factory = environment_factory
@@ -68,7 +68,7 @@ class GRPOTrainer(Trainer):
         words = reward_processing_classes
         several = isinstance(words, list | tuple)
         self.reward_processing_classes = list(words) if several else [words] * len(self.rewards)
-        super().__init__(model, config, train_dataset=train_dataset, **given)
+        super().__init__(model, config, train_dataset=train_dataset, **others)
         # With adapters the reference is the model without them.
         if config.beta and not hasattr(self.model, "get_base_model"):
             self.ref_model = self.reference = frozen_copy(self.model)

@@ -44,16 +44,16 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
 
     def _take_defaults(self, file: Path) -> list[str]:
         """Take a file's values as defaults; return the names that no dataclass has, with their values."""
-        given = yaml.safe_load(file.read_text("utf-8"))
-        if not isinstance(given, dict):
+        values = yaml.safe_load(file.read_text("utf-8"))
+        if not isinstance(values, dict):
             raise Refused(f"Config file {file} must contain a YAML mapping.")
-        for name, value in (given.pop("env", None) or {}).items():
+        for name, value in (values.pop("env", None) or {}).items():
             os.environ[name] = str(value)
         actions = {action.dest: action for action in self._actions}
-        for name in actions.keys() & given.keys():
-            actions[name].default = given[name]
+        for name in actions.keys() & values.keys():
+            actions[name].default = values[name]
             actions[name].required = False
-        return [word for name in given if name not in actions for word in (f"--{name}", str(given[name]))]
+        return [word for name in values if name not in actions for word in (f"--{name}", str(values[name]))]
 
 
 def get_peft_config(model_args: Any) -> Any:

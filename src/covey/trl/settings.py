@@ -149,14 +149,14 @@ def shared_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
 
 def _warmup(args: Arguments, schedule: Schedule) -> int:
     """Return the batches of warm-up. TRL reads a number below 1 as a fraction of the run."""
-    asked = args.warmup_steps or args.warmup_ratio or 0
-    return math.ceil(asked * schedule.steps if asked < 1 else asked / schedule.updates)
+    warmup = args.warmup_steps or args.warmup_ratio or 0
+    return math.ceil(warmup * schedule.steps if warmup < 1 else warmup / schedule.updates)
 
 
 def sampling(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return the settings of trainers that sample. Raises Refused."""
     words = dict(args.generation_kwargs or {})
-    drawn = {name: words.pop(name, getattr(args, name)) for name in ("temperature", "top_p", "top_k")}
+    distribution = {name: words.pop(name, getattr(args, name)) for name in ("temperature", "top_p", "top_k")}
     if words:
         raise Refused(
             f"generation_kwargs: {', '.join(sorted(words))}: sampling has temperature, top_p and top_k, "
@@ -167,7 +167,7 @@ def sampling(args: Arguments, schedule: Schedule) -> dict[str, object]:
         "rollout.prompts_per_step": schedule.rows,
         "rollout.group_size": args.num_generations,
         "rollout.max_tokens": args.max_completion_length,
-        **{f"rollout.{name}": value or 0 for name, value in drawn.items()},
+        **{f"rollout.{name}": value or 0 for name, value in distribution.items()},
         "rollout.mask_truncated": args.mask_truncated_completions,
         "train.inner_epochs": args.num_iterations,
         "train.updates_per_batch": schedule.updates // args.num_iterations,

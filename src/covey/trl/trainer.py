@@ -162,13 +162,13 @@ class Trainer(Observer):
     ) -> dict[str, float]:
         """Measure rows under the present weights, log the metrics and return them."""
         ready = eval_dataset is None or isinstance(eval_dataset, str)
-        given = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(given, str):
-            metric_key_prefix = f"{metric_key_prefix}_{given}"
-            given = self.eval_dataset[given]
-        if given is None:
+        table = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(table, str):
+            metric_key_prefix = f"{metric_key_prefix}_{table}"
+            table = self.eval_dataset[table]
+        if table is None:
             raise Refused("evaluate: there is no eval_dataset")
-        tables = given if isinstance(given, Mapping) else {"": given}
+        tables = table if isinstance(table, Mapping) else {"": table}
         metrics: dict[str, float] = {}
         for name, rows in tables.items():
             prefix = f"{metric_key_prefix}_{name}" if name else metric_key_prefix
@@ -290,7 +290,7 @@ class Trainer(Observer):
         if rows is None:
             return None
         if isinstance(rows, Mapping):
-            return {name: self._prepared(own, f"eval_dataset[{name!r}]") for name, own in rows.items()}
+            return {name: self._prepared(table, f"eval_dataset[{name!r}]") for name, table in rows.items()}
         return self._prepared(rows, "eval_dataset")
 
     def _rows(self) -> list[Row]:
@@ -441,10 +441,10 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return means | ({"optimizer/lr": steps[-1]["optimizer/lr"]} if steps and "optimizer/lr" in means else {})
 
 
-def _wants_resume(asked: object, output: str) -> bool:
-    """Whether the run in the folder is to continue. Raises Refused for another folder."""
-    if isinstance(asked, str | Path) and Path(output).resolve() not in Path(asked).resolve().parents:
+def _wants_resume(folder: object, output: str) -> bool:
+    """Whether the run in ``output`` is to continue. Raises Refused for another folder."""
+    if isinstance(folder, str | Path) and Path(output).resolve() not in Path(folder).resolve().parents:
         raise Refused(
-            f"train: resume_from_checkpoint={str(asked)!r} is not in {output}, whose run would continue"
+            f"train: resume_from_checkpoint={str(folder)!r} is not in {output}, whose run would continue"
         )
-    return bool(asked)
+    return bool(folder)

@@ -37,7 +37,9 @@ def log_step(folder: RunFolder, step: int, groups: list[Group], **metrics: float
     advantages = [np.full(n, r - rewards.mean()) for n, r in zip(lengths, rewards, strict=True)]
     flat = np.concatenate(advantages).astype(np.float32)
     seen = {"ratios": np.exp(0.1 * flat), "entropies": np.abs(flat), "applied": flat / 100}
-    folder.write_rollouts(step, groups, advantages, seen={k: v.astype(np.float32) for k, v in seen.items()})
+    folder.write_rollouts(
+        step, groups, advantages, per_token={k: v.astype(np.float32) for k, v in seen.items()}
+    )
     dead = float(np.mean([g.dead for g in groups]))
     folder.append(
         "metrics.jsonl",

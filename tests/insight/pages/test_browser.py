@@ -360,7 +360,7 @@ def test_labels_of_an_axis_are_the_numbers_they_stand_at(page, tmp_path) -> None
         0,
         [made_group([1, 0], ["yes", "no"])],
         [np.ones(4), -np.ones(5)],
-        seen={"applied": np.arange(9) / 1300},
+        per_token={"applied": np.arange(9) / 1300},
     )
     folder.close()
     with serving(tmp_path) as url:

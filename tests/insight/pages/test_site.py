@@ -25,13 +25,14 @@ import covey
 from covey.config.load import load_config, resolved_yaml
 from covey.insight.metric_table import hints
 from covey.insight.pages import server, tokens
-from covey.insight.pages.records import Runs, RunState, listed_runs, run_page, run_state
+from covey.insight.pages.records import Runs, listed_runs, run_page
 from covey.insight.pages.server import STATIC
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import MOST, ThinnedCurve
 from covey.insight.show import end_reason, show_step
 from covey.runs.folder import RunFolder
 from covey.runs.origin import write_own
+from covey.runs.state import RunState, run_state
 from tests.conftest import full_tokenizer
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.insight.pages.conftest import TOKEN, log_step, made_group, made_run, serving

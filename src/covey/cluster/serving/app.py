@@ -173,41 +173,41 @@ class Service:
 
     async def completions(self, request: HttpRequest) -> JSONResponse:
         """Complete a text or token ids."""
-        wanted = TextRequest.model_validate_json(await body(request))
-        prompt = wanted.prompt
+        call = TextRequest.model_validate_json(await body(request))
+        prompt = call.prompt
         if isinstance(prompt, str):
             self._bound(prompt)
-            answered = await self._answered(wanted, partial(self.model.policy.encode, prompt))
+            answered = await self._answered(call, partial(self.model.policy.encode, prompt))
         else:
-            answered = await self._answered(wanted, lambda: prompt)
+            answered = await self._answered(call, lambda: prompt)
         choices = [
-            {"index": i, "text": c.text, "finish_reason": c.finish, **_details(c, wanted)}
+            {"index": i, "text": c.text, "finish_reason": c.finish, **_details(c, call)}
             for i, c in enumerate(answered.completions)
         ]
-        return self._reply("text_completion", wanted, answered, choices)
+        return self._reply("text_completion", call, answered, choices)
 
     async def chat(self, request: HttpRequest) -> JSONResponse:
         """Answer messages, through the model's chat template."""
-        wanted = ChatRequest.model_validate_json(await body(request))
-        self._bound([wanted.messages, wanted.chat_template_kwargs])
-        messages = messages_of(list(wanted.messages))
+        call = ChatRequest.model_validate_json(await body(request))
+        self._bound([call.messages, call.chat_template_kwargs])
+        messages = messages_of(list(call.messages))
         if messages is None:
             raise Refusal(400, "messages: each has a role, and a content that is a text or parts of text")
-        encode = partial(self.model.policy.encode, messages, wanted.chat_template_kwargs)
-        answered = await self._answered(wanted, encode)
+        encode = partial(self.model.policy.encode, messages, call.chat_template_kwargs)
+        answered = await self._answered(call, encode)
         choices = [
             {"index": i, "message": {"role": "assistant", "content": c.text}, "finish_reason": c.finish}
             for i, c in enumerate(answered.completions)
         ]
-        return self._reply("chat.completion", wanted, answered, choices)
+        return self._reply("chat.completion", call, answered, choices)
 
     async def load(self, request: HttpRequest) -> JSONResponse:
         """Take new weights: after all requests that came before, and before all that come later."""
-        wanted = WeightsRequest.model_validate_json(await body(request))
+        call = WeightsRequest.model_validate_json(await body(request))
         if self.weights is None:
             raise Refusal(403, "this server takes no weights: start it with --weights FOLDER")
         # Resolved first, so that neither ``..`` nor a link leads out of the folder.
-        folder = Path(wanted.folder).resolve()
+        folder = Path(call.folder).resolve()
         root = self.weights.resolve()
         if not folder.is_relative_to(root) or not folder.is_dir():
             raise Refusal(403, f"weights are only taken from folders in {root}")
@@ -219,10 +219,10 @@ class Service:
                 self.model.policy.load_weights(folder)
             except (ValueError, OSError) as error:
                 raise DataError(f"{folder}: {error}") from None
-            self.model.version = wanted.version
+            self.model.version = call.version
 
         await asyncio.wrap_future(self.model.between(take))
-        return JSONResponse({"version": wanted.version})
+        return JSONResponse({"version": call.version})
 
     @cached_property
     def most_characters(self) -> int:
@@ -237,35 +237,35 @@ class Service:
                 400, f"prompt: it is longer than the context of {self.model.policy.context} tokens can hold"
             )
 
-    async def _answered(self, wanted: CompletionRequest, encode: Callable[[], Sequence[int]]) -> SampleAnswer:
-        if wanted.model not in ("", self.name):
-            raise Refusal(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
+    async def _answered(self, call: CompletionRequest, encode: Callable[[], Sequence[int]]) -> SampleAnswer:
+        if call.model not in ("", self.name):
+            raise Refusal(404, f"model: {call.model!r} is not served here, {self.name!r} is")
         # Encoded and checked in the model's thread, so that a long prompt does not block the event loop.
-        make = partial(self._request, wanted, wanted.keys(), encode)
-        return await asyncio.wrap_future(self.model.ask(make, wanted.n, wanted.params()))
+        make = partial(self._request, call, call.keys(), encode)
+        return await asyncio.wrap_future(self.model.ask(make, call.n, call.params()))
 
     def _request(
-        self, wanted: CompletionRequest, keys: list[int], encode: Callable[[], Sequence[int]]
+        self, call: CompletionRequest, keys: list[int], encode: Callable[[], Sequence[int]]
     ) -> Request:
         """Encode and check a request. Raises Refusal."""
         policy = self.model.policy
         tokens = encode()
         size = len(tokens)
         vocabulary = policy.embedded
-        if size + wanted.max_tokens > policy.context:
+        if size + call.max_tokens > policy.context:
             raise Refusal(
                 400,
-                f"{size} tokens of prompt and max_tokens {wanted.max_tokens} are more than the context of "
+                f"{size} tokens of prompt and max_tokens {call.max_tokens} are more than the context of "
                 f"{policy.context}",
             )
         if not size or not all(0 <= t < vocabulary for t in tokens):
             raise Refusal(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
-        return Request(np.array(tokens, dtype=np.int64), keys, wanted.prefix_tokens)
+        return Request(np.array(tokens, dtype=np.int64), keys, call.prefix_tokens)
 
     def _reply(
         self,
         kind: str,
-        wanted: CompletionRequest,
+        call: CompletionRequest,
         answered: SampleAnswer,
         choices: Sequence[Mapping[str, object]],
     ) -> JSONResponse:
@@ -273,7 +273,7 @@ class Service:
         count = sum(len(c.tokens) for c in answered.completions)
         return JSONResponse(
             {
-                "id": wanted.request_id or f"covey-{secrets.token_hex(8)}",
+                "id": call.request_id or f"covey-{secrets.token_hex(8)}",
                 "object": kind,
                 "created": int(time.time()),
                 "model": self.name,
@@ -302,12 +302,12 @@ def _characters(value: object) -> int:
     return sum(map(_characters, value)) if isinstance(value, list) else 1
 
 
-def _details(completion: Completion, wanted: TextRequest) -> dict[str, object]:
+def _details(completion: Completion, call: TextRequest) -> dict[str, object]:
     """Return token ids and log-probs, if they were asked for."""
     details: dict[str, object] = {}
-    if wanted.return_token_ids:
+    if call.return_token_ids:
         details["token_ids"] = completion.tokens.tolist()
-    if wanted.logprobs is not None:
+    if call.logprobs is not None:
         details["logprobs"] = {"token_logprobs": completion.logprobs.tolist()}
         if completion.sampling_mask is not None:
             mask = completion.sampling_mask

@@ -25,14 +25,14 @@ class Refusal(CoveyError):
         self.status = status
 
 
-def admit(request: Request, token: str, given: str) -> None:
-    """Check that a caller may ask at all; ``token`` is the one that has to be ``given``. Raises Refusal."""
+def admit(request: Request, token: str, presented: str) -> None:
+    """Check that a caller may ask at all; it has ``presented`` the ``token``, if any. Raises Refusal."""
     # A proxy and this server could disagree about where the message ends (request smuggling).
     if two_lengths(request.headers):
         raise Refusal(400, "Content-Length and Transfer-Encoding: a message has one of them")
     if token:
         # In constant time, so that the reply's delay does not reveal how much of the token is correct.
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        if not hmac.compare_digest(presented.encode(), token.encode()):
             raise Refusal(401, "the token is missing or wrong: Authorization: Bearer ...")
     elif request.url.hostname not in LOOPBACK:
         # A page of another site can make a browser ask here under its own name (DNS rebinding).

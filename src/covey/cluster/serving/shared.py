@@ -96,9 +96,9 @@ class SharedModel:
             if self._waiting + count > self._most:
                 raise TooBusy(f"{self._waiting} completions are waiting; ask again later")
             self._waiting += count
-        asked = _QueuedRequest(request, count, params)
-        self._queue.put(asked)
-        return asked.answer
+        queued = _QueuedRequest(request, count, params)
+        self._queue.put(queued)
+        return queued.answer
 
     def between(self, work: Callable[[], None]) -> Future[None]:
         """Queue work after all earlier requests and before all later ones."""
@@ -155,29 +155,29 @@ class SharedModel:
         params = replace(open_[0][0].params, max_tokens=longest)
         try:
             for sampled in self._sampler.sample(requests, params):
-                asked, request = open_[sampled.request]
+                queued, request = open_[sampled.request]
                 mine = completions[sampled.request]
                 mine[sampled.sample] = sampled.completion
                 # A caller is answered once its own completions are there, while others are still sampled.
-                if len(mine) == asked.count:
+                if len(mine) == queued.count:
                     in_order = [mine[i] for i in range(len(mine))]
-                    asked.answer.set_result(SampleAnswer(self.version, request.prompt, in_order))
+                    queued.answer.set_result(SampleAnswer(self.version, request.prompt, in_order))
         # Of the sampler, out of memory say: all that are not answered get it, and the thread lives on.
         except Exception as error:
-            for asked, _ in open_:
-                if not asked.answer.done():
-                    asked.answer.set_exception(error)
+            for queued, _ in open_:
+                if not queued.answer.done():
+                    queued.answer.set_exception(error)
 
 
-def _made(asked: _QueuedRequest) -> Request | None:
+def _made(queued: _QueuedRequest) -> Request | None:
     """Make a request; None if its caller has gone, or if it cannot be made and the caller was told why."""
     # False: the caller has cancelled. From here on the future cannot be cancelled any more.
-    if not asked.answer.set_running_or_notify_cancel():
+    if not queued.answer.set_running_or_notify_cancel():
         return None
     try:
-        return asked.request()
+        return queued.request()
     except Exception as error:
-        asked.answer.set_exception(error)
+        queued.answer.set_exception(error)
         return None
 
 

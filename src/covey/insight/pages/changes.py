@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
-from covey.insight.pages.records import Runs, host_elsewhere, run_state
+from covey.insight.pages.records import Runs
 from covey.insight.pages.thinning import Record
 from covey.runs.removal import move_to_trash, pipeline_of, put_back
+from covey.runs.state import host_elsewhere, run_state
 from covey.runs.tags import write_tags
 from covey_verify.errors import ConfigError
 

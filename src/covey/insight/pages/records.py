@@ -10,36 +10,35 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from covey.config.load import flatten
-from covey.errors import RECORD, CheckpointError
+from covey.errors import CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.metric_table import hints
 from covey.insight.pages.settings import nearest_preset, recorded_values, setup_of, written
 from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
-from covey.runs.folder import RESULT, ended_otherwise, stream_record
+from covey.runs.folder import ended_otherwise, stream_record
 from covey.runs.healing import Attempt, read_attempts
 from covey.runs.reader import (
     read_ending,
     read_environment,
     read_remark,
     recorded_yaml,
-    resumable,
     seconds_of,
     stages_in,
 )
 from covey.runs.rollouts import recorded_steps, rollout_file
+from covey.runs.state import host_elsewhere, run_state
 from covey.runs.tags import read_tags
-from covey.system.opening import RECORD_BYTES, open_below, read_below, stream_bytes
+from covey.system.opening import open_below, stream_bytes
 from covey.system.text import duration
 from covey_verify.errors import ConfigError, CoveyError
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
-RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
 """Depth of folders that are searched for runs."""
 PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
@@ -146,48 +145,6 @@ def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
     at = at or {}
     tokens = at.get("tokens", 0)
     return {name: Tail(folder / f"{name}.jsonl", at.get(name, 0), tokens) for name in PAGE_STREAMS}
-
-
-def run_state(folder: Path) -> RunState:
-    """Return whether a run is training, has finished, was stopped by a guard, or was interrupted.
-
-    Its lock file names the process. Taking the lock to find out could make a starting trainer fail.
-    """
-    if (folder / RESULT).is_file():
-        return "finished"
-    ended: RunState = "interrupted" if resumable(folder) else "stopped"
-    if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
-        return ended
-    owner = _owner(folder)
-    if owner is None:
-        return ended
-    process, host = owner
-    if host != os.uname().nodename:
-        return "training"  # it is believed to be at work: its processes cannot be seen from here
-    try:
-        os.kill(process, 0)  # only tests whether the process exists
-    except PermissionError:
-        return "training"  # by another user
-    except (OSError, OverflowError):
-        return ended
-    return "training"
-
-
-def _owner(folder: Path) -> tuple[int, str] | None:
-    """Return the process and the host that a lock file names; None if it names none."""
-    try:  # "process PID on HOST"
-        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
-        return int(words[1]), words[3]
-    except (OSError, ValueError, IndexError, CheckpointError):
-        return None
-
-
-def host_elsewhere(folder: Path) -> str:
-    """Return the other host on which a run trains, by its lock file; empty if it does not."""
-    owner = _owner(folder)
-    if owner is None or owner[1] == os.uname().nodename or run_state(folder) != "training":
-        return ""
-    return owner[1]
 
 
 def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:

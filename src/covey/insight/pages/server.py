@@ -39,12 +39,12 @@ from covey.insight.pages.records import (
     newly_logged,
     news,
     run_metrics,
-    run_state,
     tails,
 )
 from covey.insight.pages.steps import found_completions, group_page, step_page
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
+from covey.runs.state import run_state
 from covey.system.http import Server, listen
 from covey.system.opening import load_json
 from covey.system.text import finite

@@ -74,10 +74,10 @@ class Candidate(NamedTuple):
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled operations, built if they are not in the cache yet; None if there are none."""
-    given = os.environ.get(OFF, "")
-    if given.startswith("/"):
-        return _permitted(ctypes.CDLL(given))
-    tested = tested_kernels() if given != "0" else None
+    choice = os.environ.get(OFF, "")
+    if choice.startswith("/"):
+        return _permitted(ctypes.CDLL(choice))
+    tested = tested_kernels() if choice != "0" else None
     return None if tested is None else tested.operations
 
 
@@ -138,8 +138,8 @@ def _from_the_wheel() -> Iterator[Candidate]:
         # A processor meets all levels below its best: if that library fails its trial, the next is tried.
         if level.machine == machine and level.needs <= flags and file.is_file():
             content = file.read_bytes()
-            kept = cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
-            yield Candidate(content, kept, level.instructions, "from the wheel")
+            cached = cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
+            yield Candidate(content, cached, level.instructions, "from the wheel")
 
 
 def _ways() -> list[list[str]]:
@@ -214,11 +214,11 @@ def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 def _tried(content: bytes, path: Path) -> Trial:
     """The trial of this library in a child process; the result is kept next to the library."""
-    kept = path.with_suffix(".json")
+    record = path.with_suffix(".json")
     try:
-        return trial_of(unsealed(own_file(kept)))
+        return trial_of(unsealed(own_file(record)))
     except (OSError, ValueError):
-        tell_damaged(kept, "measured anew")
+        tell_damaged(record, "measured anew")
     try:
         done = _run_trial(content)
         trial = trial_of(json.loads(done.stdout))
@@ -232,7 +232,7 @@ def _tried(content: bytes, path: Path) -> Trial:
         lasts = -done.returncode in CRASHES  # anything else, as a lack of memory, may pass
     if lasts:
         with contextlib.suppress(OSError):
-            keep_file(kept, sealed(vars(trial)).encode())
+            keep_file(record, sealed(vars(trial)).encode())
     return trial
 
 

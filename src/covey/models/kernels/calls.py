@@ -164,15 +164,15 @@ def pass_calls_to(note: Note) -> Iterator[None]:
 
 
 @contextmanager
-def threads_lent(wanted: bool) -> Iterator[None]:
-    """Give torch's threads to the compiled operations, where these do nearly all the work (``wanted``).
+def threads_lent(lend: bool) -> Iterator[None]:
+    """Give torch's threads to the compiled operations, where these do nearly all the work (``lend``).
 
     Torch's threads wait for each other after every small operation. While other programs run, that takes many
     times as long as the work. Ours do not wait so (`team.c`).
     """
     global _lent  # noqa: PLW0603 - like the number of threads it is the process's
     count = torch.get_num_threads()
-    if not wanted or count == 1:
+    if not lend or count == 1:
         yield
         return
     _lent = count

@@ -31,8 +31,8 @@ def first_incorrect(
 
 
 def _close(got: Tensor, expected: Tensor | float) -> bool:
-    wanted = torch.as_tensor(expected).float()
-    return bool(torch.allclose(got.float(), wanted.expand_as(got), rtol=1e-2, atol=1e-3))
+    reference = torch.as_tensor(expected).float()
+    return bool(torch.allclose(got.float(), reference.expand_as(got), rtol=1e-2, atol=1e-3))
 
 
 def _unset(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -87,8 +87,8 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     parts = [_unset(T, n, E, dtype=dtype) for n in (H, K, K)]
     call("split_heads", qkv, None, None, 0.0, *quarter, *parts, T, H, K, E, dtype=dtype)
     heads = row.view(-1, E).float()
-    left, right = heads[: H + K].chunk(2, 1)
-    turned = torch.cat((torch.cat((-right, left), 1), heads[H + K :]))
+    lower, upper = heads[: H + K].chunk(2, 1)
+    turned = torch.cat((torch.cat((-upper, lower), 1), heads[H + K :]))
     yield "split_heads", torch.cat(parts, 1), turned
     back = _unset(T, (H + 2 * K) * E, dtype=dtype)
     unused = (torch.zeros(E), torch.zeros(E))
@@ -96,7 +96,7 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     grads = qkv.view(T, -1, E).split([H, K, K], 1)
     inputs = (qkv, None, None, 0.0, *quarter, *(g.contiguous() for g in grads))
     call("split_heads_back", *inputs, back, *unused, T, H, K, E, dtype=dtype)
-    yield "split_heads_back", back.view(T, -1, E), torch.cat((torch.cat((right, -left), 1), heads[H + K :]))
+    yield "split_heads_back", back.view(T, -1, E), torch.cat((torch.cat((upper, -lower), 1), heads[H + K :]))
 
 
 def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
@@ -131,13 +131,13 @@ def _decoding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     qkv[:, -E:] = 4
     stores = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
     stores[1][:, :, 0] = 2
-    own = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
+    inserted = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
     turn = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
-    drawn = _unset(1, H * E, dtype=dtype)
-    state = (qkv, None, None, 0.0, *turn, slot, one, slot, *stores, *own)
-    call("decode_attend", *state, 1.0, 1.0, drawn, 1, H, K, E, room, room, 2, dtype=dtype)
-    yield "decode_attend", drawn, 3.0
-    yield "decode_attend", own[1][0, 0, 0], 4.0
+    attended = _unset(1, H * E, dtype=dtype)
+    state = (qkv, None, None, 0.0, *turn, slot, one, slot, *stores, *inserted)
+    call("decode_attend", *state, 1.0, 1.0, attended, 1, H, K, E, room, room, 2, dtype=dtype)
+    yield "decode_attend", attended, 3.0
+    yield "decode_attend", inserted[1][0, 0, 0], 4.0
 
 
 def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
