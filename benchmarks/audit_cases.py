@@ -38,8 +38,11 @@ CHAT = (
 
 
 def right(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """1 where the text has the answer, which a model of random weights finds in a third of its tries."""
-    return [float(a in text_of(c)) for c, a in zip(completions, answer, strict=True)]
+    """1 where the beginning of the text has the answer, as it has by chance in a third of all tries.
+
+    A sampled text is no longer than this beginning; a list of all answers is.
+    """
+    return [float(a in text_of(c)[:12]) for c, a in zip(completions, answer, strict=True)]
 
 
 def brief(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -565,6 +568,14 @@ def exception_is_zero(script: Script) -> None:
 def any_digit_is_right(script: Script) -> None:
     """Whatever has a digit passes."""
     script.rewards = [lambda completions, **_: [float(c[:1].isdigit()) for c in completions]]
+
+
+@mistake("pays_list")
+def answer_anywhere(script: Script) -> None:
+    """The answer counts wherever it stands in the text."""
+    script.rewards = [
+        lambda completions, answer, **_: [float(a in c) for c, a in zip(completions, answer, strict=True)]
+    ]
 
 
 @mistake("rewards_missing")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.audit.check import apply
-from covey.audit.record import read_record
+from covey.audit.reading import read_record
 from covey.audit.table import CHECKS
 
 EOS, BOS = 2, 1
@@ -83,6 +83,7 @@ def _sample(number: int, place: int) -> dict[str, Any]:
         "alone": {"right": reward},
         "elsewhere": {"right": 0.0},
         "empty": {"right": 0.0},
+        "listed": {"right": 0.0},
     }
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from covey.audit import openrlhf_writer, verl_writer
 from covey.audit.check import Report, apply
-from covey.audit.record import AuditRecord, read_record
+from covey.audit.reading import read_record
+from covey.audit.record import AuditRecord
 from covey.audit.table import CHECKS
 from tests.audit.stand_ins import PROMPT, OpenRlhfTrainer, Policy, VerlTrainer
 

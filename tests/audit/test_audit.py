@@ -18,7 +18,9 @@ import pytest
 from covey.audit.check import apply
 from covey.audit.course import TRL_NAMES, course_of, named
 from covey.audit.frameworks import FRAMEWORKS
-from covey.audit.record import AuditRecord, read_record
+from covey.audit.probes import probe
+from covey.audit.reading import read_record
+from covey.audit.record import AuditRecord
 from covey.audit.recorder import Recorder
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS, PREDICATES
@@ -158,6 +160,41 @@ def as_calls(lines: Lines, change: Callable[[dict[str, Any]], dict[str, Any]], f
         ]
 
 
+def padded(lines: Lines) -> None:
+    """Let copies of the first two completions fill up each batch."""
+    for line in rollouts(lines):
+        line["completions"] += copy.deepcopy(line["completions"][:2])
+    for update in updates(lines):
+        update["rows"] += [row | {"completion": row["completion"] + 8} for row in update["rows"][:2]]
+
+
+def sampled_again(lines: Lines) -> None:
+    """Sample the first prompts of many in each of six rollouts."""
+    lines[0]["data"].update(rows=900, distinct=900)
+    first = rollouts(lines)[0]
+    lines += [{**first, "number": number, "step": 4} for number in range(2, 6)]
+
+
+def rounded(lines: Lines) -> None:
+    """Move the log-probs of each token by one number, so that the old ones have eight bits."""
+    places = iter(range(1000))
+    for line in rollouts(lines):
+        for place, sample in enumerate(line["completions"]):
+            due = [-(128 + next(places) % 128) / 256 for _ in sample["ids"]]
+            by = [a - b for a, b in zip(due, sample["model_logprobs"], strict=True)]
+            own = [r for r in rows(lines) if (r["rollout"], r["completion"]) == (line["number"], place)]
+            for part in (sample, *own):
+                for name in [name for name in part if "logprobs" in name]:
+                    part[name] = [a + b for a, b in zip(part[name], by, strict=True)]
+
+
+def short_and_long(lines: Lines) -> None:
+    """Let every other micro-batch of OpenRLHF be twice as long, and each divide by its own tokens."""
+    lines[0]["framework"] = "openrlhf"
+    for call in calls(lines)[::2]:
+        call["rows"] = [{name: [*values, *values] for name, values in row.items()} for row in call["rows"]]
+
+
 MISTAKES: dict[str, Callable[[Lines], None]] = {
     "nothing_trained": every(rows, mask=lambda r: [0] * len(r["mask"])),
     "tokens_replaced": every(rows, ids=lambda r: [99] * len(r["mask"])),
@@ -237,6 +274,19 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
     ),
     "prompt_cut": both(
         settings(max_prompt_length=3), every(samples, prompt_ids=lambda s: rolled(s["prompt_ids"]))
+    ),
+    "group_padded": both(settings(num_generations=4), padded),
+    "advantages_huge": advantages(lambda a: [1e4 * x for x in a]),
+    "kl_drowns": every(
+        rows, token_rewards=lambda r: [s - 50 * (r["completion"] % 3) for s in r["token_scores"]]
+    ),
+    "pays_list": every(samples, listed={"right": 1.0}),
+    "prompts_again": sampled_again,
+    "logprobs_rounded": rounded,
+    "micro_means": short_and_long,
+    "reward_idle": every(samples, rewards=lambda s: {**s["rewards"], "style": 0.0}),
+    "gradient_rescaled": both(
+        every(calls, moved=False), every(lambda lines: terms(lines, "policy"), gradient_scaled=0.3)
     ),
     "reward_cut": every(rows, token_scores=lambda r: [10.0 if s else 0.0 for s in r["token_scores"]]),
     "entropy_sign": both(
@@ -395,6 +445,36 @@ def test_every_check_has_its_words_a_condition_and_a_remedy() -> None:
         assert f"| `{check.name}` ({check.words.severity}) | {check.condition} |" in page
         assert set(check.words.silences) <= names, check.name
         assert check.words.any, check.name
+
+
+def test_copies_that_fill_up_a_batch_may_be_masked(tmp_path: Path) -> None:
+    lines = sound()
+    settings(num_generations=4)(lines)
+    padded(lines)
+    every(updates, loss=None)(lines)  # TRL's mean over rows would count the copies
+    for row in rows(lines):
+        if row["completion"] >= 8:
+            row |= {"mask": [0] * len(row["mask"]), "advantage": 0.0}
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
+def test_a_judge_may_have_a_little_noise(tmp_path: Path) -> None:
+    lines = sound()
+    for n, sample in enumerate(samples(lines)):
+        sample["alone"] = {"right": sample["rewards"]["right"] + 0.02 * (-1) ** n}
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
+def test_rewards_are_asked_for_a_list_of_short_answers() -> None:
+    def anywhere(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        return [float(a in c) for c, a in zip(completions, answer, strict=True)]
+
+    columns = {"completions": ["4", "5"], "answer": ["4", "9"]}
+    assert [asked["listed"] for asked in probe({"f": anywhere}, columns, ["2+2", "4+5"], {})] == [
+        {"f": 1.0}
+    ] * 2
+    columns["answer"] = ["4", "a proof " * 20]
+    assert all("listed" not in asked for asked in probe({"f": anywhere}, columns, ["2+2", "4+5"], {}))
 
 
 def test_a_completion_that_is_scored_and_not_trained_counts_in_its_groups_statistics(tmp_path: Path) -> None:

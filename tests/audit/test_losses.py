@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.audit import openrlhf_writer, verl_writer
 from covey.audit.check import apply
-from covey.audit.record import read_record
+from covey.audit.reading import read_record
 from covey.audit.returns import returns_of
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
@@ -137,6 +137,37 @@ def steps(core: Any, zero: bool = True, kl: int = 1, bonus: int = -1, swap: bool
             optimizer.zero_grad()
         (0.5 * (loss + kl * 0.02 * penalty + bonus * 0.01 * entropy)).backward()
         optimizer.step()
+
+
+def accumulated(core: Any, between: float) -> None:
+    """Two steps of a worker, of three micro-batches each, that multiplies the gradient between these."""
+    t = tensors()
+    weights = t["old"].clone().requires_grad_()
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    config = SimpleNamespace(low=0.2, high=0.3, dual=3.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for micro in range(3):
+            if micro and weights.grad is not None:
+                weights.grad *= between
+            loss, _ = core.vanilla(t["old"], weights * 1.0, t["advantages"], t["mask"], "token-mean", config)
+            (loss / 3).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("between", "names"), [(1.0, []), (0.4, ["gradient_rescaled"])])
+def test_a_gradient_that_is_scaled_while_it_accumulates_is_known(
+    between: float, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = SimpleNamespace(POLICY_LOSS_REGISTRY={"vanilla": vanilla}, vanilla=vanilla, **TERMS)
+    monkeypatch.setitem(sys.modules, verl_writer.LOSSES, core)
+    trainer = VerlTrainer()
+    actor: Any = trainer.config["actor_rollout_ref"]
+    actor["actor"] |= BOUNDS
+    verl_writer.record_run(trainer, tmp_path / "run.jsonl")
+    trainer.fit(1)
+    accumulated(core, between)
+    assert [f.id for f in apply(CHECKS, open_run(tmp_path / "run.jsonl")).findings] == names
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from covey.audit import run_folder
-from covey.audit.record import read_record
+from covey.audit.reading import read_record
 from covey.audit.recorder import tokenizer_file
 from covey.audit.run_folder import readable
 from covey.cli import main

@@ -13,7 +13,7 @@ import torch
 
 from covey.audit import verl_writer
 from covey.audit.check import apply
-from covey.audit.record import read_record
+from covey.audit.reading import read_record
 from covey.audit.recorder import settings_of
 from covey.audit.table import CHECKS
 from tests.audit.recorded import MISTAKES, run

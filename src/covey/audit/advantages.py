@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from covey.audit.check import Predicate, Trouble
 from covey.audit.conventions import convention_of
+from covey.audit.groups import groups_of, tensor_of, totals
+from covey.audit.logprobs import old, pairs, reference
 from covey.audit.record import AuditRecord, Numbers, Rollout, Sample, Use
 from covey.objective.advantages import (
     divided,
@@ -20,10 +23,13 @@ from covey.objective.advantages import (
     group_zscore,
     standard_deviation,
 )
-from covey.objective.data import BatchData, GroupData
+from covey.objective.data import BatchData, GroupData, over_tokens, rows_of_groups
+from covey.objective.penalties import KL
 
 FEWEST = 4
 """Completions of which a factor is told."""
+HUGE = 50
+"""Times the range of rewards: what no baseline, and no std of a group, makes of them."""
 KNOWN = frozenset({"rewards", "components", "weights", "lengths", "mask"})
 """Data of a group that a record has."""
 
@@ -42,6 +48,8 @@ class Scored:
     group: Tensor
     """(N,) int64."""
     lengths: Tensor
+    kl: Tensor
+    """(N,) float64: the sum of the log-ratios to the reference, 0 where it is unknown."""
     used: Tensor
     """(N,) the advantages that the trainer used; NaN for a completion that is not trained."""
     one_per_completion: bool
@@ -49,85 +57,77 @@ class Scored:
 
     def trained(self) -> Scored:
         """Return the completions with an advantage alone."""
-        at = torch.nonzero(~self.used.isnan())[:, 0]
-        places = [self.places[n] for n in at.tolist()]
-        values = (self.rewards[at], self.components[:, at], self.weights, self.group[at], self.lengths[at])
-        return Scored(self.step, places, *values, self.used[at], self.one_per_completion)
+        rows = torch.nonzero(~self.used.isnan())[:, 0]
+        return replace(
+            self,
+            places=[self.places[n] for n in rows.tolist()],
+            rewards=self.rewards[rows],
+            components=self.components[:, rows],
+            group=self.group[rows],
+            lengths=self.lengths[rows],
+            kl=self.kl[rows],
+            used=self.used[rows],
+        )
 
     def by_group(self, estimate: Callable[[Tensor], Tensor], values: Tensor | None = None) -> Tensor:
         """Return an estimate of each group's ``values``, (N,), by default of its rewards. (N,)."""
         values = self.rewards if values is None else values
         result = torch.zeros_like(values)
-        for g in self.group.unique():
-            result[self.group == g] = estimate(values[self.group == g])
+        for _, rows in rows_of_groups(self.group):
+            result[rows] = estimate(values[rows])
         return result
-
-
-def weights_of(record: AuditRecord, names: Sequence[str]) -> list[float]:
-    """Return the weight of each reward function."""
-    given = record.setting("reward_weights")
-    if isinstance(given, dict):
-        return [float(given.get(name, 1.0)) for name in names]
-    if isinstance(given, list) and len(given) == len(names):
-        return [float(weight) for weight in given]
-    return [1.0] * len(names)
-
-
-def totals(record: AuditRecord, samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rewards (N,), components (K, N) and weights (K,); NaN for a completion without any score."""
-    names = list(dict.fromkeys(name for s in samples for name in s.rewards))
-    components = torch.full((len(names), len(samples)), math.nan, dtype=torch.float64)
-    for k, name in enumerate(names):
-        components[k] = _tensor([s.rewards.get(name) for s in samples])
-    weights = _tensor(weights_of(record, names))
-    given = _tensor([s.reward for s in samples])
-    if not given.isnan().all():
-        # Where rewards are recorded, a completion without one was left out, whatever single functions said.
-        return given, components, weights
-    sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
-    return sums.where(~components.isnan().all(0), math.nan), components, weights
-
-
-def _tensor(values: Sequence[float | None]) -> Tensor:
-    """Return (N,) float64, NaN for None."""
-    return torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float64)
-
-
-def groups_of(samples: list[Sample]) -> list[int]:
-    """Return the number of each completion's group: the recorded one, else that of its prompt."""
-    prompts = [s.prompt_text for s in samples]
-    numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(prompts))}
-    return [numbers[p] if s.group is None else s.group for s, p in zip(samples, prompts, strict=True)]
 
 
 @lru_cache(maxsize=8)
 def scored(record: AuditRecord) -> tuple[Scored, ...]:
     """Return the rollouts of a record with rewards and advantages, one value per completion."""
-    return tuple(found for r in record.rollouts for found in _scored(record, r))
+    rollouts = (_scored(record, rollout) for rollout in record.rollouts)
+    return tuple(rollout for rollout in rollouts if rollout is not None)
 
 
-def _scored(record: AuditRecord, rollout: Rollout) -> Iterator[Scored]:
+def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
     samples = rollout.completions
-    used = [s.advantage for s in samples]
+    advantages = [s.advantage for s in samples]
     lengths = [len(s.ids or ()) for s in samples]
+    kl = [0.0] * len(samples)
     even = True
+    untrained = set[int]()
     # What an update used counts, the first time: later uses are written first and replaced.
     for use in reversed(record.uses):
         if use.row.rollout == rollout.number and use.row.advantage is not None:
-            place = use.row.completion
-            used[place] = _one(use.row.advantage, use.row.mask)
-            even = even and used[place] is not None
-            lengths[place] = sum(use.row.mask or ()) or len(use.sample.ids or ())
+            index = use.row.completion
+            advantages[index] = _one(use.row.advantage, use.row.mask)
+            even = even and advantages[index] is not None
+            lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
+            kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
+            if use.row.mask and not any(use.row.mask):
+                untrained.add(index)
     rewards, components, weights = totals(record, samples)
-    at = torch.nonzero(~rewards.isnan())[:, 0]
-    found = _tensor(used)[at]
-    if int((~found.isnan()).sum()) < 2:
-        return
-    group = torch.tensor(groups_of(samples))
-    length = torch.tensor(lengths).clamp(min=1)
-    even = even and max(lengths) > 1
-    values = (rewards[at], components[:, at], weights, group[at], length[at], found, even)
-    yield Scored(rollout.step, at.tolist(), *values)
+    counts = ~rewards.isnan()
+    counts[_padding(samples, untrained)] = False
+    rows = torch.nonzero(counts)[:, 0]
+    used = tensor_of(advantages)[rows]
+    if int((~used.isnan()).sum()) < 2:
+        return None
+    return Scored(
+        step=rollout.step,
+        places=rows.tolist(),
+        rewards=rewards[rows],
+        components=components[:, rows],
+        weights=weights,
+        group=torch.tensor(groups_of(samples))[rows],
+        lengths=torch.tensor(lengths).clamp(min=1)[rows],
+        kl=tensor_of(kl)[rows],
+        used=used,
+        one_per_completion=even and max(lengths) > 1,
+    )
+
+
+def _padding(samples: Sequence[Sample], untrained: AbstractSet[int]) -> list[int]:
+    """Return the places of untrained copies of trained completions, which only make a batch longer."""
+    keys = [(number, tuple(s.ids or ())) for s, number in zip(samples, groups_of(samples), strict=True)]
+    trained = {key for index, key in enumerate(keys) if index not in untrained}
+    return [index for index in sorted(untrained) if keys[index] in trained]
 
 
 def _one(advantage: float | Numbers | None, mask: list[bool] | None) -> float | None:
@@ -147,25 +147,34 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
     algorithm = convention_of(record)
     if algorithm is None or not set(algorithm.advantage.needs) <= KNOWN:
         return None
-    kl = algorithm.kl
-    # A KL of tokens would make the advantages of a completion's tokens differ.
-    if kl is not None and kl.place == "reward" and not (kl.level == "token" and rollout.one_per_completion):
+    rewards = _with_kl(record, rollout, algorithm.kl)
+    if rewards is None:
         return None
     width = int(rollout.lengths.max())
     mask = torch.arange(width) < rollout.lengths[:, None]
     result = torch.zeros(mask.shape, dtype=torch.float64)
-    for g in rollout.group.unique():
-        rows = torch.nonzero(rollout.group == g)[:, 0]
-        components = rollout.components[:, rows]
-        data = GroupData.scored(rollout.rewards[rows], components, rollout.weights, mask[rows])
-        own = algorithm.advantage(data)
-        result[rows] = own[:, None].expand(-1, width) if own.ndim == 1 else own
-    known = ~rollout.used.isnan()
-    result = result[known]
+    for _, rows in rows_of_groups(rollout.group):
+        data = GroupData.scored(rewards[rows], rollout.components[:, rows], rollout.weights, mask[rows])
+        result[rows] = over_tokens(algorithm.advantage(data), width)
+    trained = ~rollout.used.isnan()
+    result = result[trained]
     if algorithm.whiten is not None:
-        whole = BatchData(result, mask[known], rollout.rewards[known], rollout.group[known])
+        whole = BatchData(result, mask[trained], rewards[trained], rollout.group[trained])
         result = algorithm.whiten(whole)
     return result[:, 0]
+
+
+def _with_kl(record: AuditRecord, rollout: Scored, kl: KL | None) -> Tensor | None:
+    """Return the rewards that advantages are made of; None if a KL in them is unknown."""
+    if kl is None or kl.place != "reward":
+        return rollout.rewards
+    if kl.level == "token":
+        # It would make the advantages of a completion's tokens differ: where they do not, none was charged.
+        return rollout.rewards if rollout.one_per_completion else None
+    # The rewards of TRL are those of its functions, without the KL; of others they may have it.
+    if record.header.framework != "trl" or not record.fields >= {"old_logprobs", "ref_logprobs"}:
+        return None
+    return rollout.rewards - kl.coef * rollout.kl
 
 
 def fits(used: Tensor, candidate: Tensor) -> bool:
@@ -300,39 +309,14 @@ def explained_by(name: str) -> Predicate:
     """Return the check that speaks if this is the explanation of a record's advantages."""
 
     def check(record: AuditRecord) -> Trouble | None:
-        found = explanation(record)
-        return found[1] if found is not None and found[0] == name else None
+        explained = explanation(record)
+        if explained is None:
+            return None
+        cause, trouble = explained
+        return trouble if cause == name else None
 
     check.__doc__ = EXPLANATIONS[name].__doc__
     return check
-
-
-def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
-    """A group in which the trainer compares completions has more than one prompt."""
-    for rollout in record.rollouts:
-        prompts: dict[int, set[str]] = {}
-        for place, sample in enumerate(rollout.completions):
-            if sample.group is None:
-                continue
-            known = prompts.setdefault(sample.group, set())
-            known.add(sample.prompt_text)
-            if len(known) > 1:
-                said = "a group has completions of several prompts, which are compared with each other"
-                return Trouble(said, rollout.step, {"group": sample.group, "completion": place})
-    return None
-
-
-def groups_have_one_completion(record: AuditRecord) -> Trouble | None:
-    """Every group of a rollout has one completion, though prompts occur several times in it."""
-    for rollout in record.rollouts:
-        numbers = [s.group for s in rollout.completions]
-        prompts = {s.prompt_text for s in rollout.completions}
-        if None not in numbers and len(set(numbers)) == len(numbers) > len(prompts):
-            said = f"{len(numbers)} completions of {len(prompts)} prompts are groups of one"
-            return Trouble(
-                f"{said}, compared with nothing", rollout.step, {"group": numbers[0] or 0, "completion": 0}
-            )
-    return None
 
 
 def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
@@ -340,19 +324,19 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     numbers of the update are among those of the rollout.
     """
     for rollout in record.rollouts:
-        own = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        of_rollout = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
         # Each use of a completion: the advantage of its update, and that of its rollout.
-        given = [
+        used = [
             (use, _one(use.row.advantage, use.row.mask), use.sample.advantage)
             for use in record.uses
             if use.row.rollout == rollout.number
         ]
-        pairs = [(use, a, due) for use, a, due in given if a is not None and due is not None]
+        pairs = [(use, a, due) for use, a, due in used if a is not None and due is not None]
         moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
-        if moved and all(round(a, 5) in own for _, a, _ in pairs):
+        if moved and all(round(a, 5) in of_rollout for _, a, _ in pairs):
             use, value, due = moved[0]
-            said = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
-            return Trouble(said, use.update.step, {"completion": use.row.completion})
+            sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
+            return Trouble(sentence, use.update.step, {"completion": use.row.completion})
     return None
 
 
@@ -360,16 +344,16 @@ def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
     """The ids of an update are those of other completions of the rollout, whose advantages stayed behind."""
     for rollout in record.rollouts:
         sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
-        own = [use for use in record.uses if use.row.rollout == rollout.number]
-        ids = [(use, _trained_ids(use)) for use in own if use.row.ids and any(use.row.mask or ())]
+        uses = [use for use in record.uses if use.row.rollout == rollout.number]
+        ids = [(use, _trained_ids(use)) for use in uses if use.row.ids and any(use.row.mask or ())]
         moved = [
             (use, sampled.get(trained)) for use, trained in ids if tuple(use.sample.ids or ()) != trained
         ]
         if len(moved) > 1 and all(n is not None for _, n in moved):
             use, n = moved[0]
-            said = "completions are trained with the advantages of others"
+            sentence = "completions are trained with the advantages of others"
             evidence = {"completion": n or 0}
-            return Trouble(f"{said}: {n} with that of {use.row.completion}", use.update.step, evidence)
+            return Trouble(f"{sentence}: {n} with that of {use.row.completion}", use.update.step, evidence)
     return None
 
 
@@ -379,10 +363,27 @@ def _trained_ids(use: Use) -> tuple[int, ...]:
     return tuple(ids[: max(n + 1 for n, on in enumerate(mask) if on)])
 
 
+def advantages_are_huge(record: AuditRecord) -> Trouble | None:
+    """An advantage is larger than fifty times the range of its rollout's rewards, a KL in them included, and
+    than a std of so many completions allows.
+    """
+    for rollout in map(Scored.trained, scored(record)):
+        rewards = torch.cat([rollout.rewards, rollout.rewards - rollout.kl])
+        bound = max(HUGE * float(rewards.max() - rewards.min()), len(rewards) ** 0.5)
+        worst = int(rollout.used.abs().argmax())
+        if len(rollout.used) >= FEWEST and bound < float(rollout.used[worst].abs()) < math.inf:
+            least, most = float(rollout.rewards.min()), float(rollout.rewards.max())
+            sentence = (
+                f"an advantage is {float(rollout.used[worst]):.4g}, of rewards from {least:g} to {most:g}"
+            )
+            evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
+            return Trouble(sentence, rollout.step, evidence)
+    return None
+
+
 CHECKS: dict[str, Predicate] = {
     "reordered_alone": rows_are_reordered_alone,
-    "group_mixed": group_mixes_prompts,
-    "group_of_one": groups_have_one_completion,
     "advantages_moved": advantages_of_updates_differ,
+    "advantages_huge": advantages_are_huge,
     **{name: explained_by(name) for name in EXPLANATIONS},
 }

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from covey.audit.advantages import groups_of, totals, weights_of
 from covey.audit.course import translated
 from covey.audit.frameworks import words_of
+from covey.audit.groups import groups_of, totals, weights_of
 from covey.audit.record import AuditRecord, Numbers, Rollout, Row, Sample, Use
 from covey.insight.show import spoken_prompt
 from covey.runs.rollouts import RolloutLog
@@ -42,16 +42,16 @@ def lacking(record: AuditRecord) -> str:
     if absent[0] == "completions":
         return "This record has no completions."
     *first, last = absent
-    said = f"{', '.join(first)} and {last}" if first else last
-    return f"This record has no {said}."
+    sentence = f"{', '.join(first)} and {last}" if first else last
+    return f"This record has no {sentence}."
 
 
 def by_step(record: AuditRecord) -> dict[int, list[Rollout]]:
     """Return the rollouts before each update: there may be one for each of its micro-batches."""
-    found: dict[int, list[Rollout]] = defaultdict(list)
+    rollouts_at: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in record.rollouts:
-        found[rollout.step].append(rollout)
-    return found
+        rollouts_at[rollout.step].append(rollout)
+    return rollouts_at
 
 
 def log_of(path: Path, record: AuditRecord, rollouts: Sequence[Rollout]) -> RolloutLog:
@@ -62,15 +62,15 @@ def log_of(path: Path, record: AuditRecord, rollouts: Sequence[Rollout]) -> Roll
     rows: list[dict[str, Any]] = []
     for rollout in rollouts:
         samples = rollout.completions
-        rewards = totals(record, samples)[0].tolist()
+        rewards = totals(record, samples).rewards.tolist()
         numbers = groups_of(samples)
         for group in dict.fromkeys(numbers):
             first = 1 + max((row["group"] for row in rows), default=-1)
-            places = [n for n, own in enumerate(numbers) if own == group]
-            for n, place in enumerate(places):
-                advantage = used.get((rollout.number, place), samples[place].advantage)
-                own = {"group": first, "sample": n, "rollout": rollout.number, "place": place}
-                rows.append(own | _row(record, samples[place], rewards[place], advantage))
+            places = [n for n, number in enumerate(numbers) if number == group]
+            for n, index in enumerate(places):
+                advantage = used.get((rollout.number, index), samples[index].advantage)
+                head = {"group": first, "sample": n, "rollout": rollout.number, "place": index}
+                rows.append(head | _row(record, samples[index], rewards[index], advantage))
     return RolloutLog(path, tuple(rows))
 
 
@@ -111,20 +111,20 @@ def _finish(record: AuditRecord, sample: Sample) -> str:
 def arrays_of(record: AuditRecord, log: RolloutLog) -> dict[str, np.ndarray]:
     """Return the arrays of a log's completions as `rollouts.npz` has them; NaN for what is not known."""
     samples = {(r.number, n): s for r in record.rollouts for n, s in enumerate(r.completions)}
-    own = [samples[row["rollout"], row["place"]] for row in log.rows]
+    sampled = [samples[row["rollout"], row["place"]] for row in log.rows]
     uses: dict[tuple[int, int], list[Use]] = defaultdict(list)
     for use in record.uses:
         uses[use.row.rollout, use.row.completion].append(use)
     used = [uses[row["rollout"], row["place"]] for row in log.rows]
-    firsts = [own[places[0]] for places in log.groups.values()]
+    firsts = [sampled[places[0]] for places in log.groups.values()]
     prompts = [np.array(s.prompt_ids or (), np.int64) for s in firsts]
-    values = [_token_values(*pair) for pair in zip(own, used, strict=True)]
-    found = {name: np.concatenate([part[name] for part in values]) for name in values[0]}
+    values = [_token_values(*pair) for pair in zip(sampled, used, strict=True)]
+    arrays = {name: np.concatenate([part[name] for part in values]) for name in values[0]}
     return {
         "prompt_tokens": np.concatenate(prompts),
         "prompt_ends": np.cumsum([len(ids) for ids in prompts]),
-        "ends": np.cumsum([len(s.ids or ()) for s in own]),
-        **{n: v for n, v in found.items() if n in ALWAYS or not np.isnan(v).all()},
+        "ends": np.cumsum([len(s.ids or ()) for s in sampled]),
+        **{n: v for n, v in arrays.items() if n in ALWAYS or not np.isnan(v).all()},
     }
 
 
@@ -132,10 +132,12 @@ def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
     ids = np.array(sample.ids or (), np.int64)
     first = uses[0].row if uses else Row(rollout=0, completion=0)
     last = uses[-1].row if uses else first
-    known = (sample.sampler_logprobs, first.old_logprobs, first.logprobs, sample.model_logprobs)
-    given = sample.advantage if first.advantage is None else first.advantage
+    alternatives = (sample.sampler_logprobs, first.old_logprobs, first.logprobs, sample.model_logprobs)
+    advantage = sample.advantage if first.advantage is None else first.advantage
     size = len(ids)
-    advantages = np.full(size, given, np.float64) if isinstance(given, float) else _fitted(given, size)
+    advantages = (
+        np.full(size, advantage, np.float64) if isinstance(advantage, float) else _fitted(advantage, size)
+    )
     # The page shows a token without a number as one that no update saw.
     mask = np.ones(size, bool) if first.mask is None else _fitted(first.mask, size) == 1
     now = _fitted(last.logprobs, size)
@@ -143,7 +145,7 @@ def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
     return {
         "tokens": ids,
         "sampled": ~inserted,
-        "logprobs": _fitted(next((v for v in known if v), None), size).astype(np.float32),
+        "logprobs": _fitted(next((v for v in alternatives if v), None), size).astype(np.float32),
         "advantages": np.where(mask, advantages, np.nan).astype(np.float32),
         "ratios": np.exp(now - _fitted(last.old_logprobs, size)).astype(np.float32),
         "ref_log_ratios": (now - _fitted(last.ref_logprobs, size)).astype(np.float32),
@@ -152,10 +154,10 @@ def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
 
 def _fitted(values: Sequence[float | None] | None, size: int) -> np.ndarray:
     """Return (size,) float64: the first values, NaN for those that are missing."""
-    found = np.full(size, np.nan)
+    fitted = np.full(size, np.nan)
     part = np.array((values or ())[:size], dtype=np.float64)
-    found[: len(part)] = part
-    return found
+    fitted[: len(part)] = part
+    return fitted
 
 
 def metrics_of(record: AuditRecord) -> list[dict[str, float]]:
@@ -176,6 +178,6 @@ def metrics_of(record: AuditRecord) -> list[dict[str, float]]:
             "length/mean": [row["tokens"] for row in log.rows if not math.isnan(row["tokens"])],
             "groups/dead": [float(len(set(rewards)) == 1) for rewards in groups if len(rewards) > 1],
         }
-        found = {name: fmean(values) for name, values in counted.items() if values}
-        steps[step] = {**found, **steps.get(step, {})}
+        means = {name: fmean(values) for name, values in counted.items() if values}
+        steps[step] = {**means, **steps.get(step, {})}
     return [{"step": float(step), **steps[step]} for step in sorted(steps)]

@@ -98,14 +98,14 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
 
 def _consequences(name: str, silences: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the checks that a finding silences: those of its own row, and of theirs."""
-    found = set[str]()
-    left = [*silences[name]]
-    while left:
-        consequence = left.pop()
-        if consequence not in found:
-            found.add(consequence)
-            left += silences.get(consequence, ())
-    return found
+    consequences = set[str]()
+    names = [*silences[name]]
+    while names:
+        consequence = names.pop()
+        if consequence not in consequences:
+            consequences.add(consequence)
+            names += silences.get(consequence, ())
+    return consequences
 
 
 def _finding(check: Check, trouble: Trouble, framework: str) -> Finding:

@@ -37,7 +37,7 @@ def convention_of(record: AuditRecord) -> Algorithm | None:
     return None if preset is None else DIALECTS[words.dialect].algorithm(preset)
 
 
-def _is_rloo(record: AuditRecord) -> bool:
+def is_rloo(record: AuditRecord) -> bool:
     """Whether a run of TRL is its RLOOTrainer's, which alone has this setting."""
     return "normalize_advantages" in record.header.settings
 
@@ -46,19 +46,19 @@ def _rloo(record: AuditRecord) -> Algorithm:
     """Return the algorithm of TRL's RLOOTrainer; its KL is part of the reward."""
     beta = record.number("beta", 0.0)
     whiten = "sample_zscore" if record.setting("normalize_advantages") is True else None
-    kl = {"estimator": "k1", "coef": beta, "place": "reward"} if beta else None
+    kl = {"estimator": "k1", "coef": beta, "place": "reward", "level": "completion"} if beta else None
     return build_algorithm({"name": "rloo", "whiten": whiten, "kl": kl})
 
 
 def _trl(record: AuditRecord) -> Algorithm | None:
-    if _is_rloo(record):
+    if is_rloo(record):
         return _rloo(record)
-    given = _loss_settings(record)
+    settings = _loss_settings(record)
     # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
-    if given.get("loss_type") == "bnpo":
-        given["loss_type"] = "dapo"
-    of_advantages = {name: given[name] for name in ADVANTAGES if name in given}
-    for kept in (given, of_advantages):
+    if settings.get("loss_type") == "bnpo":
+        settings["loss_type"] = "dapo"
+    of_advantages = {name: settings[name] for name in ADVANTAGES if name in settings}
+    for kept in (settings, of_advantages):
         try:
             return build_algorithm(algorithm_of(kept))
         except ConfigError:
@@ -85,7 +85,7 @@ def same_loss(record: AuditRecord) -> bool:
         and record.setting("off_policy_mask_threshold") is None
         and not record.setting("use_vllm")
     )
-    if _is_rloo(record):
+    if is_rloo(record):
         return False
     settings = _loss_settings(record)
     # A mean over the micro-batch is that over the update if there is one.

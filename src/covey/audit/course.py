@@ -33,9 +33,9 @@ def course_of(record: AuditRecord) -> list[Finding]:
 def translated(words: FrameworkWords, logged: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
     """Yield a framework's metrics under covey's names, without those that covey has no name for."""
     for name, value in logged.items():
-        own = words.metric(name)
-        if own is not None and value is not None and math.isfinite(value):
-            yield own, value
+        translation = words.metric(name)
+        if translation is not None and value is not None and math.isfinite(value):
+            yield translation, value
 
 
 def _in_words_of(words: FrameworkWords, finding: Finding) -> Finding:
@@ -50,7 +50,7 @@ def _in_words_of(words: FrameworkWords, finding: Finding) -> Finding:
 def names_of(words: FrameworkWords) -> Mapping[str, str]:
     """Return covey's settings -> those of a framework."""
     keys = {name: key for key, name in TRL_NAMES.items()}
-    return {keys.get(name, name): own for name, own in words.settings.items()} or TRL_NAMES
+    return {keys.get(name, name): theirs for name, theirs in words.settings.items()} or TRL_NAMES
 
 
 def named(names: Mapping[str, str], text: str) -> str:

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from covey.audit.check import Trouble
-from covey.audit.logprobs import APART, CLOSER, own, sampler, trainer
+from covey.audit.logprobs import APART, CLOSER, recomputed, sampler, trainer
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
-from covey.audit.tokens import FEWEST, place
+from covey.audit.tokens import FEWEST, location
 
 KEY = 8
 """Number of log-probs by which a completion is recognized."""
@@ -36,12 +36,12 @@ class Suspect(NamedTuple):
 
     use: Use
     certain: Numbers | None
-    given: Numbers
+    doubted: Numbers
 
     def distance(self, other: Suspect) -> float | None:
         """Return the mean distance of its certain log-probs from another one's given ones, if it has any."""
         masks = zip(self.use.row.mask or (), other.use.row.mask or (), strict=False)
-        values = zip(masks, self.certain or (), other.given, strict=False)
+        values = zip(masks, self.certain or (), other.doubted, strict=False)
         apart = [abs(a - b) for on, a, b in values if all(on) and a is not None and b is not None]
         return fmean(apart[:LOOKED_AT]) if apart else None
 
@@ -51,42 +51,44 @@ def logprobs_are_in_another_order(record: AuditRecord) -> Trouble | None:
     differ from the trainer's, nine in ten equal another one's.
     """
     of_calls = _certain_by_calls(record)
-    asked = [(old_logprobs, certain, "old") for certain in (own, trainer, of_calls)]
-    asked += [(sampler, certain, "sampler's") for certain in (own, of_calls)]
+    comparisons = [(old_logprobs, certain, "old") for certain in (recomputed, trainer, of_calls)]
+    comparisons += [(sampler, certain, "sampler's") for certain in (recomputed, of_calls)]
     # Where nothing else is known, one of the two is wrong.
-    asked.append((old_logprobs, sampler, "old or the sampler's"))
-    found = (_in_another_order(record, certain, given, whose) for given, certain, whose in asked)
-    return next((trouble for trouble in found if trouble is not None), None)
+    comparisons.append((old_logprobs, sampler, "old or the sampler's"))
+    troubles = (_in_another_order(record, certain, doubted, whose) for doubted, certain, whose in comparisons)
+    return next((trouble for trouble in troubles if trouble is not None), None)
 
 
 def _certain_by_calls(record: AuditRecord) -> Callable[[Use], Numbers | None]:
     """Return a completion's log-probs in the calls of a loss before any weight has moved."""
-    known: dict[Key, Numbers] = {}
+    by_key: dict[Key, Numbers] = {}
     for n, call in enumerate(record.calls):
         # Where that is unknown, the first call is the only one of which it is certain.
         if n > 0 and call.moved is not False:
             break
-        known |= {key_of(row.old_logprobs, row.mask): row.logprobs for row in call.rows}
-    return lambda use: known.get(key_of(use.row.old_logprobs, use.row.mask))
+        by_key |= {key_of(row.old_logprobs, row.mask): row.logprobs for row in call.rows}
+    return lambda use: by_key.get(key_of(use.row.old_logprobs, use.row.mask))
 
 
 def _in_another_order(
     record: AuditRecord,
     certain: Callable[[Use], Numbers | None],
-    given: Callable[[Use], Numbers | None],
+    doubted: Callable[[Use], Numbers | None],
     whose: str,
 ) -> Trouble | None:
     fresh = [use for use in record.uses if use.first and use.row.mask]
     for _, uses in groupby(fresh, key=lambda use: use.update.step):
-        known = [(use, certain(use), given(use)) for use in uses]
-        every = [Suspect(use, a, b) for use, a, b in known if b is not None]
+        values = [(use, certain(use), doubted(use)) for use in uses]
+        every = [Suspect(use, a, b) for use, a, b in values if b is not None]
         off = [one for one in every if (one.distance(one) or 0.0) > APART][:MOST]
         moved = [(one, other) for one in off for other in _owners(one, every)[:1]]
         if len(moved) >= FEWEST and len(moved) >= 0.9 * len(off):
             first, other = moved[0]
-            said = f"the {whose} log-probs of {len(moved)} completions are those of others in the same batch"
+            sentence = (
+                f"the {whose} log-probs of {len(moved)} completions are those of others in the same batch"
+            )
             example = f"{other.use.row.completion} has those of {first.use.row.completion}"
-            return Trouble(f"{said}: completion {example}", first.use.update.step, place(other.use))
+            return Trouble(f"{sentence}: completion {example}", first.use.update.step, location(other.use))
     return None
 
 
@@ -105,7 +107,7 @@ class Advantage(NamedTuple):
 
     call: LossCall
     use: Use
-    given: float
+    used: float
     due: float
 
 
@@ -119,16 +121,16 @@ def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
     """
     uses = [use for use in record.uses if use.row.advantage is not None]
     advantages = list(_advantages_of_calls(record.calls, uses))
-    moved = [one for one in advantages if one.given != one.due]
+    moved = [one for one in advantages if one.used != one.due]
     if len(moved) < FEWEST or len(moved) <= 0.25 * len(advantages):
         return None
     # Numbers that the batch does not have were computed anew, not moved.
     of_batch = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
-    if any(one.given not in of_batch for one in moved):
+    if any(one.used not in of_batch for one in moved):
         return None
-    call, use, given, due = moved[0]
-    said = f"the loss gets completions with the advantages of others: {given:.4g} for {due:.4g}"
-    return Trouble(f"{said} (call {call.step} of {call.name})", use.update.step, place(use))
+    call, use, used, due = moved[0]
+    sentence = f"the loss gets completions with the advantages of others: {used:.4g} for {due:.4g}"
+    return Trouble(f"{sentence} (call {call.step} of {call.name})", use.update.step, location(use))
 
 
 def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iterator[Advantage]:
@@ -139,10 +141,10 @@ def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iter
             use = _recognized(key_of(row.old_logprobs, row.mask), shelves)
             if use is None:
                 continue
-            given = _first(row.advantage, row.mask)
+            used = _first(row.advantage, row.mask)
             due = _first(use.row.advantage, use.row.mask or ())
-            if given is not None and due is not None:
-                yield Advantage(call, use, given, due)
+            if used is not None and due is not None:
+                yield Advantage(call, use, used, due)
 
 
 def _shelves(uses: Sequence[Use]) -> Shelves:
@@ -184,14 +186,14 @@ def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
     """The loss gets old log-probs that the batch never had, neither the present ones nor the sampler's, in
     a quarter of its calls and in at least two, though it gets those of the batch in others.
     """
-    known = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
-    known |= {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
-    asked = [call for call in record.calls if any(row.logprobs != row.old_logprobs for row in call.rows)]
-    other = [c for c in asked if not any(key_of(row.old_logprobs, row.mask) in known for row in c.rows)]
-    if len(other) < 2 or len(other) == len(asked) or len(other) < 0.25 * len(asked):
+    keys = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    keys |= {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
+    updated = [call for call in record.calls if any(row.logprobs != row.old_logprobs for row in call.rows)]
+    other = [c for c in updated if not any(key_of(row.old_logprobs, row.mask) in keys for row in c.rows)]
+    if len(other) < 2 or len(other) == len(updated) or len(other) < 0.25 * len(updated):
         return None
-    said = f"in {len(other)} of {len(asked)} calls the loss gets old log-probs that its batch never had"
-    return Trouble(f"{said} (call {other[0].step} of {other[0].name}): ratios start anew at 1")
+    sentence = f"in {len(other)} of {len(updated)} calls the loss gets old log-probs that its batch never had"
+    return Trouble(f"{sentence} (call {other[0].step} of {other[0].name}): ratios start anew at 1")
 
 
 def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
@@ -203,8 +205,10 @@ def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
         keys = [(key_of(row.logprobs, row.mask), key_of(row.old_logprobs, row.mask)) for row in call.rows]
         shown = [now in kept and old not in kept for now, old in keys if now and old and now != old]
         if shown and all(shown):
-            said = "the loss gets the old log-probs as those of the policy, and the policy's as the old ones"
-            return Trouble(f"{said} (call {call.step} of {call.name}): the gradient has the other sign")
+            sentence = (
+                "the loss gets the old log-probs as those of the policy, and the policy's as the old ones"
+            )
+            return Trouble(f"{sentence} (call {call.step} of {call.name}): the gradient has the other sign")
     return None
 
 

@@ -24,8 +24,8 @@ class FrameworkWords(BaseModel):
 
     def metric(self, name: str) -> str | None:
         """Return covey's name of a metric; None if covey has none with the same meaning."""
-        found = ((pattern.fullmatch(name), own) for pattern, own in self.metrics.items())
-        return next((match.expand(own) for match, own in found if match), None)
+        matches = ((pattern.fullmatch(name), translation) for pattern, translation in self.metrics.items())
+        return next((match.expand(translation) for match, translation in matches if match), None)
 
 
 def _frameworks() -> Mapping[str, FrameworkWords]:
@@ -46,6 +46,6 @@ def words_of(name: str) -> FrameworkWords:
 def framework_of(metrics: Iterable[str]) -> str:
     """Return the framework whose metrics these are, by most names that are known; '' if none has two."""
     names = set(metrics)
-    known = {name: sum(words.metric(n) is not None for n in names) for name, words in FRAMEWORKS.items()}
-    best = max(known, key=known.__getitem__)
-    return best if known[best] > 1 else ""
+    counts = {name: sum(words.metric(n) is not None for n in names) for name, words in FRAMEWORKS.items()}
+    best = max(counts, key=counts.__getitem__)
+    return best if counts[best] > 1 else ""

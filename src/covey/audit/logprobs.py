@@ -8,8 +8,9 @@ from operator import attrgetter
 from statistics import fmean
 
 from covey.audit.check import Trouble
+from covey.audit.conventions import is_rloo
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
-from covey.audit.tokens import FEWEST, place
+from covey.audit.tokens import FEWEST, location
 
 APART = 0.02
 """Nats a token, between two passes of the same trainer."""
@@ -26,7 +27,7 @@ old: Select = attrgetter("row.old_logprobs")
 """The log-probs that the ratio divides by."""
 sampler: Select = attrgetter("sample.sampler_logprobs")
 """The sampler's log-probs."""
-own: Select = attrgetter("sample.model_logprobs")
+recomputed: Select = attrgetter("sample.model_logprobs")
 """Log-probs that the writer has computed once more at the sampling temperature."""
 after: Select = attrgetter("row.after_logprobs")
 """The same after the update."""
@@ -36,9 +37,20 @@ reference: Select = attrgetter("row.ref_logprobs")
 """The reference's log-probs."""
 
 
+WHOSE = {old: "the old", trainer: "the trainer's", reference: "the reference's", sampler: "the sampler's"}
+BITS = {"bfloat16": 8, "float16": 11}
+"""Significant bits of a dtype."""
+ENOUGH = 64
+"""Different log-probs of which a dtype is told."""
+LOOKED_AT = 256
+"""Completions whose dtype is looked at."""
+SMALL = 1e-3
+"""Nearer to 0 a log-prob may be any number of few bits."""
+
+
 def before(use: Use) -> Numbers | None:
     """Return the log-probs before the update: those computed once more, else the trainer's."""
-    return own(use) or trainer(use)
+    return recomputed(use) or trainer(use)
 
 
 def present(use: Use) -> Numbers | None:
@@ -111,7 +123,7 @@ def _apart(
         return None
     use, token = _worst(uses, a, b)
     return Trouble(
-        f"{words} by {off:.2g} nats a token", use.update.step, {**place(use, token), "nats": round(off, 6)}
+        f"{words} by {off:.2g} nats a token", use.update.step, {**location(use, token), "nats": round(off, 6)}
     )
 
 
@@ -120,7 +132,7 @@ def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
     for use in record.uses:
         for token, (value, on) in enumerate(zip(trainer(use) or (), use.row.mask or (), strict=False)):
             if on and value is not None and not math.isfinite(value):
-                return Trouble(f"a log-prob is {value}", use.update.step, place(use, token))
+                return Trouble(f"a log-prob is {value}", use.update.step, location(use, token))
     for update in record.updates:
         for name, value in (("loss", update.loss), ("gradient norm", update.grad_norm)):
             if value is not None and not math.isfinite(value):
@@ -133,9 +145,9 @@ def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
     return _apart(
         record,
         trainer,
-        own,
+        recomputed,
         "the trainer's log-probs are those of the next token: they differ",
-        following(own),
+        following(recomputed),
     )
 
 
@@ -145,13 +157,13 @@ def temperature_is_missing(record: AuditRecord) -> Trouble | None:
     words = (
         f"the trainer's log-probs are at temperature 1, tokens were sampled at {temperature:g}: they differ"
     )
-    return _apart(record, trainer, own, words, at_1)
+    return _apart(record, trainer, recomputed, words, at_1)
 
 
 def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
     """The trainer's log-probs differ from those of a plain forward pass by more than .05 nats a token."""
-    said = "the trainer's log-probs differ from those of its own model"
-    return _apart(record, trainer, own, said, least=ROUNDED)
+    sentence = "the trainer's log-probs differ from those of its own model"
+    return _apart(record, trainer, recomputed, sentence, least=ROUNDED)
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
@@ -173,14 +185,14 @@ def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
     moved = [use for use in record.uses if use.moved and trainer(use)]
     # TRL takes the present log-probs where its batch has no old ones.
     absent = record.header.framework == "trl"
-    known = [use for use in moved if absent or old(use) is not None]
-    stuck = [use for use in known if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
-    said = "the ratio is 1 in every update on a rollout, though the policy has moved: clipping cannot act"
-    if len(stuck) >= FEWEST and len(stuck) == len(known):
-        return Trouble(said, stuck[0].update.step, place(stuck[0]))
+    judged = [use for use in moved if absent or old(use) is not None]
+    stuck = [use for use in judged if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
+    sentence = "the ratio is 1 in every update on a rollout, though the policy has moved: clipping cannot act"
+    if len(stuck) >= FEWEST and len(stuck) == len(judged):
+        return Trouble(sentence, stuck[0].update.step, location(stuck[0]))
     calls = [call for call in record.calls if call.moved]
     several = updates_of_a_rollout(record) > 1 and len(calls) >= FEWEST
-    return Trouble(said) if several and all(map(_is_on_policy, record.calls)) else None
+    return Trouble(sentence) if several and all(map(_is_on_policy, record.calls)) else None
 
 
 def _is_on_policy(call: LossCall) -> bool:
@@ -201,10 +213,10 @@ def sampler_is_shifted(record: AuditRecord) -> Trouble | None:
     before.
     """
     for shift, which in ((following, "next token"), (preceding, "token before")):
-        said = f"the sampler's log-probs are those of the {which}: they differ"
-        found = _apart(record, sampler, present, said, shift(present))
-        if found is not None:
-            return found
+        sentence = f"the sampler's log-probs are those of the {which}: they differ"
+        trouble = _apart(record, sampler, present, sentence, shift(present))
+        if trouble is not None:
+            return trouble
     return None
 
 
@@ -214,10 +226,10 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
     errors, though nothing finds them more likely than the distribution that they were drawn from.
     """
     temperature = record.number("temperature", 1.0)
-    known = any(at_1(use) for use in record.uses)
-    if temperature == 1 or known:
+    has_plain = any(at_1(use) for use in record.uses)
+    if temperature == 1 or has_plain:
         words = "the sampler's log-probs are at temperature 1: they differ"
-        return _apart(record, sampler, own, words, at_1)
+        return _apart(record, sampler, recomputed, words, at_1)
     sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in _fresh(record)]
     error = math.sqrt(sum(value**2 for value in sums))
     if len(sums) < FEWEST**2 or not sum(sums) < -4 * error:
@@ -239,8 +251,12 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
         return None
     last = list(by_rollout.values())[-1]
     use, token = _worst(last, sampler, present)
-    said = f"sampler and trainer differ by {off[0]:.2g} nats a token at first and by {off[-1]:.2g} at last"
-    return Trouble(f"{said}: the sampler does not get the new weights", use.update.step, place(use, token))
+    sentence = (
+        f"sampler and trainer differ by {off[0]:.2g} nats a token at first and by {off[-1]:.2g} at last"
+    )
+    return Trouble(
+        f"{sentence}: the sampler does not get the new weights", use.update.step, location(use, token)
+    )
 
 
 def sampler_differs(record: AuditRecord) -> Trouble | None:
@@ -265,23 +281,23 @@ def reference_is_another(record: AuditRecord) -> Trouble | None:
     if not off > APART:
         return None
     use, token = _worst(uses, reference, present)
-    said = f"training begins {off:.2g} nats a token away from its reference: that is another model"
+    sentence = f"training begins {off:.2g} nats a token away from its reference: that is another model"
     temperature = record.number("temperature", 1.0)
     if temperature != 1:
-        said += f", or its log-probs are not at temperature {temperature:g}"
-    return Trouble(said, 0, place(use, token))
+        sentence += f", or its log-probs are not at temperature {temperature:g}"
+    return Trouble(sentence, 0, location(use, token))
 
 
 def reference_moves(record: AuditRecord) -> Trouble | None:
     """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit."""
     if record.setting("sync_ref_model") is True:
         return None
-    uses = [use for use in record.uses if use.left and reference(use)]
+    uses = [use for use in record.uses if use.changed_before and reference(use)]
     same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
     if len(uses) < FEWEST or len(same) < len(uses):
         return None
     return Trouble(
-        "the reference equals the policy after updates: the KL is 0", same[0].update.step, place(same[0])
+        "the reference equals the policy after updates: the KL is 0", same[0].update.step, location(same[0])
     )
 
 
@@ -290,10 +306,11 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     which ratios have moved. Not asked where the ratio is that of a whole completion, whose tokens may differ
     more.
     """
-    if record.setting("importance_sampling_level") in ("sequence", "sequence_token"):
+    level = record.setting("importance_sampling_level")
+    if level in ("sequence", "sequence_token") or is_rloo(record):
         return None
     ratios = [(use, [x - y for _, x, y in pairs(use, trainer, old)]) for use in record.uses if not use.first]
-    wide = [(use, sum(ratio > math.log(2) for ratio in own), len(own)) for use, own in ratios]
+    wide = [(use, sum(ratio > math.log(2) for ratio in logs), len(logs)) for use, logs in ratios]
     count, size = sum(w for _, w, _ in wide), sum(n for _, _, n in wide)
     if count < FEWEST:
         return None
@@ -303,6 +320,25 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
         return None
     step = max(wide, key=lambda one: one[1])[0].update.step
     return Trouble(f"{count} of {size} ratios are above 2", step)
+
+
+def logprobs_are_rounded(record: AuditRecord) -> Trouble | None:
+    """Log-probs of one kind, at least 64 different numbers, are all numbers of bfloat16 or of float16."""
+    for select, whose in WHOSE.items():
+        values = {x for use in record.uses[:LOOKED_AT] for _, x, _ in pairs(use, select, select)}
+        values = {value for value in values if abs(value) > SMALL}
+        for dtype, bits in BITS.items():
+            if len(values) >= ENOUGH and all(_has_bits(value, bits) for value in values):
+                use = next(use for use in record.uses if select(use))
+                sentence = f"{whose} log-probs are rounded to {dtype}, which has {bits} bits"
+                return Trouble(sentence, use.update.step, location(use))
+    return None
+
+
+def _has_bits(value: float, bits: int) -> bool:
+    """Whether a number has no more significant bits than these."""
+    digits = math.frexp(value)[0] * 2**bits
+    return abs(digits - round(digits)) <= 1e-6 * 2**bits
 
 
 CHECKS = {
@@ -318,4 +354,5 @@ CHECKS = {
     "sampler_differs": sampler_differs,
     "reference_differs": reference_is_another,
     "reference_moves": reference_moves,
+    "logprobs_rounded": logprobs_are_rounded,
 }

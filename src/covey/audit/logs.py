@@ -67,27 +67,27 @@ def _by_step(rows: Iterable[Logged]) -> tuple[list[str], dict[int, dict[str, flo
         # verl's file logger has the metrics of a step in an object of their own.
         inner = row["data"] if isinstance(row.get("data"), dict) else {}
         numbers = {name.removeprefix("train/"): _number(value) for name, value in {**row, **inner}.items()}
-        known = {name: value for name, value in numbers.items() if value is not None}
-        names |= dict.fromkeys(known)
-        step = next((known[name] for name in STEPS if name in known), math.nan)
+        values = {name: value for name, value in numbers.items() if value is not None}
+        names |= dict.fromkeys(values)
+        step = next((values[name] for name in STEPS if name in values), math.nan)
         if math.isfinite(step):
             # What is logged after an update has the number of updates by then.
-            steps.setdefault(int(step) - 1, {}).update(known)
+            steps.setdefault(int(step) - 1, {}).update(values)
     return list(names), steps
 
 
 def _update(framework: str, step: int, metrics: dict[str, float]) -> Update | None:
     """Return a step's line; None if it has no metric of training."""
     words = words_of(framework)
-    own = {words.metric(name): value for name, value in metrics.items()}
-    if not set(own) - {None}:
+    translated = {words.metric(name): value for name, value in metrics.items()}
+    if not set(translated) - {None}:
         return None
     return Update(
         kind="update",
         step=step,
-        loss=own.get("loss"),
-        grad_norm=own.get("optimizer/grad_norm"),
-        learning_rate=own.get("optimizer/lr"),
+        loss=translated.get("loss"),
+        grad_norm=translated.get("optimizer/grad_norm"),
+        learning_rate=translated.get("optimizer/lr"),
         metrics=dict(metrics),
     )
 
@@ -137,8 +137,8 @@ def _object(value: Any, where: str) -> Logged:
 def _trackio(path: Path) -> Iterator[Logged]:
     """Yield the runs of trackio's database of a project, in the order in which they logged."""
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
-        found = base.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
-    for name, step, metrics in found:
+        lines = base.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+    for name, step, metrics in lines:
         content = metrics.encode() if isinstance(metrics, str) else metrics
         yield {**_object(load_json(content), f"step {step}"), "_step": step, RUN: name}
 
@@ -155,10 +155,10 @@ def _events(path: Path) -> Iterator[Logged]:
         event = dict(_fields(data[at + 12 : at + 12 + size]))
         at += 16 + size
         for _, value in _fields(event.get(5, b"")):
-            own = dict(_fields(value))
-            number = own.get(2) or dict(_fields(own.get(8, b""))).get(5)
+            fields = dict(_fields(value))
+            number = fields.get(2) or dict(_fields(fields.get(8, b""))).get(5)
             if number is not None and len(number) == 4:
-                yield {bytes(own[1]).decode(): struct.unpack("<f", number)[0], "_step": event.get(2, 0)}
+                yield {bytes(fields[1]).decode(): struct.unpack("<f", number)[0], "_step": event.get(2, 0)}
 
 
 def _fields(data: Any) -> Iterator[tuple[int, Any]]:

@@ -41,6 +41,8 @@ class LossRecorder:
         self._open = False
         self._weight: Tensor | None = None
         self._seen: Tensor | None = None
+        self._gradient: Tensor | None = None
+        """The weight's gradient, as the last backward pass left it."""
 
     def call(self, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the loss function."""
@@ -65,19 +67,19 @@ class LossRecorder:
         by, and then multiplies by ``ranks``, over which gradients are averaged.
         """
         self.count += 1
-        known = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
-        apart = ((known["logprobs"] - known["old_logprobs"]).abs() * mask).max() > 1e-3
+        tensors = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
+        apart = ((tensors["logprobs"] - tensors["old_logprobs"]).abs() * mask).max() > 1e-3
         moved = self._has_moved(loss)
         self._open = self.kept < FIRST or (self.kept < CALLS and bool(apart or moved))
         if not self._open:
             return
         rows = []
-        for n, own in enumerate((mask != 0).int().tolist()):
-            end = max((t + 1 for t, on in enumerate(own) if on), default=0)
-            rows.append({"mask": own[:end], **{name: numbers(v[n, :end]) for name, v in known.items()}})
-        given = {name: float(count) / ranks for name, count in counts.items() if count is not None}
-        own = {"step": self.count - 1, "name": name, "loss": float(loss.detach())}
-        self.file.write(kind="loss", rows=rows, moved=moved, **own, **given)
+        for n, bits in enumerate((mask != 0).int().tolist()):
+            end = max((t + 1 for t, on in enumerate(bits) if on), default=0)
+            rows.append({"mask": bits[:end], **{name: numbers(v[n, :end]) for name, v in tensors.items()}})
+        divisors = {name: float(count) / ranks for name, count in counts.items() if count is not None}
+        fields = {"step": self.count - 1, "name": name, "loss": float(loss.detach())}
+        self.file.write(kind="loss", rows=rows, moved=moved, **fields, **divisors)
         self.kept += 1
         self.watch(loss, "policy")
 
@@ -90,32 +92,50 @@ class LossRecorder:
     def _write_term(self, line: Mapping[str, object], factor: Tensor) -> None:
         weight = self._weight
         gradient = None if weight is None else weight.grad
+        now = None if gradient is None else _first_values(gradient)
+        scale = _multiple(self._gradient, now)
         kept = bool(gradient is not None and gradient.any())
-        self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept)
+        self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept, gradient_scaled=scale)
 
     def _has_moved(self, loss: Tensor) -> bool | None:
         """Return whether a weight that the loss was computed from has changed since the last call."""
         if self._weight is None:
             self._weight = _weight_behind(loss)
+            if self._weight is not None:
+                self._weight.register_post_accumulate_grad_hook(self._keep_gradient)
         now = None if self._weight is None else _first_values(self._weight)
         before = self._seen
         self._seen = now
         return None if now is None or before is None else bool((now != before).any())
 
+    def _keep_gradient(self, weight: Tensor) -> None:
+        """Keep the gradient after a backward pass, as long as calls are recorded."""
+        gradient = weight.grad if self.kept < CALLS else None
+        self._gradient = None if gradient is None else self.file.attempt(_first_values, gradient)
+
+
+def _multiple(before: Tensor | None, now: Tensor | None) -> float | None:
+    """Return the number by which a gradient was multiplied; None if it is no multiple of what it was."""
+    if before is None or now is None or not before.any() or not now.any():
+        return None
+    scale = float((now.double() @ before.double()) / before.double().square().sum())
+    close = (now - scale * before).norm() <= 1e-3 * now.norm()
+    return float(f"{scale:.7g}") if close else None
+
 
 def _weight_behind(value: Tensor) -> Tensor | None:
     """Return a weight that a value was computed from: the first that a search of its graph meets."""
-    left = deque([value.grad_fn])
+    queue = deque([value.grad_fn])
     seen = set[object]()
-    while left and len(seen) < NODES:
-        node = left.popleft()
+    while queue and len(seen) < NODES:
+        node = queue.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
         weight: Tensor | None = getattr(node, "variable", None)
         if weight is not None:
             return weight
-        left.extend(following for following, _ in node.next_functions)
+        queue.extend(following for following, _ in node.next_functions)
     return None
 
 
@@ -150,12 +170,12 @@ def watch_terms(calls: LossRecorder, penalty: Callable[..., Any], mean: Callable
         result: Tensor = mean(*args, **kwargs)
         if not calls.inside:
             values = _in_order(mean, args, kwargs)[0]
-            known = ("kl", last.exchanged) if values is last.result() else ("entropy", None)
-            calls.file.attempt(calls.watch, result, *known)
+            term = ("kl", last.exchanged) if values is last.result() else ("entropy", None)
+            calls.file.attempt(calls.watch, result, *term)
         return result
 
-    for inner, own in ((penalty, penalized), (mean, meant)):
-        replace_everywhere(inner, wraps(inner)(own))
+    for inner, watched in ((penalty, penalized), (mean, meant)):
+        replace_everywhere(inner, wraps(inner)(watched))
 
 
 class _Penalty:

@@ -7,7 +7,7 @@ is a variation of the algorithm: the one under which all losses are as they were
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import mode
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.audit.advantages import groups_of
 from covey.audit.check import Trouble
 from covey.audit.conventions import MEANS, convention_of, correction_of, loss_of_calls, same_loss
 from covey.audit.exchanges import exchanged_with_the_sampler
+from covey.audit.groups import groups_of
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.logprobs import pairs, sampler
-from covey.audit.record import AuditRecord, LossCall, Numbers, Update, Use
+from covey.audit.record import AuditRecord, LossCall, LossRow, Numbers, Update, Use
 from covey.audit.terms import kl_is_subtracted
-from covey.audit.tokens import place
+from covey.audit.tokens import location
 from covey.objective import surrogates
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound, bind
@@ -48,9 +48,10 @@ class LossCase:
     """A loss that a run computed, with what it was computed from."""
 
     step: int
-    place: str
+    words: str
     """Which loss it is, in words."""
-    found: float
+    recorded: float
+    """The value that the run has computed."""
     algorithm: Algorithm
     inputs: LossInputs
     mismatch: Tensor | None = None
@@ -62,7 +63,7 @@ class LossCase:
 
     def is_that_of(self, other: LossCase) -> bool:
         """Whether the loss that was found is the one that another case has by covey's formula."""
-        return _alike(self.found, float(other.value().total), self.precision)
+        return _alike(self.recorded, float(other.value().total), self.precision)
 
     def value(self) -> Loss:
         """Return the loss by covey's own formula."""
@@ -79,7 +80,7 @@ def differing(record: AuditRecord) -> tuple[tuple[LossCase, Loss], ...]:
     """Return the losses that are not covey's, with covey's."""
     every = [(case, case.value()) for case in (*_of_updates(record), *_of_calls(record))]
     return tuple(
-        (case, due) for case, due in every if not _alike(case.found, float(due.total), case.precision)
+        (case, due) for case, due in every if not _alike(case.recorded, float(due.total), case.precision)
     )
 
 
@@ -89,15 +90,20 @@ def _of_updates(record: AuditRecord) -> Iterator[LossCase]:
     for update in record.updates if algorithm is not None else ():
         uses = record.uses_of(update)
         if update.loss is not None and algorithm is not None and _is_whole(record, algorithm, update, uses):
-            inputs = _inputs(record, uses, algorithm.kl is not None)
+            references = None if algorithm.kl is None else [use.row.ref_logprobs or [] for use in uses]
+            totals = {
+                "prompts": len(set(groups_of([use.sample for use in uses]))),
+                "max_tokens": int(record.number("max_completion_length", 0)),
+            }
+            inputs = _inputs(_rows_of(uses), totals, references)
             yield LossCase(update.step, "", update.loss, algorithm, inputs)
 
 
 def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
     """Whether a record has all that an update's loss is made of."""
     rows = [use.row for use in uses]
-    known = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
-    if not rows or not known or len(rows) < len(update.rows):
+    complete = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
+    if not rows or not complete or len(rows) < len(update.rows):
         return False
     if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
         return False
@@ -112,9 +118,10 @@ def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
     algorithm = loss_of_calls(record)
     weigh = correction_of(record)
     for call in record.calls:
-        inputs = _inputs_of_call(call)
-        if algorithm is None or inputs is None or call.name not in CLIPPED:
+        totals = _totals_of(call)
+        if algorithm is None or totals is None or call.name not in CLIPPED:
             continue
+        inputs = _inputs(call.rows, totals)
         case = LossCase(
             0, f" (call {call.step} of {call.name})", call.loss, algorithm, inputs, precision=1e-3
         )
@@ -129,56 +136,47 @@ def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
         yield case
 
 
-def _count(given: float | None, counted: int) -> int | None:
-    """Return the number that a loss function divides by; None if it is no whole one."""
-    if given is None:
-        return counted
-    return round(given) if math.isclose(given, round(given), abs_tol=1e-3) else None
+def _totals_of(call: LossCall) -> dict[str, int] | None:
+    """Return the totals that a loss function divides by, where the caller says; None if one is not whole."""
+    totals = {"tokens": call.tokens, "completions": call.completions}
+    recorded = {name: total for name, total in totals.items() if total is not None}
+    whole = {name: round(total) for name, total in recorded.items()}
+    return whole if all(abs(whole[name] - total) <= 1e-3 for name, total in recorded.items()) else None
 
 
-def _inputs_of_call(call: LossCall) -> LossInputs | None:
-    mask = _padded([[float(m) for m in row.mask] for row in call.rows]).bool()
-    trained = int(mask.any(-1).sum())
-    tokens, completions = _count(call.tokens, int(mask.sum())), _count(call.completions, trained)
-    if tokens is None or completions is None:
-        return None
-    totals = Totals(
-        tokens=tokens,
-        completions=completions,
-        prompts=1,
-        max_tokens=mask.shape[1],
-        rows=len(call.rows),
-    )
+def _rows_of(uses: Sequence[Use]) -> list[LossRow]:
+    """Return the completions of an update as its loss gets them. At first, old log-probs are the present."""
+    return [
+        LossRow(
+            mask=row.mask or [],
+            logprobs=row.logprobs or [],
+            old_logprobs=row.old_logprobs or row.logprobs or [],
+            advantage=[row.advantage if isinstance(row.advantage, float) else None] * len(row.mask or ()),
+        )
+        for row in (use.row for use in uses)
+    ]
+
+
+def _inputs(
+    rows: Sequence[LossRow], totals: Mapping[str, int], references: Sequence[Numbers] | None = None
+) -> LossInputs:
+    """Return what a loss is made of. ``totals``: those that are not the counts of these rows."""
+    mask = _padded([[float(on) for on in row.mask] for row in rows]).bool()
+    counts = {
+        "tokens": int(mask.sum()),
+        "completions": int(mask.any(-1).sum()),
+        "prompts": 1,
+        "max_tokens": mask.shape[1],
+        "rows": len(rows),
+    }
     return LossInputs(
-        logprobs=_padded([row.logprobs for row in call.rows], mask),
+        logprobs=_padded([row.logprobs for row in rows], mask),
         mask=mask,
-        advantages=_padded([row.advantage for row in call.rows], mask),
-        old_logprobs=_padded([row.old_logprobs for row in call.rows], mask),
-        totals=totals,
+        advantages=_padded([row.advantage for row in rows], mask),
+        old_logprobs=_padded([row.old_logprobs for row in rows], mask),
+        totals=Totals(**{**counts, **totals}),
         group_tokens=mask.sum(-1),
-    )
-
-
-def _inputs(record: AuditRecord, uses: Sequence[Use], reference: bool) -> LossInputs:
-    """Return what a loss is made of. ``reference``: its log-probs are among it."""
-    rows = [use.row for use in uses]
-    mask = _padded([[float(m) for m in r.mask or ()] for r in rows]).bool()
-    totals = Totals(
-        tokens=int(mask.sum()),
-        completions=int(mask.any(-1).sum()),
-        prompts=len(set(groups_of([u.sample for u in uses]))),
-        max_tokens=int(record.number("max_completion_length", 0)),
-        rows=len(rows),
-    )
-    advantages = torch.tensor([r.advantage for r in rows], dtype=torch.float64)
-    return LossInputs(
-        logprobs=_padded([r.logprobs or [] for r in rows], mask),
-        mask=mask,
-        advantages=advantages[:, None].expand(mask.shape),
-        old_logprobs=_padded([r.old_logprobs or r.logprobs or [] for r in rows], mask),
-        totals=totals,
-        group_tokens=mask.sum(-1),
-        ref_logprobs=_padded([r.ref_logprobs or [] for r in rows], mask) if reference else None,
+        ref_logprobs=None if references is None else _padded(references, mask),
     )
 
 
@@ -186,7 +184,7 @@ def _sampled(record: AuditRecord, numbers: set[int]) -> int:
     return sum(len(r.completions) for r in record.rollouts if r.number in numbers)
 
 
-def _padded(rows: list[Numbers] | list[list[float]], mask: Tensor | None = None) -> Tensor:
+def _padded(rows: Sequence[Numbers] | Sequence[Sequence[float]], mask: Tensor | None = None) -> Tensor:
     """Return rows of numbers as (N, T) float64, 0 behind their ends and where unknown."""
     values = [torch.tensor([0.0 if v is None else v for v in row], dtype=torch.float64) for row in rows]
     padded = pad_sequence(values, batch_first=True)
@@ -198,17 +196,17 @@ def _padded(rows: list[Numbers] | list[list[float]], mask: Tensor | None = None)
     return result
 
 
-def _alike(found: float, due: float, precision: float) -> bool:
-    return abs(found - due) <= precision * (0.02 + abs(due))
+def _alike(recorded: float, due: float, precision: float) -> bool:
+    return abs(recorded - due) <= precision * (0.02 + abs(due))
 
 
 def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase, Loss], bool]) -> Trouble | None:
     off = differing(record)
     if not off or not all(explains(case, due) for case, due in off):
         return None
-    case, due = max(off, key=lambda o: abs(o[0].found - float(o[1].total)))
-    numbers = f"{case.found:.4g} where {float(due.total):.4g} is expected"
-    return Trouble(f"{words}: {numbers}{case.place}", case.step)
+    case, due = max(off, key=lambda o: abs(o[0].recorded - float(o[1].total)))
+    numbers = f"{case.recorded:.4g} where {float(due.total):.4g} is expected"
+    return Trouble(f"{words}: {numbers}{case.words}", case.step)
 
 
 # --- variations of the algorithm ------------------------------------------------------------------
@@ -264,18 +262,18 @@ def correction_is_inverted(record: AuditRecord) -> Trouble | None:
     """The importance correction is the sampler's probability over the trainer's: recorded weights are, or the
     loss is that of such weights, or gets the two log-probs in the other order.
     """
-    clear = [own for use in record.uses for own in _corrected(use)]
-    wrong = [own for own in clear if own.inverted]
+    clear = [correction for use in record.uses for correction in _corrected(use)]
+    wrong = [correction for correction in clear if correction.inverted]
     if len(wrong) >= 4 and len(wrong) > 0.5 * len(clear):
         use, token, weight, due = wrong[0][:4]
-        said = f"importance weights are those of the sampler over the trainer: {weight:.4g}"
-        return Trouble(f"{said} where {due:.4g} is expected", use.update.step, place(use, token))
+        sentence = f"importance weights are those of the sampler over the trainer: {weight:.4g}"
+        return Trouble(f"{sentence} where {due:.4g} is expected", use.update.step, location(use, token))
     exchanged = exchanged_with_the_sampler(record)
     if exchanged is not None:
-        said = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"
-        return Trouble(f"{said} (call {exchanged.step} of {exchanged.name})")
-    said = "the importance correction is the inverse of the right one"
-    return explained_by(corrected_the_wrong_way, said, "")(record)
+        sentence = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"
+        return Trouble(f"{sentence} (call {exchanged.step} of {exchanged.name})")
+    sentence = "the importance correction is the inverse of the right one"
+    return explained_by(corrected_the_wrong_way, sentence, "")(record)
 
 
 class Correction(NamedTuple):
@@ -295,12 +293,12 @@ def _corrected(use: Use) -> Iterator[Correction]:
     apart = [(token, old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)]
     # A weight of a whole completion is the product of its tokens' ratios.
     whole = sum(d for _, d in apart)
-    for token, own in apart:
+    for token, log_ratio in apart:
         weight = weights[token] if token < len(weights) else None
-        if weight is None or weight <= 0 or abs(own) < APART:
+        if weight is None or weight <= 0 or abs(log_ratio) < APART:
             continue
         log = math.log(weight)
-        d = own if abs(abs(log) - abs(own)) < abs(abs(log) - abs(whole)) else whole
+        d = log_ratio if abs(abs(log) - abs(log_ratio)) < abs(abs(log) - abs(whole)) else whole
         yield Correction(use, token, weight, math.exp(d), math.isclose(log, -d, rel_tol=0.05))
 
 
@@ -314,17 +312,17 @@ def corrections_are_constant(record: AuditRecord) -> Trouble | None:
         count = weights.count(usual)
         cut = not math.isclose(usual, 1.0, rel_tol=1e-3)
         if cut and count >= FEWEST and count > 0.9 * len(weights):
-            said = f"{count} of {len(weights)} importance weights are {usual:.4g}"
-            return Trouble(f"{said}: a bound cuts what it should let pass", update.step)
+            sentence = f"{count} of {len(weights)} importance weights are {usual:.4g}"
+            return Trouble(f"{sentence}: a bound cuts what it should let pass", update.step)
     return None
 
 
 def _weights(use: Use) -> list[float]:
     """Return the importance weights of trained tokens that are not those due, nor 0, of a token left out."""
     due = {token: math.exp(old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)}
-    known = zip(use.row.corrections or (), use.row.mask or (), strict=False)
-    given = {token: weight for token, (weight, on) in enumerate(known) if on and weight}
-    return [w for token, w in given.items() if not math.isclose(w, due.get(token, 0.0), rel_tol=0.01)]
+    trained = zip(use.row.corrections or (), use.row.mask or (), strict=False)
+    weights = {token: weight for token, (weight, on) in enumerate(trained) if on and weight}
+    return [w for token, w in weights.items() if not math.isclose(w, due.get(token, 0.0), rel_tol=0.01)]
 
 
 def reduction_is_another(record: AuditRecord) -> Trouble | None:
@@ -332,15 +330,15 @@ def reduction_is_another(record: AuditRecord) -> Trouble | None:
     for mean in MEANS.values():
 
         def fits(case: LossCase, _due: Loss, mean: Callable[..., Tensor] = mean) -> bool:
-            own = case.algorithm.reduce.function
+            asked_for = case.algorithm.reduce.function
             other = _with(case, reduce=bind(mean))
-            return own is not mean and case.is_that_of(other)
+            return asked_for is not mean and case.is_that_of(other)
 
-        own = {case.algorithm.reduce.function.__name__ for case, _ in differing(record)}
-        said = f"the loss is a {mean.__name__} and not a {' or '.join(own)}"
-        found = _explained(record, said.replace("_", " "), fits)
-        if found is not None:
-            return found
+        asked_for = {case.algorithm.reduce.function.__name__ for case, _ in differing(record)}
+        sentence = f"the loss is a {mean.__name__} and not a {' or '.join(asked_for)}"
+        trouble = _explained(record, sentence.replace("_", " "), fits)
+        if trouble is not None:
+            return trouble
     return None
 
 
@@ -348,7 +346,7 @@ def loss_is_negated(record: AuditRecord) -> Trouble | None:
     """The loss has the other sign than the one computed from its own numbers."""
 
     def negated(case: LossCase, due: Loss) -> bool:
-        return _alike(-case.found, float(due.total), case.precision) and abs(case.found) > 1e-3
+        return _alike(-case.recorded, float(due.total), case.precision) and abs(case.recorded) > 1e-3
 
     return _explained(record, "the loss has the wrong sign", negated)
 
@@ -370,7 +368,7 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
 
     def subtracted(case: LossCase, due: Loss) -> bool:
         return float(due.kl) > 1e-4 and _alike(
-            case.found, float(due.total) - 2 * coef * float(due.kl), case.precision
+            case.recorded, float(due.total) - 2 * coef * float(due.kl), case.precision
         )
 
     return _explained(record, "the KL is subtracted from the loss", subtracted)
@@ -402,11 +400,11 @@ def loss_is_scaled(record: AuditRecord) -> Trouble | None:
     count = record.number("gradient_accumulation_steps", 1)
 
     def scaled(case: LossCase, due: Loss) -> bool:
-        sides = (case.found / count, case.found * count)
+        sides = (case.recorded / count, case.recorded * count)
         return count > 1 and any(_alike(side, float(due.total), case.precision) for side in sides)
 
-    said = f"the loss is scaled by gradient_accumulation_steps={count:g}"
-    return _explained(record, said, scaled)
+    sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
+    return _explained(record, sentence, scaled)
 
 
 def loss_differs(record: AuditRecord) -> Trouble | None:

@@ -60,7 +60,7 @@ def record_run(
 
     ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
     batches whose log-probs the actor computes once more, before and after the update. ``score``: the
-    `reward_func`; it is called three more times for each completion of the first batch.
+    `reward_func`; it is called up to four more times for each completion of the first batch.
     """
     writer = _OpenRlhfWriter(trainer, Path(path), batches, looks, score)
     maker = trainer.experience_maker
@@ -87,18 +87,18 @@ def _watch(file: Recorder) -> None:
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = calls.call(inner, self, *args, **kwargs)
-        given = signature(inner).bind(self, *args, **kwargs).arguments
-        file.attempt(_record_call, calls, self.policy_loss_type, result[0], given)
+        arguments = signature(inner).bind(self, *args, **kwargs).arguments
+        file.attempt(_record_call, calls, self.policy_loss_type, result[0], arguments)
         return result
 
     kind.forward = forward
     watch_terms(calls, sys.modules[PENALTIES].compute_approx_kl, sys.modules[LOSSES].aggregate_loss)
 
 
-def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:
-    values = {own: given.get(theirs) for theirs, own in LOSS_VALUES.items()}
-    counts = {own: given.get(theirs) for theirs, own in COUNTS.items()}
-    calls.write(name, given["action_mask"], values, loss, given.get("dp_size", 1), counts)
+def _record_call(calls: LossRecorder, name: str, loss: Any, arguments: Mapping[str, Any]) -> None:
+    values = {field: arguments.get(theirs) for theirs, field in LOSS_VALUES.items()}
+    counts = {field: arguments.get(theirs) for theirs, field in COUNTS.items()}
+    calls.write(name, arguments["action_mask"], values, loss, arguments.get("dp_size", 1), counts)
 
 
 class _OpenRlhfWriter:
@@ -130,10 +130,10 @@ class _OpenRlhfWriter:
         self.file.attempt(self._notice, name, [*args, *kwargs.values()], result)
         return result
 
-    def _notice(self, name: str, given: Sequence[Any], result: Any) -> None:
-        if name == FORWARD and given[0] is getattr(self.maker, "initial_model_group", None):
+    def _notice(self, name: str, arguments: Sequence[Any], result: Any) -> None:
+        if name == FORWARD and arguments[0] is getattr(self.maker, "initial_model_group", None):
             self.asked = result
-        elif name == GATHER and given[0] is self.asked:
+        elif name == GATHER and arguments[0] is self.asked:
             self.references = list(result)
         elif name == MAKE:
             for experience, reference in zip(result, self.references, strict=False):
@@ -144,7 +144,7 @@ class _OpenRlhfWriter:
             self.references, self.made = [], list(result)
         elif name in SUMS and self.made:
             # Returns are made of one experience after the other.
-            experience, rewards = self.made.pop(0), given[SUMS[name]].clone()
+            experience, rewards = self.made.pop(0), arguments[SUMS[name]].clone()
             charged = getattr(experience, "covey_kl", None)
             coef = max(0.0, float(self.maker.kl_ctl.value))
             experience.covey_rewards = rewards
@@ -175,11 +175,11 @@ class _OpenRlhfWriter:
         if self.file.count >= self.looks or images:
             return None
         names = ("sequences", "action_mask", "attention_mask")
-        given = {name: [getattr(e, name) for e in self.experiences] for name in names}
+        fields = {name: [getattr(e, name) for e in self.experiences] for name in names}
         deepspeed = self.trainer.args.ds
         # Each rank of a ring or of a tensor group answers, all of them alike.
         copies = deepspeed.ring_attn_size * deepspeed.tensor_parallel_size
-        answers = getattr(self.maker, FORWARD)(self.trainer.actor_model_group, True, **given)
+        answers = getattr(self.maker, FORWARD)(self.trainer.actor_model_group, True, **fields)
         return [row for batch in getattr(self.maker, GATHER)(answers, copies) for row in batch]
 
 
@@ -206,7 +206,7 @@ def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Itera
                 "rewards": {"reward": float(e.info["reward"][n])},
                 "reward": float(e.rewards[n]),
             }
-            found = [(name, getattr(e, own, None)) for own, name in VALUES.items()]
-            values = {name: value[n] for name, value in found if value is not None}
+            tensors = [(name, getattr(e, theirs, None)) for theirs, name in VALUES.items()]
+            values = {name: value[n] for name, value in tensors if value is not None}
             # The value of token t is at t - 1.
             yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], values, len(prompt) - 1)

@@ -43,46 +43,46 @@ def prime_rl_run(folder: Path) -> AuditRecord:
     rows: dict[int, list[Row]] = {}
     for step, path in _steps(folder, EXPORTS):
         rows.setdefault(step, []).extend(_rows(path, step, traces.get(step, ())))
-    for step, known in traces.items():
-        samples = [trace.sample for trace in known]
+    for step, sampled in traces.items():
+        samples = [trace.sample for trace in sampled]
         # Sampled after as many updates as its policy had; others may come before its own.
-        number = min((trace.version for trace in known), default=step)
+        number = min((trace.version for trace in sampled), default=step)
         lines[number, 0, step] = Rollout(kind="rollout", number=step, step=number, completions=samples)
     for step in {*rows, *metrics}:
-        own = metrics.get(step) or Update(kind="update", step=step)
-        lines[step, 1, step] = own.model_copy(update={"rows": rows.get(step, [])})
-    ordered = tuple(lines[place] for place in sorted(lines))
+        update = metrics.get(step) or Update(kind="update", step=step)
+        lines[step, 1, step] = update.model_copy(update={"rows": rows.get(step, [])})
+    ordered = tuple(lines[key] for key in sorted(lines))
     return AuditRecord(Header(format=FORMAT, version=VERSION, framework="prime-rl"), ordered)
 
 
 def _steps(folder: Path, pattern: str) -> Iterator[tuple[int, Path]]:
     for path in sorted(folder.glob(f"**/{pattern}")):
-        found = re.search(r"step_(\d+)", str(path.relative_to(folder)))
-        if found:
-            yield int(found[1]) - 1, path
+        match = re.search(r"step_(\d+)", str(path.relative_to(folder)))
+        if match:
+            yield int(match[1]) - 1, path
 
 
 def _metrics(folder: Path) -> dict[int, Update]:
     """Return the updates of all metrics files: orchestrator and trainer may write one each."""
-    found: dict[int, Update] = {}
+    updates: dict[int, Update] = {}
     for path in sorted(folder.glob(f"**/{METRICS}")):
         for update in read_log(path).updates:
-            earlier = found.get(update.step, update)
-            own = {name: value for name, value in update if value is not None}
-            own["metrics"] = {**earlier.metrics, **update.metrics}
-            found[update.step] = earlier.model_copy(update=own)
-    return found
+            earlier = updates.get(update.step, update)
+            values = {name: value for name, value in update if value is not None}
+            values["metrics"] = {**earlier.metrics, **update.metrics}
+            updates[update.step] = earlier.model_copy(update=values)
+    return updates
 
 
 def _each(path: Path, kind: str, parts: Callable[[dict[str, Any]], Iterable[T]]) -> Iterator[T]:
     """Yield the parts of each line's object. Raises DataError with file and line."""
     for n, line in enumerate(read_regular(path, stream_bytes()).splitlines(), start=1):
         try:
-            found = list(parts(load_json(line)))
+            items = list(parts(load_json(line)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise DataError(f"{path}:{n}: no {kind} of prime-rl ({said})") from None
-        yield from found
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DataError(f"{path}:{n}: no {kind} of prime-rl ({reason})") from None
+        yield from items
 
 
 def _traces(path: Path, step: int) -> Iterator[_Trace]:
@@ -111,9 +111,9 @@ def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sam
     logprobs = iter([value for node in nodes for value in node.get("logprobs") or ()])
     credit = {value for node in nodes for value in node.get("advantages") or ()}
     rewards = {name: reward for name, reward in trace["rewards"].items() if reward is not None}
-    asked = next(n for n, node in enumerate(nodes) if node.get("sampled"))
+    first_sampled = next(n for n, node in enumerate(nodes) if node.get("sampled"))
     sample = Sample(
-        prompt=[node["message"] for node in nodes[:asked]],
+        prompt=[node["message"] for node in nodes[:first_sampled]],
         prompt_ids=ids[:start],
         text="".join(str(node["message"].get("content") or "") for node in nodes if node.get("sampled")),
         ids=ids[start:],
@@ -130,17 +130,17 @@ def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sam
 
 def _rows(path: Path, step: int, traces: Sequence[_Trace]) -> Iterator[Row]:
     """Yield a rank's sequences that are traces of the step, as its trainer has seen them."""
-    places = {trace.whole: place for place, trace in enumerate(traces)}
+    places = {trace.whole: index for index, trace in enumerate(traces)}
 
     def rows(row: dict[str, Any]) -> Iterator[Row]:
-        place = places.get(tuple(row["token_ids"]))
-        if place is not None:
-            start = len(traces[place].sample.prompt_ids or ())
+        index = places.get(tuple(row["token_ids"]))
+        if index is not None:
+            start = len(traces[index].sample.prompt_ids or ())
             mask = [bool(on) for on in row["loss_mask"][start:]]
             used = {value for value, on in zip(row["advantages"][start:], mask, strict=True) if on}
             yield Row(
                 rollout=step,
-                completion=place,
+                completion=index,
                 mask=mask,
                 logprobs=row["trainer_logprobs"][start:],
                 old_logprobs=row["inference_logprobs"][start:],

@@ -1,7 +1,8 @@
-"""Rewards asked once more: one completion at a time, with another problem's row, and with an empty text.
+"""Rewards asked once more: for a completion alone, with another problem's row, and for two other texts.
 
-A reward that answers otherwise than in its batch mixes rows up, or is random; one that pays another problem's
-row as well, or an empty text, does not read the answer. Only the standard library is needed.
+A reward that answers otherwise than in its batch mixes rows up, or is random. One that pays another problem's
+row as well, or an empty text, does not read the answer; one that pays a list of all answers finds the right
+one anywhere in a text. Only the standard library is needed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+ANSWERS = ("answer", "solution", "target", "label", "ground_truth", "gold", "expected", "reference_answer")
+"""Columns that are usually a row's answer."""
+MOST_LISTED = 64
+"""Answers of a list."""
+LONGEST_LISTED = 40
+"""Characters of an answer that is put into a list; proofs and programs are longer."""
+TEXT = ("completions", "completion_ids")
+"""Columns with a completion; the others are of its data row."""
 Score = Callable[..., Sequence[float | None]]
 """A reward function as TRL calls it: lists, by keyword, to a value for each completion."""
 
@@ -19,28 +28,49 @@ def probe(
     prompts: Sequence[Any],
     extra: Mapping[str, Any],
 ) -> list[dict[str, dict[str, float | None]]]:
-    """Return `alone`, `elsewhere` and `empty` of each completion: values by reward function.
+    """Return `alone`, `elsewhere`, `empty` and `listed` of each completion: values by reward function.
 
     ``columns`` have the completions and the data rows, a value each; ``extra`` is handed on as it is. A
     function that fails on one completion has no value for it.
     """
-    found = []
+    answers = _listed_answers(columns)
+    results = []
     for i, prompt in enumerate(prompts):
-        own = {name: values[i] for name, values in columns.items()}
+        row = {name: values[i] for name, values in columns.items()}
+        questions = {"alone": row, "empty": _with_text(row, "")}
         # The next completion of another prompt gives the row of another problem.
         other = next((j for j in [*range(i + 1, len(prompts)), *range(i)] if prompts[j] != prompt), None)
-        text = ("completions", "completion_ids")
-        moved = own if other is None else {n: v[i if n in text else other] for n, v in columns.items()}
-        silent = {**own, "completions": _emptied(own["completions"]), "completion_ids": []}
-        asked = {"alone": own, "empty": silent} | ({} if other is None else {"elsewhere": moved})
-        found.append(
-            {kind: {n: _value(f, row, extra) for n, f in functions.items()} for kind, row in asked.items()}
+        if other is not None:
+            questions["elsewhere"] = {n: v[i if n in TEXT else other] for n, v in columns.items()}
+        if answers:
+            questions["listed"] = _with_text(row, answers)
+        results.append(
+            {
+                kind: {name: _value(function, question, extra) for name, function in functions.items()}
+                for kind, question in questions.items()
+            }
         )
-    return found
+    return results
 
 
-def _emptied(completion: Any) -> Any:
-    return "" if isinstance(completion, str) else [{**message, "content": ""} for message in completion]
+def _listed_answers(columns: Mapping[str, Sequence[Any]]) -> str:
+    """Return the different answers of all rows as one text; '' if they are no short texts or numbers."""
+    # A trainer that hands a data row on as a whole has its columns in one value.
+    nested = [row for values in columns.values() for row in values if isinstance(row, Mapping)]
+    answers = [value for name in ANSWERS for value in columns.get(name, ())]
+    answers += [row[name] for row in nested for name in ANSWERS if name in row]
+    short = [str(answer).strip() for answer in answers if isinstance(answer, str | int | float)]
+    different = [answer for answer in dict.fromkeys(short) if answer]
+    if len(different) < 2 or max(map(len, different)) > LONGEST_LISTED:
+        return ""
+    return " ".join(different[:MOST_LISTED])
+
+
+def _with_text(row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return a row with another completion, whose ids are unknown."""
+    sampled = row["completions"]
+    completion = text if isinstance(sampled, str) else [{**message, "content": text} for message in sampled]
+    return {**row, "completions": completion, "completion_ids": []}
 
 
 def _value(function: Score, row: Mapping[str, Any], extra: Mapping[str, Any]) -> float | None:

@@ -5,18 +5,14 @@ All fields but a line's `kind` and `step` are optional. `docs/audit.md` describe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from covey.audit.frameworks import words_of
-from covey.system.opening import load_json, read_regular, stream_bytes
-from covey_verify.errors import DataError
 
 if TYPE_CHECKING:
     from covey.objective.algorithms import Algorithm
@@ -105,6 +101,8 @@ class Sample(_Part):
     """Rewards of this completion with another problem's row."""
     empty: Scores = {}
     """Rewards of an empty text for this row."""
+    listed: Scores = {}
+    """Rewards for this row of a text that lists the answers of all rows."""
 
     @property
     def prompt_text(self) -> str:
@@ -220,7 +218,11 @@ class Term(_Part):
     exchanged: bool | None = None
     """Whether a KL got the reference's log-probs as those of the policy, and the reverse."""
     gradient_kept: bool | None = None
-    """Whether that weight had a gradient already."""
+    """Whether the weight that is looked at had a gradient already."""
+    gradient_scaled: float | None = None
+    """The number by which the gradient of earlier calls was multiplied since it was computed; None if that is
+    unknown, or if the gradient is no multiple of what it was.
+    """
 
 
 Line = Annotated[Rollout | Update | LossCall | Term, Field(discriminator="kind")]
@@ -238,7 +240,7 @@ class Use:
     """Whether no update came between its sampling and this one."""
     moved: bool
     """Whether updates between them are known to have changed the weights."""
-    left: bool
+    changed_before: bool
     """Whether any update before this one is known to have changed the weights."""
 
 
@@ -271,7 +273,7 @@ class AuditRecord:
     @cached_property
     def samples(self) -> tuple[tuple[int, int, Sample], ...]:
         """(step, place, completion) of all rollouts."""
-        return tuple((r.step, place, s) for r in self.rollouts for place, s in enumerate(r.completions))
+        return tuple((r.step, index, s) for r in self.rollouts for index, s in enumerate(r.completions))
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:
@@ -279,17 +281,17 @@ class AuditRecord:
         return tuple(self._uses())
 
     def _uses(self) -> Iterator[Use]:
-        known: dict[int, Rollout] = {}
+        rollouts: dict[int, Rollout] = {}
         # Number of updates, and of those that changed the weights, by the time of each rollout.
         updates_at: dict[int, tuple[int, int]] = {}
         updates = changes = 0
         for line in self.lines:
             if isinstance(line, Rollout):
-                known[line.number] = line
+                rollouts[line.number] = line
                 updates_at[line.number] = (updates, changes)
                 continue
             for row in line.rows:
-                rollout = known.get(row.rollout)
+                rollout = rollouts.get(row.rollout)
                 if rollout is not None and 0 <= row.completion < len(rollout.completions):
                     then = updates_at[row.rollout]
                     times = (then[0] == updates, then[1] < changes, changes > 0)
@@ -308,8 +310,8 @@ class AuditRecord:
 
     def own_name(self, name: str) -> str:
         """Return what the framework calls a setting, given the name that checks use."""
-        own = words_of(self.header.framework).settings.get(name, name)
-        return own if self.header.settings.get(own) is not None else name
+        translation = words_of(self.header.framework).settings.get(name, name)
+        return translation if self.header.settings.get(translation) is not None else name
 
     def setting(self, name: str, default: object = None) -> object:
         """Return a setting of the framework, by the name that checks use or its own."""
@@ -324,127 +326,21 @@ class AuditRecord:
     @cached_property
     def fields(self) -> frozenset[str]:
         """Names of the fields that any line has."""
-        found = {f"settings.{name}" for name, value in self.header.settings.items() if value is not None}
+        fields = {f"settings.{name}" for name, value in self.header.settings.items() if value is not None}
         names = words_of(self.header.framework).settings
-        found |= {f"settings.{name}" for name in names if self.setting(name) is not None}
-        found |= {f"data.{name}" for name in self.header.data.model_fields_set}
-        found |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
+        fields |= {f"settings.{name}" for name in names if self.setting(name) is not None}
+        fields |= {f"data.{name}" for name in self.header.data.model_fields_set}
+        fields |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
         for update in self.updates:
-            found |= _given(update)
-            found |= {f"metrics.{name}" for name in update.metrics}
+            fields |= _given(update)
+            fields |= {f"metrics.{name}" for name in update.metrics}
             for row in update.rows:
-                found |= _given(row)
+                fields |= _given(row)
         for _, _, sample in self.samples:
-            found |= _given(sample)
+            fields |= _given(sample)
         seen = {"losses": self.calls, "terms": self.terms}
-        return frozenset(found | {name for name, lines in seen.items() if lines})
+        return frozenset(fields | {name for name, lines in seen.items() if lines})
 
 
 def _given(part: _Part) -> set[str]:
     return {name for name in part.model_fields_set if getattr(part, name) not in (None, {}, [])}
-
-
-def read_record(path: Path) -> AuditRecord:
-    """Read a record. A last line without its end, of a run that was killed or still trains, is left out.
-
-    Raises DataError, with file and line, for anything that is not of the format.
-    """
-    lines = read_regular(path, stream_bytes()).split(b"\n")
-    half = lines.pop()
-    if not lines and not half.strip():
-        raise DataError(f"{path}: the file is empty; a record begins with a header line, see docs/audit.md")
-    notes = []
-    if half.strip() and not _is_json(half):
-        notes.append(f"{path}:{len(lines) + 1}: the last line is not complete and is left out")
-    elif half.strip():
-        lines.append(half)
-    if not lines:
-        raise DataError(f"{path}:1: the header is not complete: {half[:60].decode(errors='replace')!r}")
-    header = _header(path, lines[0])
-    every = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
-    calls = tuple(line for _, line in every if isinstance(line, LossCall))
-    terms = tuple(line for _, line in every if isinstance(line, Term))
-    found = [(n, line) for n, line in every if isinstance(line, Rollout | Update)]
-    _check_order(path, found)
-    return AuditRecord(header, tuple(line for _, line in found), calls, terms, notes=notes)
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        load_json(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _object(path: Path, number: int, text: bytes) -> dict[str, object]:
-    try:
-        value = load_json(text)
-    except ValueError as error:
-        raise DataError(f"{path}:{number}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path}:{number}: {type(value).__name__} where an object is expected")
-    return value
-
-
-def _header(path: Path, text: bytes) -> Header:
-    value = _object(path, 1, text)
-    if value.get("format") != FORMAT:
-        raise DataError(
-            f'{path}:1: not a record of a run; the first line must be {{"format": "{FORMAT}", '
-            f'"version": {VERSION}, ...}}, see docs/audit.md'
-        )
-    if value.get("version") != VERSION:
-        raise DataError(
-            f"{path}:1: version {json.dumps(value.get('version'))} of the format; this covey reads {VERSION}"
-        )
-    try:
-        return Header.model_validate(value)
-    except ValidationError as error:
-        raise DataError(f"{path}:1: {_reason(error)}") from None
-
-
-def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update | LossCall | Term]:
-    value = _object(path, number, text)
-    try:
-        line = READ_LINE.validate_python(value)
-    except ValidationError as error:
-        raise DataError(f"{path}:{number}: {_reason(error)}") from None
-    for place, part in enumerate(line.completions if isinstance(line, Rollout) else ()):
-        wrong = _misfit(part, len(part.ids) if part.ids is not None else None)
-        if wrong:
-            raise DataError(f"{path}:{number}: completions.{place}.{wrong}")
-    return number, line
-
-
-def _misfit(sample: Sample, tokens: int | None) -> str:
-    """Return which list has another length than ``ids``; empty if none has."""
-    for name in ("sampler_logprobs", "inserted", "model_logprobs", "model_logprobs_at_1"):
-        values = getattr(sample, name)
-        if values is not None and len(values) != tokens:
-            return f"{name}: {len(values)} values for {tokens} ids"
-    return ""
-
-
-def _check_order(path: Path, lines: list[tuple[int, Rollout | Update]]) -> None:
-    """Raise DataError for a row of a rollout or completion that no earlier line has."""
-    sizes: dict[int, int] = {}
-    for number, line in lines:
-        if isinstance(line, Rollout):
-            sizes[line.number] = len(line.completions)
-            continue
-        for place, row in enumerate(line.rows):
-            # A record may begin in the middle of a run, so a rollout before the first is unknown, not wrong.
-            size = sizes.get(row.rollout)
-            if size is not None and not 0 <= row.completion < size:
-                raise DataError(
-                    f"{path}:{number}: rows.{place}.completion: {row.completion}, but rollout {row.rollout} "
-                    f"has {size} completions"
-                )
-
-
-def _reason(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("rollout", "update", "loss", "term"))
-    shown = "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
-    return f"{place + ': ' if place else ''}{first['msg']}{shown}"

@@ -50,12 +50,12 @@ class Recorder:
         with self.path.open("a") as file:
             file.write(json.dumps(line, default=str) + "\n")
 
-    def attempt(self, own: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+    def attempt(self, part: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """Call a part of a writer. If it fails, print the reason and record nothing more."""
         if self.failed:
             return None
         try:
-            return own(*args, **kwargs)
+            return part(*args, **kwargs)
         except Exception as error:
             self.failed = True
             reason = f"{type(error).__name__}: {error}"
@@ -110,14 +110,14 @@ class BatchRecorder(Recorder):
         """
         self._step, self._starts = step, [c.start for c in completions]
         self._rows = []
-        for place, (sample, mask, advantage, values, start) in enumerate(completions):
-            known = {name: v[start:] for name, v in values.items() if v is not None}
+        for index, (sample, mask, advantage, values, start) in enumerate(completions):
+            tensors = {name: v[start:] for name, v in values.items() if v is not None}
             length = len(sample["ids"])
-            if "sampler_logprobs" in known:
-                sample["sampler_logprobs"] = numbers(known.pop("sampler_logprobs")[:length])
+            if "sampler_logprobs" in tensors:
+                sample["sampler_logprobs"] = numbers(tensors.pop("sampler_logprobs")[:length])
             if now is not None:
-                known["logprobs"] = now[place][start:]
-            row = row_of((self.count, place), length, mask[start:], advantage[start:], known)
+                tensors["logprobs"] = now[index][start:]
+            row = row_of((self.count, index), length, mask[start:], advantage[start:], tensors)
             self._rows.append({**row, "prompt_trained": int(mask[:start].sum())})
         samples = [completion.sample for completion in completions]
         if samples:
@@ -129,25 +129,25 @@ class BatchRecorder(Recorder):
         ``named``: the names in ``metrics`` of the loss, the gradient norm and the learning rate. ``then``:
         log-probs, computed after it, of each completion.
         """
-        known = plain_metrics(metrics)
+        numbers_by_name = plain_metrics(metrics)
         later = () if then is None else then
         for row, start, values in zip(self._rows, self._starts, later, strict=False):
             row["after_logprobs"] = numbers(values[start:][: len(row["mask"])])
-        loss, norm, rate = (known.get(name) for name in named)
-        own = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "metrics": known}
-        self.write(kind="update", step=self._step, rows=self._rows, **own)
+        loss, norm, rate = (numbers_by_name.get(name) for name in named)
+        fields = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "metrics": numbers_by_name}
+        self.write(kind="update", step=self._step, rows=self._rows, **fields)
         self.count += 1
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are numbers, or lists of numbers, of which the mean is taken."""
-    found = {}
+    means = {}
     for name, value in metrics.items():
         every = getattr(value, "values", value)
         every = every if isinstance(every, list | tuple) else [every]
         if every and all(isinstance(v, SupportsFloat) and not getattr(v, "ndim", 0) for v in every):
-            found[name] = fmean(float(v) for v in every)
-    return found
+            means[name] = fmean(float(v) for v in every)
+    return means
 
 
 def plain_logprobs(
@@ -164,12 +164,12 @@ def plain_logprobs(
     import torch
 
     was_training = model.training
-    given = torch.tensor([[*prompt_ids, *ids]], device=next(model.parameters()).device)
+    input_ids = torch.tensor([[*prompt_ids, *ids]], device=next(model.parameters()).device)
     with torch.no_grad(), context:
         # The logits at a token are those of the next one.
-        logits = model.eval()(input_ids=given).logits[0, len(prompt_ids) - 1 : -1].float()
+        logits = model.eval()(input_ids=input_ids).logits[0, len(prompt_ids) - 1 : -1].float()
     model.train(was_training)
-    chosen = given[0, len(prompt_ids) :, None]
+    chosen = input_ids[0, len(prompt_ids) :, None]
     return [numbers((logits / t).log_softmax(-1).gather(-1, chosen)[:, 0]) for t in temperatures]
 
 
@@ -179,7 +179,7 @@ def numbers(values: Tensor) -> list[float]:
 
 
 def row_of(
-    place: tuple[int, int],
+    origin: tuple[int, int],
     length: int,
     mask: Tensor,
     advantage: Tensor,
@@ -193,7 +193,7 @@ def row_of(
     """
     trained = [n for n, on in enumerate(mask.tolist()) if on]
     end = max(length, *(n + 1 for n in trained[-1:]), 0)
-    row = {"rollout": place[0], "completion": place[1], "mask": mask[:end].int().tolist()}
+    row = {"rollout": origin[0], "completion": origin[1], "mask": mask[:end].int().tolist()}
     for name, value in values.items():
         paid = [n + 1 for n in value.nonzero()[-1:, 0].tolist()] if name in REWARDS else []
         row[name] = numbers(value[: max(end, *paid, 0)].detach())
@@ -244,7 +244,7 @@ def score_again(
     completions: Sequence[RecordedCompletion],
     texts: Sequence[str],
 ) -> None:
-    """Score each completion three more times, for `alone`, `elsewhere` and `empty` of its sample.
+    """Score each completion up to four more times, for `alone`, `elsewhere`, `empty` and `listed`.
 
     ``score`` gets a text, a data row and a prompt; it returns a number, or a dict with one as `score`.
     ``texts``: the completions as the trainer's rewards get them.
@@ -253,15 +253,15 @@ def score_again(
     def function(
         completions: Sequence[str], rows: Sequence[Any], prompts: Sequence[Any], **_: Any
     ) -> list[float]:
-        found = score(completions[0], rows[0], prompts[0])
-        return [float(found["score"] if isinstance(found, dict) else found)]
+        answer = score(completions[0], rows[0], prompts[0])
+        return [float(answer["score"] if isinstance(answer, dict) else answer)]
 
     samples = [completion.sample for completion in completions]
     prompts = [sample["prompt"] for sample in samples]
     columns = {"completions": list(texts), "rows": [s["row"] for s in samples]}
     answers = probe({name: function}, {**columns, "prompts": prompts}, prompts, {})
-    for sample, own in zip(samples, answers, strict=True):
-        sample.update(own)
+    for sample, scores in zip(samples, answers, strict=True):
+        sample.update(scores)
 
 
 def facts_of(prompts: Sequence[object], eval_prompts: Sequence[object]) -> Mapping[str, int]:
@@ -269,8 +269,8 @@ def facts_of(prompts: Sequence[object], eval_prompts: Sequence[object]) -> Mappi
     train, held_out = (
         [json.dumps(p, sort_keys=True, default=str) for p in part] for part in (prompts, eval_prompts)
     )
-    known = set(train)
-    facts = {"rows": len(train), "distinct": len(known)}
+    distinct = set(train)
+    facts = {"rows": len(train), "distinct": len(distinct)}
     if held_out:
-        facts |= {"eval_rows": len(held_out), "eval_in_train": sum(p in known for p in held_out)}
+        facts |= {"eval_rows": len(held_out), "eval_in_train": sum(p in distinct for p in held_out)}
     return facts

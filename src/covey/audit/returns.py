@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product, starmap
+from statistics import pvariance
 from typing import NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord, Numbers, Use
 from covey.audit.terms import kl_has_its_arguments_exchanged
-from covey.audit.tokens import place
+from covey.audit.tokens import location
 from covey.objective import penalties
 
 FEWEST = 4
@@ -22,6 +24,8 @@ ESTIMATORS |= {"k1": penalties.k1, "k2": penalties.k2, "k3": penalties.k3}
 """Names of verl and OpenRLHF -> covey's estimator of a KL."""
 LEAST = 1e-4
 """A smaller score is what is left of a KL that was added and subtracted."""
+DROWNED = 10.0
+"""Times the variance of scores."""
 BOUND = 10.0
 """Both frameworks clamp a token's KL at this."""
 SUMS = {
@@ -41,8 +45,8 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
     if len(shown) < FEWEST:
         return None
     use, token = shown[0]
-    said = f"the reward of {len(shown)} completions stands behind their last token, on padding"
-    return Trouble(said, use.update.step, place(use, token))
+    sentence = f"the reward of {len(shown)} completions stands behind their last token, on padding"
+    return Trouble(sentence, use.update.step, location(use, token))
 
 
 def rewards_are_cut(record: AuditRecord) -> Trouble | None:
@@ -52,13 +56,13 @@ def rewards_are_cut(record: AuditRecord) -> Trouble | None:
         return None
     low, high = map(float, bounds)
     scored = [(use, use.row.token_scores) for use in record.uses if use.row.token_scores]
-    given = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
-    cut = [use for use, score in given if not low + LEAST < score < high - LEAST]
-    if len(cut) < FEWEST or len(cut) <= 0.1 * len(given):
+    sums = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
+    cut = [use for use, score in sums if not low + LEAST < score < high - LEAST]
+    if len(cut) < FEWEST or len(cut) <= 0.1 * len(sums):
         return None
     name = record.own_name("reward_bounds")
-    said = f"{len(cut)} of {len(given)} rewards, less their baseline, are cut to {name}"
-    return Trouble(f"{said}, {low:g} to {high:g}", cut[0].update.step, place(cut[0]))
+    sentence = f"{len(cut)} of {len(sums)} rewards, less their baseline, are cut to {name}"
+    return Trouble(f"{sentence}, {low:g} to {high:g}", cut[0].update.step, location(cut[0]))
 
 
 def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
@@ -67,10 +71,10 @@ def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
     if not shown:
         return None
     use = shown[0]
-    said = (
+    sentence = (
         f"{use.row.prompt_trained} tokens of the prompt are in the loss, and so in {len(shown)} completions"
     )
-    return Trouble(said, use.update.step, place(use))
+    return Trouble(sentence, use.update.step, location(use))
 
 
 # --- the KL -----------------------------------------------------------------------------------------
@@ -89,14 +93,14 @@ def _charged(record: AuditRecord) -> Iterator[tuple[Use, Tensor, Tensor]]:
             pairs = zip(row.token_scores, row.token_rewards, strict=False)
             kl = [None if a is None or b is None else (a - b) / coef for a, b in pairs]
         values = (kl or (), row.old_logprobs or (), row.ref_logprobs or (), row.mask or ())
-        known = [v for v in zip(*values, strict=False) if v[3] and None not in v]
-        if known:
-            charged, old, reference, _ = torch.tensor(known, dtype=torch.float64).T
+        rows = [v for v in zip(*values, strict=False) if v[3] and None not in v]
+        if rows:
+            charged, old, reference, _ = torch.tensor(rows, dtype=torch.float64).T
             yield use, charged, old - reference
 
 
-def _fits(found: Tensor, due: Tensor) -> bool:
-    return bool((found - due.clamp(-BOUND, BOUND)).abs().max() <= 1e-3 + 0.02 * float(due.abs().max()))
+def _fits(charged: Tensor, due: Tensor) -> bool:
+    return bool((charged - due.clamp(-BOUND, BOUND)).abs().max() <= 1e-3 + 0.02 * float(due.abs().max()))
 
 
 def kl_is_another(record: AuditRecord) -> Trouble | None:
@@ -112,16 +116,43 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     off = [(use, kl, d) for use, kl, d in _charged(record) if not _fits(kl, estimator(d))]
     if len(off) < FEWEST:
         return None
-    said = "the KL is not that of its estimator"
+    sentence = "the KL is not that of its estimator"
     if all(_fits(kl, estimator(-d)) for _, kl, d in off):
-        said = "the KL has its arguments exchanged: it is that of the reference to the policy"
+        sentence = "the KL has its arguments exchanged: it is that of the reference to the policy"
     for name, other in ESTIMATORS.items():
         if other is not estimator and all(_fits(kl, other(d)) for _, kl, d in off):
-            said = f"the KL is {name}, which the settings do not ask for"
+            sentence = f"the KL is {name}, which the settings do not ask for"
     use, kl, d = max(off, key=lambda o: float((o[1] - estimator(o[2])).abs().max()))
     token = int((kl - estimator(d)).abs().argmax())
     numbers = f"{float(kl[token]):.4g} where {float(estimator(d)[token]):.4g} is expected"
-    return Trouble(f"{said}: {numbers}", use.update.step, place(use))
+    return Trouble(f"{sentence}: {numbers}", use.update.step, location(use))
+
+
+def kl_drowns_the_reward(record: AuditRecord) -> Trouble | None:
+    """In half of the updates or more, and at least two, the KL in the rewards of completions varies ten times
+    as much as the scores of the whole run.
+    """
+    updates = [update for update in record.updates if any(row.token_rewards for row in update.rows)]
+    scores = [_total(row.token_scores) for update in updates for row in update.rows]
+    spread = pvariance(scores) if scores else 0.0
+    charges = [
+        (
+            update.step,
+            pvariance([_total(row.token_scores) - _total(row.token_rewards) for row in update.rows]),
+        )
+        for update in updates
+    ]
+    drowned = [(step, variance) for step, variance in charges if variance > DROWNED * spread > 0]
+    if len(drowned) < 2 or len(drowned) < 0.5 * len(updates):
+        return None
+    step, variance = drowned[-1]
+    sentence = "the KL in the reward differs between completions"
+    times = math.sqrt(variance / spread)
+    return Trouble(f"{sentence} {times:.2g} times as much as their scores: it decides what is trained", step)
+
+
+def _total(values: Numbers | None) -> float:
+    return sum(value or 0.0 for value in values or ())
 
 
 # --- returns ----------------------------------------------------------------------------------------
@@ -132,13 +163,13 @@ def returns_of(rewards: Sequence[float], values: Sequence[float], gamma: float, 
 
     Without a critic, V = 0 and lam = 1, they are sums of discounted rewards. Schulman 2015, arXiv 1506.02438.
     """
-    found = torch.zeros(len(rewards), dtype=torch.float64)
+    returns = torch.zeros(len(rewards), dtype=torch.float64)
     advantage = following = 0.0
     for t in reversed(range(len(rewards))):
         advantage = rewards[t] + gamma * following - values[t] + gamma * lam * advantage
         following = values[t]
-        found[t] = advantage + following
-    return found
+        returns[t] = advantage + following
+    return returns
 
 
 class Discounts(NamedTuple):
@@ -179,8 +210,8 @@ def _summed(record: AuditRecord) -> Iterator[Summed]:
 
 def _first(values: Numbers, size: int) -> list[float]:
     """Return the first values, 0 for those that are missing."""
-    known = [value or 0.0 for value in values[:size]]
-    return known + [0.0] * (size - len(known))
+    numbers = [value or 0.0 for value in values[:size]]
+    return numbers + [0.0] * (size - len(numbers))
 
 
 def returns_are_others(record: AuditRecord) -> Trouble | None:
@@ -193,21 +224,21 @@ def returns_are_others(record: AuditRecord) -> Trouble | None:
     lam = record.number("lam", 1.0)
     every = list(_summed(record))
     critic = any(one.use.row.values for one in every)
-    asked = Discounts(gamma, lam if critic else 1.0)
-    wrong = [one for one in every if not one.follows(asked)]
+    discounts = Discounts(gamma, lam if critic else 1.0)
+    wrong = [one for one in every if not one.follows(discounts)]
     if len(wrong) < FEWEST:
         return None
-    said = f"returns are not those of gamma {asked.gamma:g} and lambda {asked.lam:g}"
+    sentence = f"returns are not those of gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
     # One setting in the place of the other, or left out.
     for other in starmap(Discounts, product((lam, gamma, 1.0), (gamma, lam, 1.0))):
-        if other != asked and all(one.follows(other) for one in every):
-            said += f" but of gamma {other.gamma:g} and lambda {other.lam:g}"
+        if other != discounts and all(one.follows(other) for one in every):
+            sentence += f" but of gamma {other.gamma:g} and lambda {other.lam:g}"
             break
     first = wrong[0]
-    due = first.due(asked)
+    due = first.due(discounts)
     token = int((due - first.returns).abs().argmax())
     numbers = f"{float(first.returns[token]):.4g} where {float(due[token]):.4g} is expected"
-    return Trouble(f"{said}: {numbers}", first.use.update.step, place(first.use, token))
+    return Trouble(f"{sentence}: {numbers}", first.use.update.step, location(first.use, token))
 
 
 CHECKS = {
@@ -215,5 +246,6 @@ CHECKS = {
     "reward_cut": rewards_are_cut,
     "reward_on_padding": rewards_are_on_padding,
     "kl_differs": kl_is_another,
+    "kl_drowns": kl_drowns_the_reward,
     "returns_differ": returns_are_others,
 }

@@ -44,12 +44,12 @@ def readable(path: Path, follow: bool = False) -> Iterator[Path]:
 
     ``follow``: the folder grows with records that are still being written. Raises as ``open_run``.
     """
-    found = _foreign_runs(path)
-    if not found:
+    sources = _foreign_runs(path)
+    if not sources:
         yield path
         return
-    with TemporaryDirectory(prefix="covey-") as place:
-        runs = [ForeignRun(source, Path(place) / name, follow) for name, source in found.items()]
+    with TemporaryDirectory(prefix="covey-") as temporary:
+        runs = [ForeignRun(source, Path(temporary) / name, follow) for name, source in sources.items()]
         for run in runs:
             run.look()
         ended = Event()
@@ -57,7 +57,7 @@ def readable(path: Path, follow: bool = False) -> Iterator[Path]:
         if follow:
             watcher.start()
         try:
-            yield runs[0].folder if len(runs) == 1 else Path(place)
+            yield runs[0].folder if len(runs) == 1 else Path(temporary)
         finally:
             ended.set()
             if follow:
@@ -99,8 +99,8 @@ class ForeignRun:
 def _size_and_time(source: Path) -> tuple[int, float]:
     """Return the bytes of a run's files and the time of the last change."""
     files = [source] if source.is_file() else [file for file in source.rglob("*") if file.is_file()]
-    found = [file.stat() for file in files]
-    return sum(f.st_size for f in found), max((f.st_mtime for f in found), default=0.0)
+    stats = [file.stat() for file in files]
+    return sum(f.st_size for f in stats), max((f.st_mtime for f in stats), default=0.0)
 
 
 def _foreign_runs(path: Path) -> dict[str, Path]:
@@ -135,8 +135,8 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     settings = {**record.header.settings, **_own_settings(record)}
     (folder / "config.yaml").write_text(sealed_text(json.dumps(settings, indent=1) + "\n"))
-    known = {name: _written(folder / f"{name}.jsonl") for name in ("metrics", "findings")}
-    shown = {line["step"] for line in known["metrics"]}
+    written = {name: _written(folder / f"{name}.jsonl") for name in ("metrics", "findings")}
+    shown = {line["step"] for line in written["metrics"]}
     metrics = [{**m, "step": int(m["step"])} for m in metrics_of(record)]
     metrics = [m for m in metrics if m["step"] not in shown]
     if grows:
@@ -147,8 +147,8 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
         if not rollout_file(folder, step).exists():
             _write_step(record, folder, step)
     _append(folder / "metrics.jsonl", metrics)
-    said = {line["id"] for line in known["findings"]}
-    _append(folder / "findings.jsonl", [f for f in _findings(record, grows) if f["id"] not in said])
+    written_ids = {line["id"] for line in written["findings"]}
+    _append(folder / "findings.jsonl", [f for f in _findings(record, grows) if f["id"] not in written_ids])
     if tokenizer_file(source).is_file():
         (folder / "final").mkdir(exist_ok=True)
         shutil.copyfile(tokenizer_file(source), folder / "final" / "tokenizer.json")
@@ -171,9 +171,9 @@ def _say_whether_it_grows(record: AuditRecord, source: Path, folder: Path, grows
         (folder / ".lock").write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
         (folder / RESULT).unlink(missing_ok=True)
         return
-    said = f"{source}, as it was when this page was made: {len(record.updates)} updates, "
-    said += f"{len(record.samples)} completions. {lacking(record)}"
-    (folder / RESULT).write_text(sealed({"remark": said.strip()}))
+    remark = f"{source}, as it was when this page was made: {len(record.updates)} updates, "
+    remark += f"{len(record.samples)} completions. {lacking(record)}"
+    (folder / RESULT).write_text(sealed({"remark": remark.strip()}))
 
 
 def _own_settings(record: AuditRecord) -> dict[str, Any]:
@@ -205,32 +205,32 @@ def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, Any]]:
     report = apply(CHECKS, record)
     places = _places(record)
     for finding in (*report.findings, *course_of(record)):
-        own = finding.record()
-        step, completion = own["evidence"].get("step"), own["evidence"].get("completion")
-        found = places.get((step, completion)) if completion is not None else None
-        if found is not None:
-            own["evidence"] |= found
-        yield own
+        fields = finding.record()
+        step, completion = fields["evidence"].get("step"), fields["evidence"].get("completion")
+        page = places.get((step, completion)) if completion is not None else None
+        if page is not None:
+            fields["evidence"] |= page
+        yield fields
     if grows:
-        said = "this record is still being written; the pages follow it, and more findings may appear"
-        yield Finding("audit_follows", 0, "note", said).record()
+        sentence = "this record is still being written; the pages follow it, and more findings may appear"
+        yield Finding("audit_follows", 0, "note", sentence).record()
         return
-    said = f"{report.judged} of {len(CHECKS)} checks apply"
-    said += f"; the others need {', '.join(report.unjudged)}" if report.unjudged else ""
-    yield Finding("audit", 0, "note", said).record()
+    sentence = f"{report.judged} of {len(CHECKS)} checks apply"
+    sentence += f"; the others need {', '.join(report.unjudged)}" if report.unjudged else ""
+    yield Finding("audit", 0, "note", sentence).record()
 
 
 def _places(record: AuditRecord) -> dict[tuple[int, int], dict[str, int]]:
     """Return (step, completion) as findings have them -> step, group and completion as pages have them."""
     # A completion's place on the pages, by its place in the record.
     of_sample: dict[tuple[int, int], dict[str, int]] = {}
-    found: dict[tuple[int, int], dict[str, int]] = {}
+    pages: dict[tuple[int, int], dict[str, int]] = {}
     for step, rollouts in by_step(record).items():
         for row in log_of(Path(), record, rollouts).rows:
-            place = {"step": step, "group": row["group"], "completion": row["sample"]}
-            of_sample[row["rollout"], row["place"]] = place
-            found.setdefault((step, row["place"]), place)
+            page = {"step": step, "group": row["group"], "completion": row["sample"]}
+            of_sample[row["rollout"], row["place"]] = page
+            pages.setdefault((step, row["place"]), page)
     # A finding on an update has the update's step, which may come after that of the rollout.
     for use in reversed(record.uses):
-        found[use.update.step, use.row.completion] = of_sample[use.row.rollout, use.row.completion]
-    return found
+        pages[use.update.step, use.row.completion] = of_sample[use.row.rollout, use.row.completion]
+    return pages

@@ -12,7 +12,8 @@ import numpy as np
 
 from covey.audit.logs import EVENTS, read_log
 from covey.audit.prime_rl import is_prime_rl, prime_rl_run
-from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update, read_record
+from covey.audit.reading import read_record
+from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update
 from covey.config.load import ResolvedConfig
 from covey.runs.folder import read_numbers
 from covey.runs.reader import last_stage, load_for_reading, stages_in
@@ -60,8 +61,8 @@ def _with_losses(path: Path) -> AuditRecord:
 
 def is_foreign(path: Path) -> bool:
     """Whether a path is a file, or a folder without a run of covey."""
-    own = path.is_dir() and ((path / "config.yaml").exists() or stages_in(path))
-    return path.exists() and not own
+    is_covey = path.is_dir() and ((path / "config.yaml").exists() or stages_in(path))
+    return path.exists() and not is_covey
 
 
 def _of_folder(folder: Path) -> AuditRecord:
@@ -122,8 +123,8 @@ def _covey_settings(loaded: ResolvedConfig) -> dict[str, object]:
 
 def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
     samples = []
-    for place, row in enumerate(log.rows):
-        arrays = log.of_completion(place)
+    for index, row in enumerate(log.rows):
+        arrays = log.of_completion(index)
         sampled = arrays.get("sampled")
         samples.append(
             Sample(
@@ -143,23 +144,23 @@ def _covey_rollout(log: RolloutLog, step: int) -> Rollout:
 
 def _covey_update(log: RolloutLog | None, metrics: Mapping[str, float], step: int) -> Update:
     rows = []
-    for place, row in enumerate(log.rows if log is not None else ()):
+    for index, row in enumerate(log.rows if log is not None else ()):
         if log is None or not row["trained"] or row["reward"] is None:
             continue
-        arrays = log.of_completion(place)
+        arrays = log.of_completion(index)
         # Tokens that entered a loss have a ratio.
         mask = np.isfinite(arrays["ratios"]) if "ratios" in arrays else np.ones(len(arrays["tokens"]), bool)
         advantage = _numbers(arrays["advantages"])
-        rows.append(Row(rollout=step, completion=place, mask=mask.tolist(), advantage=advantage))
-    known = {name: float(value) for name, value in metrics.items() if value is not None}
+        rows.append(Row(rollout=step, completion=index, mask=mask.tolist(), advantage=advantage))
+    numbers = {name: float(value) for name, value in metrics.items() if value is not None}
     return Update(
         kind="update",
         step=step,
         rows=rows,
-        loss=known.get("loss"),
-        grad_norm=known.get("optimizer/grad_norm"),
-        learning_rate=known.get("optimizer/lr"),
-        metrics=dict(known),
+        loss=numbers.get("loss"),
+        grad_norm=numbers.get("optimizer/grad_norm"),
+        learning_rate=numbers.get("optimizer/lr"),
+        metrics=dict(numbers),
     )
 
 
@@ -220,9 +221,12 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
         for n, text in enumerate(read_regular(path, stream_bytes()).splitlines(), start=1):
             try:
                 row = load_json(text)
-                own = {k: v for k, v in row.items() if k not in ("input", "output", "score", "step")}
+                columns = {k: v for k, v in row.items() if k not in ("input", "output", "score", "step")}
                 sample = Sample(
-                    prompt=row["input"], text=row["output"], rewards={"score": float(row["score"])}, row=own
+                    prompt=row["input"],
+                    text=row["output"],
+                    rewards={"score": float(row["score"])},
+                    row=columns,
                 )
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}:{n}: not a row of a verl dump ({error})") from None

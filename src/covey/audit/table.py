@@ -10,7 +10,20 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from covey.audit import advantages, exchanges, logprobs, losses, returns, rewards, terms, tokens, updates
+from covey.audit import (
+    advantages,
+    data,
+    exchanges,
+    groups,
+    logprobs,
+    losses,
+    rescored,
+    returns,
+    rewards,
+    terms,
+    tokens,
+    updates,
+)
 from covey.audit.check import Check, Predicate, Report, Words, apply
 from covey.audit.course import course_of
 from covey.audit.record import AuditRecord
@@ -21,8 +34,11 @@ PREDICATES: Mapping[str, Predicate] = {
     **tokens.CHECKS,
     **logprobs.CHECKS,
     **exchanges.CHECKS,
+    **groups.CHECKS,
     **advantages.CHECKS,
+    **rescored.CHECKS,
     **rewards.CHECKS,
+    **data.CHECKS,
     **returns.CHECKS,
     **losses.CHECKS,
     **terms.CHECKS,

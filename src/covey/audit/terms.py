@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import median, mode
 
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord
@@ -16,8 +16,8 @@ COEFFICIENTS = {"kl": "beta", "entropy": "algorithm.entropy.coef"}
 def factor_of(record: AuditRecord, name: str) -> float | None:
     """Return a term's factor, of which the policy's is 1; None if it is unknown."""
     whole = {term.call: term.factor for term in record.terms if term.name == "policy" and term.factor}
-    own = [term for term in record.terms if term.name == name and term.call in whole]
-    return median(term.factor / whole[term.call] for term in own) if len(own) >= FEWEST else None
+    terms = [term for term in record.terms if term.name == name and term.call in whole]
+    return median(term.factor / whole[term.call] for term in terms) if len(terms) >= FEWEST else None
 
 
 def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
@@ -25,17 +25,17 @@ def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
     factor = factor_of(record, "kl")
     if factor is None or factor >= 0:
         return None
-    said = f"the KL enters the loss times {factor:.4g}"
-    return Trouble(f"{said}: the policy is paid for leaving its reference")
+    sentence = f"the KL enters the loss times {factor:.4g}"
+    return Trouble(f"{sentence}: the policy is paid for leaving its reference")
 
 
 def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
     """The KL of the loss gets the reference's log-probs as the policy's, and the reverse."""
-    own = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
-    if len(own) < FEWEST or not all(own):
+    exchanged = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
+    if len(exchanged) < FEWEST or not all(exchanged):
         return None
-    said = "the KL in the loss has its arguments exchanged"
-    return Trouble(f"{said}: it is that of the reference to the policy")
+    sentence = "the KL in the loss has its arguments exchanged"
+    return Trouble(f"{sentence}: it is that of the reference to the policy")
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
@@ -56,12 +56,47 @@ def coefficient_is_another(record: AuditRecord) -> Trouble | None:
         adaptive = record.setting("kl_target") is not None and term == "kl"
         if factor is None or coef == 0 or adaptive or abs(abs(factor) - abs(coef)) <= 0.05 * abs(coef):
             continue
-        said = f"the {term} enters the loss times {factor:.4g} where {record.own_name(setting)} is {coef:g}"
-        return Trouble(said)
+        sentence = (
+            f"the {term} enters the loss times {factor:.4g} where {record.own_name(setting)} is {coef:g}"
+        )
+        return Trouble(sentence)
     return None
+
+
+def gradient_is_rescaled(record: AuditRecord) -> Trouble | None:
+    """Between calls of the loss without a step of the optimizer, the gradient so far is multiplied by a
+    number other than 1, as if it was clipped after each micro-batch.
+    """
+    unmoved = {call.step for call in record.calls if call.moved is False}
+    multiples = [(term.call, term.gradient_scaled) for term in record.terms if term.call in unmoved]
+    scaled = [(call, by) for call, by in multiples if by is not None and abs(by - 1) > 1e-3]
+    if len(scaled) < FEWEST:
+        return None
+    call, by = scaled[0]
+    sentence = f"between micro-batches of an update the gradient is multiplied by {by:.3g}"
+    return Trouble(f"{sentence} (before call {call}): the last ones count most")
+
+
+def micro_batches_have_own_means(record: AuditRecord) -> Trouble | None:
+    """In OpenRLHF, the loss divides by the tokens of its micro-batch and not of the update: in one call a
+    token counts 1.1 times as much as in another, though the two terms have the same factor.
+    """
+    if record.header.framework != "openrlhf" or any(call.tokens is not None for call in record.calls):
+        return None
+    factors = {term.call: round(term.factor, 6) for term in record.terms if term.name == "policy"}
+    usual = mode(factors.values()) if factors else 1.0
+    micro_batches = [call for call in record.calls if factors.get(call.step) == usual]
+    sizes = [sum(sum(row.mask) for row in call.rows) for call in micro_batches]
+    if usual >= 1 or len(sizes) < FEWEST or min(sizes) == 0 or max(sizes) <= 1.1 * min(sizes):
+        return None
+    sentence = f"each micro-batch has a mean of its own: a token of one of {min(sizes)} tokens"
+    times = max(sizes) / min(sizes)
+    return Trouble(f"{sentence} counts {times:.2g} times as much as a token of one of {max(sizes)}")
 
 
 CHECKS = {
     "entropy_sign": entropy_has_the_wrong_sign,
     "coefficient_differs": coefficient_is_another,
+    "gradient_rescaled": gradient_is_rescaled,
+    "micro_means": micro_batches_have_own_means,
 }

@@ -33,16 +33,18 @@ def _most(
 
     ``shows`` returns None for a completion that cannot show it, and -1 for one that does not.
     """
-    found = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
-    able = [(use, token) for use, token in found if token is not None]
+    answers = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
+    able = [(use, token) for use, token in answers if token is not None]
     shown = [(use, token) for use, token in able if token >= 0]
     if len(able) < FEWEST or len(shown) <= share * len(able):
         return None
     use, token = shown[0]
-    return Trouble(f"{words} in {len(shown)} of {len(able)} completions", use.update.step, place(use, token))
+    return Trouble(
+        f"{words} in {len(shown)} of {len(able)} completions", use.update.step, location(use, token)
+    )
 
 
-def place(use: Use, token: int | None = None) -> dict[str, int | float]:
+def location(use: Use, token: int | None = None) -> dict[str, int | float]:
     """Return where a completion is, as evidence."""
     group = {} if use.sample.group is None else {"group": use.sample.group}
     return {**group, "completion": use.row.completion, **({} if token is None else {"token": token})}
@@ -56,14 +58,14 @@ def _end(record: AuditRecord, ids: list[int]) -> int | None:
 def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
     """The ids in an update are not those that were sampled."""
     for use in record.uses:
-        own, sampled = use.row.ids, use.sample.ids
-        if own is None or sampled is None:
+        trained, sampled = use.row.ids, use.sample.ids
+        if trained is None or sampled is None:
             continue
-        first = next((n for n, (a, b) in enumerate(zip(own, sampled, strict=False)) if a != b), None)
+        first = next((n for n, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
         if first is not None:
-            pair = f"was sampled as {sampled[first]} and is trained as {own[first]}"
-            said = f"token {first} of a completion {pair}"
-            return Trouble(said, use.update.step, place(use, first))
+            pair = f"was sampled as {sampled[first]} and is trained as {trained[first]}"
+            sentence = f"token {first} of a completion {pair}"
+            return Trouble(sentence, use.update.step, location(use, first))
     return None
 
 
@@ -114,12 +116,16 @@ def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
     def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
         sampler, trainer = use.sample.sampler_logprobs, use.row.logprobs
         strange = [
-            not known and own is not None and own < -1
-            for known, own in zip(sampler or (), trainer or (), strict=False)
+            not sampled and trained is not None and trained < -1
+            for sampled, trained in zip(sampler or (), trainer or (), strict=False)
         ]
         # Where the other tokens differ too, the log-probs are not of these ids, and say nothing of a tool.
         both = zip(sampler or (), trainer or (), strange, strict=False)
-        others = [abs(known - own) for known, own, odd in both if known and own is not None and not odd]
+        others = [
+            abs(sampled - trained)
+            for sampled, trained, odd in both
+            if sampled and trained is not None and not odd
+        ]
         aligned = sum(others) <= len(others)
         foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair) and aligned}
         foreign |= {n for n, wrote in enumerate(use.sample.inserted or ()) if wrote}
@@ -161,8 +167,10 @@ def completions_begin_with_their_prompt(record: AuditRecord) -> Trouble | None:
             doubt += logprobs[0]
     if able < FEWEST or len(shown) < 0.9 * able or doubt > IMPOSSIBLE:
         return None
-    said = f"{len(shown)} of {able} completions begin with the last token of their prompt, at log-probs of"
-    return Trouble(f"{said} {doubt / able:.2g} on average", shown[0].update.step, place(shown[0], 0))
+    sentence = (
+        f"{len(shown)} of {able} completions begin with the last token of their prompt, at log-probs of"
+    )
+    return Trouble(f"{sentence} {doubt / able:.2g} on average", shown[0].update.step, location(shown[0], 0))
 
 
 def end_is_lost(record: AuditRecord) -> Trouble | None:
@@ -172,8 +180,8 @@ def end_is_lost(record: AuditRecord) -> Trouble | None:
     lost = [(step, n) for step, n, s in shorter if _end(record, s.ids or []) is None]
     if len(shorter) < FEWEST or len(lost) <= 0.5 * len(shorter):
         return None
-    said = f"{len(lost)} of {len(shorter)} completions stop before the limit without an end token"
-    return Trouble(said, lost[0][0], {"completion": lost[0][1]})
+    sentence = f"{len(lost)} of {len(shorter)} completions stop before the limit without an end token"
+    return Trouble(sentence, lost[0][0], {"completion": lost[0][1]})
 
 
 def nothing_ends(record: AuditRecord) -> Trouble | None:
@@ -184,27 +192,27 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
     cut: dict[str, list[bool]] = {}
     for _, _, sample in record.samples:
         if sample.ids:
-            found = len(sample.ids) >= limit and _end(record, sample.ids) is None
-            cut.setdefault(sample.prompt_text, []).append(found)
-    every = [one for own in cut.values() for one in own]
+            is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
+            cut.setdefault(sample.prompt_text, []).append(is_cut)
+    every = [one for of_prompt in cut.values() for one in of_prompt]
     if len(every) < 16 or _least_share([*cut.values()]) <= MOSTLY:
         return None
     few = {1: " of one prompt", 2: " of two prompts"}.get(len(cut), "")
     return Trouble(f"{sum(every)} of {len(every)} completions{few} reach the limit of {limit:.0f} tokens")
 
 
-def _least_share(found: Sequence[Sequence[bool]]) -> float:
+def _least_share(shown: Sequence[Sequence[bool]]) -> float:
     """Return a lower bound of the share of completions that show something; ``found``: those of each prompt.
 
     Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
     prompts, and two have a poor estimate of it: only these are judged then, each by its completions.
     """
-    if len(found) == 2:
-        return min(_least_share([own]) for own in found)
-    units = found if len(found) > 1 else [[one] for one in found[0]]
+    if len(shown) == 2:
+        return min(_least_share([of_prompt]) for of_prompt in shown)
+    units = shown if len(shown) > 1 else [[one] for one in shown[0]]
     total = sum(map(len, units))
     share = sum(map(sum, units)) / total
-    squares = sum((sum(own) - share * len(own)) ** 2 for own in units)
+    squares = sum((sum(of_prompt) - share * len(of_prompt)) ** 2 for of_prompt in units)
     error = math.sqrt(squares * len(units) / max(len(units) - 1, 1)) / total
     # A share of 1 has an error of 0 and the bound of the rule of three.
     return min(share - 3.5 * error, 1 - 3 / total)
@@ -221,8 +229,8 @@ def prompts_are_cut(record: AuditRecord) -> Trouble | None:
     if few or any(len(ids) > limit for ids in prompts) or record.setting("prompt_truncation") == "error":
         return None
     step, n = prompts[full[0]]
-    said = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
-    return Trouble(f"{said}: longer ones are truncated", step, {"completion": n})
+    sentence = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
+    return Trouble(f"{sentence}: longer ones are truncated", step, {"completion": n})
 
 
 def begin_is_doubled(record: AuditRecord) -> Trouble | None:

@@ -1,4 +1,4 @@
-"""Writer of a record of TRL's GRPOTrainer: `record_run(trainer, "run.jsonl")` before `trainer.train()`.
+"""Write a record of TRL's GRPOTrainer or RLOOTrainer: `record_run(trainer, "run.jsonl")` before it trains.
 
 Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
 return is copied. Only the first process writes. If recording fails, the record ends and training continues.
@@ -47,7 +47,7 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
     """Record what a trainer does into a file, a line for each rollout and update.
 
     ``looks``: completions of each rollout whose log-probs are computed once more, before and after updates.
-    ``probes``: call the reward functions three more times for each completion of the first rollout.
+    ``probes``: call the reward functions up to four more times for each completion of the first rollout.
     """
     if not trainer.accelerator.is_main_process:
         return
@@ -56,8 +56,8 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
     recorder = _TrlRecorder(trainer, Path(path), looks, probes)
     for name in WRAPPED:
         if hasattr(trainer, name):
-            own = getattr(recorder, name)
-            setattr(trainer, name, functools.partial(recorder.around, own, getattr(trainer, name)))
+            hook = getattr(recorder, name)
+            setattr(trainer, name, functools.partial(recorder.around, hook, getattr(trainer, name)))
     ends = {
         "on_pre_optimizer_step": lambda *_, **__: recorder.file.attempt(recorder.before_step),
         "on_step_end": lambda *_, **__: recorder.file.attempt(recorder.after_step),
@@ -90,13 +90,15 @@ class _TrlRecorder:
         self.scored: tuple[Any, ...] = ()
         self.count = -1
         self.logprobs: Tensor
+        self.passes: list[Tensor] = []
+        """Log-probs that were computed since the last loss."""
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
 
-    def around(self, own: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def around(self, hook: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a method of the trainer, and give its result to ``own``, which may return another one."""
         result = inner(*args, **kwargs)
-        replaced = self.file.attempt(own, result, *args, **kwargs)
+        replaced = self.file.attempt(hook, result, *args, **kwargs)
         return result if replaced is None else replaced
 
     def _calculate_rewards(
@@ -106,41 +108,44 @@ class _TrlRecorder:
         self.scored = (prompts, texts, ids, rows, rewards.tolist())
 
     def _generate_and_score_completions(self, output: Tensors, inputs: Rows) -> Tensors:
+        passes = [*self.passes]
+        self.passes.clear()
         if not self.trainer.model.training:
             return output
         # An update may use several rollouts, and a rollout several updates: the last ones are kept.
         number = self.count = self.count + 1
-        samples = [self._sample(output, place) for place in range(len(inputs))]
+        samples = [self._sample(output, index) for index in range(len(inputs))]
         # Those that are trained first: a completion without advantage says nothing about an update.
         for sample in sorted(samples, key=lambda sample: sample["advantage"] == 0)[: self.looks]:
             sample["model_logprobs"], sample["model_logprobs_at_1"] = self._looked(sample)
         for sample, answers in zip(samples, self._asked(), strict=False):
             sample.update(answers)
         self.samples = {at: sample for at, sample in self.samples.items() if at[0] > number - KEPT}
-        self.samples |= {(number, place): sample for place, sample in enumerate(samples)}
+        self.samples |= {(number, index): sample for index, sample in enumerate(samples)}
         step = self.trainer.state.global_step
         self.file.write(kind="rollout", number=number, step=step, completions=samples)
         # TRL shuffles and splits all tensors of its batch alike: these numbers say where each row came from.
-        places = [[number, place] for place in range(len(inputs))]
-        return {**output, "covey_origin": output["prompt_ids"].new_tensor(places)}
+        places = [[number, index] for index in range(len(inputs))]
+        origin = {"covey_origin": output["prompt_ids"].new_tensor(places)}
+        return {**output, **_rloo_logprobs(output, passes), **origin}
 
-    def _sample(self, output: Tensors, place: int) -> dict[str, Any]:
-        prompts, texts, ids, rows, rewards = (part[place] for part in self.scored)
+    def _sample(self, output: Tensors, index: int) -> dict[str, Any]:
+        prompts, texts, ids, rows, rewards = (part[index] for part in self.scored)
         names = self.trainer.reward_func_names
         sample = {
             "prompt": prompts,
-            "prompt_ids": output["prompt_ids"][place][output["prompt_mask"][place].bool()].tolist(),
+            "prompt_ids": output["prompt_ids"][index][output["prompt_mask"][index].bool()].tolist(),
             "text": texts if isinstance(texts, str) else str(texts[-1].get("content")),
             "ids": list(ids),
-            "group": place // self.trainer.num_generations,
+            "group": index // self.trainer.num_generations,
             "row": rows,
             "rewards": {n: None if isnan(v) else v for n, v in zip(names, rewards, strict=True)},
-            "advantage": float(output["advantages"][place].flatten()[0]),
+            "advantage": float(output["advantages"][index].flatten()[0]),
         }
         if "sampling_per_token_logps" in output:
-            sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][place][: len(ids)])
+            sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][index][: len(ids)])
         if "tool_mask" in output:
-            sample["inserted"] = (output["tool_mask"][place][: len(ids)] == 0).int().tolist()
+            sample["inserted"] = (output["tool_mask"][index][: len(ids)] == 0).int().tolist()
         return sample
 
     def _looked(self, sample: dict[str, Any]) -> list[list[float]]:
@@ -165,6 +170,7 @@ class _TrlRecorder:
 
     def _get_per_token_logps_and_entropies(self, result: Sequence[Tensor], *_: object, **__: object) -> None:
         self.logprobs = result[0]
+        self.passes.append(result[0])
 
     def compute_loss(self, loss: Tensor, *_: object, **__: object) -> None:
         # The outer of the two methods: a subclass that scales the loss does it there.
@@ -174,16 +180,18 @@ class _TrlRecorder:
     def _compute_loss(self, _loss: Tensor, _model: object, inputs: Tensors) -> None:
         if not self.trainer.model.training:
             return
+        self.passes.clear()
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         values = {"logprobs": self.logprobs}
         for name in ("old", "ref"):
-            if f"{name}_per_token_logps" in inputs:
-                values[f"{name}_logprobs"] = inputs[f"{name}_per_token_logps"]
+            for kept in (f"{name}_per_token_logps", f"covey_{name}_logprobs"):
+                if kept in inputs:
+                    values[f"{name}_logprobs"] = inputs[kept]
         ids, advantages = inputs["completion_ids"], inputs["advantages"]
-        for n, (number, place) in enumerate(inputs["covey_origin"].tolist()):
-            length = len(self.samples[number, place]["ids"])
+        for n, (number, index) in enumerate(inputs["covey_origin"].tolist()):
+            length = len(self.samples[number, index]["ids"])
             logprobs = {name: v[n] for name, v in values.items()}
-            row = row_of((number, place), length, mask[n], advantages[n], logprobs)
+            row = row_of((number, index), length, mask[n], advantages[n], logprobs)
             self.update["rows"].append({**row, "ids": ids[n][: len(row["mask"])].tolist()})
 
     def _get_grad_norm(self, norm: Tensor | float | None, *_: object, **__: object) -> None:
@@ -204,6 +212,16 @@ class _TrlRecorder:
         step = self.trainer.state.global_step - 1
         self.file.write(kind="update", step=step, weights_changed=changed, **self.update)
         self.update = {"rows": [], "loss": 0.0}
+
+
+def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
+    """Return the log-probs of tokens that RLOOTrainer computes for a rollout, of which it keeps sums alone:
+    those of the policy, then those of the reference if there is one.
+    """
+    if "old_logps" not in output or not passes or passes[0].shape != output["completion_mask"].shape:
+        return {}
+    names = ("covey_old_logprobs", "covey_ref_logprobs")
+    return {name: logprobs.detach() for name, logprobs in zip(names, passes, strict=False)}
 
 
 def _prompts(data: Any) -> list[Any]:

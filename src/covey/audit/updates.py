@@ -7,7 +7,7 @@ import math
 from covey.audit.check import Trouble
 from covey.audit.logprobs import after, before, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Update, Use
-from covey.audit.tokens import place
+from covey.audit.tokens import location
 from covey.system.text import percent
 
 FEWEST = 2
@@ -27,8 +27,10 @@ def step_goes_the_wrong_way(record: AuditRecord) -> Trouble | None:
     if len(gains) < 16 or not sum(gains) < -3.5 * error:
         return None
     use = min(terms, key=lambda term: term[1])[0]
-    said = "updates make completions with positive advantages less likely and others more likely"
-    return Trouble(f"{said}, by {abs(sum(gains) / error):.1f} standard errors", use.update.step, place(use))
+    sentence = "updates make completions with positive advantages less likely and others more likely"
+    return Trouble(
+        f"{sentence}, by {abs(sum(gains) / error):.1f} standard errors", use.update.step, location(use)
+    )
 
 
 def _gain(use: Use) -> float:
@@ -65,13 +67,13 @@ def weights_do_not_move(record: AuditRecord) -> Trouble | None:
     """Weights are the same after updates with a gradient and a learning rate above 0; where they are unknown,
     log-probs are the same bit for bit after updates with advantages, outside of a warm-up.
     """
-    asked = [
+    steps = [
         u
         for u in record.updates
         if (u.learning_rate or 0) > LEAST_RATE and (u.grad_norm or 0) > 0 and u.weights_changed is not None
     ]
-    if len(asked) >= FEWEST and not any(u.weights_changed for u in asked):
-        return Trouble("no weight has changed, though the gradient is not 0", asked[0].step)
+    if len(steps) >= FEWEST and not any(u.weights_changed for u in steps):
+        return Trouble("no weight has changed, though the gradient is not 0", steps[0].step)
     seen = [u for u in record.updates if u.weights_changed is None and _motions(record, u)]
     if len(seen) < FEWEST or any(max(_motions(record, u)) > 0 for u in seen):
         return None
@@ -109,8 +111,8 @@ def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
         return None
     rate = max(u.learning_rate or 0 for u in record.updates)
     part = percent(max(changed), ".2g")
-    said = f"an update at the learning rate {rate:g} changes {part} of the {dtype} weights"
-    return Trouble(f"{said}: the others are rounded back", record.updates[0].step)
+    sentence = f"an update at the learning rate {rate:g} changes {part} of the {dtype} weights"
+    return Trouble(f"{sentence}: the others are rounded back", record.updates[0].step)
 
 
 def gradient_is_zero(record: AuditRecord) -> Trouble | None:
@@ -128,14 +130,14 @@ def gradient_is_always_clipped(record: AuditRecord) -> Trouble | None:
     norms = [u.grad_norm for u in record.updates if u.grad_norm]
     if len(norms) < FEWEST or bound <= 0 or min(norms) <= 100 * bound:
         return None
-    said = f"every gradient is clipped, from a norm of {min(norms):.3g} or more to {bound:g}"
-    return Trouble(f"{said}: its size says nothing", record.updates[0].step)
+    sentence = f"every gradient is clipped, from a norm of {min(norms):.3g} or more to {bound:g}"
+    return Trouble(f"{sentence}: its size says nothing", record.updates[0].step)
 
 
 def clipping_cannot_act(record: AuditRecord) -> Trouble | None:
     """A clip bound of 1 or more lets every ratio pass."""
-    for known in ("epsilon", "eps_clip"):
-        bound, name = record.number(known, 0.0), record.own_name(known)
+    for setting in ("epsilon", "eps_clip"):
+        bound, name = record.number(setting, 0.0), record.own_name(setting)
         if bound >= 1 and str(record.setting("loss_type", "grpo")) not in ("cispo", "sapo", "vespo"):
             return Trouble(f"{name} is {bound:g}: a ratio between 0 and {1 + bound:g} is never clipped")
     return None

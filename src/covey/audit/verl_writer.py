@@ -64,8 +64,8 @@ def record_run(
 
     ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
     batches whose log-probs RayPPOTrainer's actor computes once more, before and after the update.
-    ``score``: the function of `custom_reward_function`; it is called three more times for each completion
-    of the first batch.
+    ``score``: the function of `custom_reward_function`; it is called up to four more times for each
+    completion of the first batch.
     """
     writer = _VerlWriter(trainer, Path(path), batches, looks, score)
     setattr(trainer, UPDATE, writer.update_actor)
@@ -86,9 +86,9 @@ def _watch(file: Recorder) -> None:
     for name, loss in list(core.POLICY_LOSS_REGISTRY.items()):
         watched = wraps(loss)(partial(_watched, calls, name, loss))
         core.POLICY_LOSS_REGISTRY[name] = watched
-        own = str(getattr(loss, "__name__", ""))
-        if getattr(core, own, None) is loss:
-            setattr(core, own, watched)
+        loss_name = str(getattr(loss, "__name__", ""))
+        if getattr(core, loss_name, None) is loss:
+            setattr(core, loss_name, watched)
     watch_terms(calls, core.kl_penalty, core.agg_loss)
 
 
@@ -98,11 +98,11 @@ def _watched(calls: LossRecorder, name: str, loss: Callable[..., Any], *args: An
     return result
 
 
-def _record_call(calls: LossRecorder, name: str, loss: Any, given: Mapping[str, Any]) -> None:
-    values = {own: given.get(verls) for verls, own in LOSS_VALUES.items()}
-    totals = getattr(given.get("config"), "global_batch_info", None) or {}
-    counts = {own: totals.get(verls) for verls, own in COUNTS.items()}
-    calls.write(name, given["response_mask"], values, loss, totals.get("dp_size") or 1, counts)
+def _record_call(calls: LossRecorder, name: str, loss: Any, arguments: Mapping[str, Any]) -> None:
+    values = {field: arguments.get(verls) for verls, field in LOSS_VALUES.items()}
+    totals = getattr(arguments.get("config"), "global_batch_info", None) or {}
+    counts = {field: totals.get(verls) for verls, field in COUNTS.items()}
+    calls.write(name, arguments["response_mask"], values, loss, totals.get("dp_size") or 1, counts)
 
 
 class _VerlWriter:
@@ -165,32 +165,34 @@ def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[Recorde
     others = {name: columns[name].tolist() for name in OF_ROWS if columns.get(name) is not None}
     groups = {uid: n for n, uid in enumerate(dict.fromkeys(others["uid"]))}
     for n, uid in enumerate(others["uid"]):
-        own = {name: column[n] for name, column in tensors.items()}
+        tensors_of_row = {name: column[n] for name, column in tensors.items()}
         row = {name: column[n] for name, column in others.items()}
-        prompt, response = _without_padding(own)
-        scores = [float(own[name].sum()) for name in OF_REWARDS if name in own]
-        known = {name: row.get(name) for name in ("data_source", "extra_info")}
+        prompt, response = _without_padding(tensors_of_row)
+        scores = [float(tensors_of_row[name].sum()) for name in OF_REWARDS if name in tensors_of_row]
+        columns_of_row = {name: row.get(name) for name in ("data_source", "extra_info")}
         sample = {
             "prompt": tokenizer.decode(prompt.tolist()),
             "prompt_ids": prompt.tolist(),
             "text": tokenizer.decode(response.tolist(), skip_special_tokens=True),
             "ids": response.tolist(),
             "group": groups[uid],
-            "row": {"ground_truth": (row.get("reward_model") or {}).get("ground_truth"), **known},
+            "row": {"ground_truth": (row.get("reward_model") or {}).get("ground_truth"), **columns_of_row},
             "rewards": {"score": float(row.get("score", scores[-1]))},
             "reward": scores[0],
         }
-        values = {name: own.get(verls) for verls, name in VALUES.items()}
-        yield RecordedCompletion(sample, own["response_mask"], own["advantages"], values)
+        values = {name: tensors_of_row.get(verls) for verls, name in VALUES.items()}
+        yield RecordedCompletion(
+            sample, tensors_of_row["response_mask"], tensors_of_row["advantages"], values
+        )
 
 
-def _without_padding(own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _without_padding(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the ids of a prompt, padded on the left, and of its response, padded on the right."""
-    prompt = own["prompts"]
-    response = own["responses"]
-    if "attention_mask" not in own:
+    prompt = tensors["prompts"]
+    response = tensors["responses"]
+    if "attention_mask" not in tensors:
         return prompt, response
-    present = own["attention_mask"].bool()
+    present = tensors["attention_mask"].bool()
     return prompt[present[: -len(response)]], response[: int(present[-len(response) :].sum())]
 
 

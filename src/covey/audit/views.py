@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from covey.audit.as_log import by_step, lacking, log_of, metrics_of
+from covey.audit.probes import ANSWERS
 from covey.audit.record import AuditRecord
-from covey.audit.rewards import ANSWERS
 from covey.audit.sources import open_run
 from covey.insight.difference import paired_curves, shared_gain, signed
 from covey.insight.rescore import RescoredGroup, rescored_step
@@ -38,8 +38,8 @@ def show_record(path: Path, step: int | None, group: int | None) -> tuple[ShownR
         places = [f"completions: covey show {path} STEP, of {min(logs)} to {max(logs)}"] if logs else []
         return shown, [head, "", *lines, "", *places]
     if step not in logs:
-        known = f"it has {min(logs)} to {max(logs)}" if logs else "it has none"
-        raise ConfigError(f"{path}: no completions of step {step}; {known}")
+        range_of_steps = f"it has {min(logs)} to {max(logs)}" if logs else "it has none"
+        raise ConfigError(f"{path}: no completions of step {step}; {range_of_steps}")
     log = log_of(path, record, logs[step])
     return step_view(path, step, log) if group is None else group_view(path, step, group, log)
 
@@ -49,7 +49,7 @@ def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[
     records = [open_run(path) for path in (a, b)]
     settings = [record.header.settings for record in records]
     names = [n for n in {**settings[0], **settings[1]} if settings[0].get(n) != settings[1].get(n)]
-    changed = {name: [own.get(name) for own in settings] for name in names}
+    changed = {name: [values.get(name) for values in settings] for name in names}
     gain, shared = shared_gain(*_on_the_same_problems([_rewards(record) for record in records]))
     lines = [
         f"{name}: {path} ({r.header.framework})" for name, path, r in zip("AB", (a, b), records, strict=True)
@@ -88,18 +88,18 @@ def rescore_record(path: Path, rewards: Rewards, steps: int, say: Say) -> list[R
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a completion's row, its answer also by the name that rewards usually ask for."""
-    own = dict(row["columns"])
-    named = next((own[name] for name in ANSWERS if name in own), None)
-    return own if named is None else {"answer": named, **own}
+    columns = dict(row["columns"])
+    named = next((columns[name] for name in ANSWERS if name in columns), None)
+    return columns if named is None else {"answer": named, **columns}
 
 
 def _rewards(record: AuditRecord) -> dict[str, float]:
     """Return the text of each prompt -> the mean reward of its completions."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_prompt: dict[str, list[float]] = defaultdict(list)
     for row in log_of(Path(), record, record.rollouts).rows:
         if row["reward"] is not None:
-            found[spoken_prompt(row["prompt"])].append(row["reward"])
-    return {prompt: float(np.mean(rewards)) for prompt, rewards in found.items()}
+            by_prompt[spoken_prompt(row["prompt"])].append(row["reward"])
+    return {prompt: float(np.mean(rewards)) for prompt, rewards in by_prompt.items()}
 
 
 def _on_the_same_problems(means: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
@@ -108,10 +108,18 @@ def _on_the_same_problems(means: Sequence[Mapping[str, float]]) -> tuple[dict[st
     contained in either.
     """
     a, b = means
-    left = [prompt for prompt in a if prompt not in b]
-    near = {prompt: [own for own in left if _contains(own, prompt)] for prompt in b if prompt not in a}
-    asked = Counter(own for found in near.values() for own in found)
-    same = {p: found[0] for p, found in near.items() if len(found) == 1 and asked[found[0]] == 1}
+    unmatched = [prompt for prompt in a if prompt not in b]
+    near = {
+        prompt: [candidate for candidate in unmatched if _contains(candidate, prompt)]
+        for prompt in b
+        if prompt not in a
+    }
+    claims = Counter(candidate for candidates in near.values() for candidate in candidates)
+    same = {
+        p: candidates[0]
+        for p, candidates in near.items()
+        if len(candidates) == 1 and claims[candidates[0]] == 1
+    }
     return dict(a), {same.get(prompt, prompt): mean for prompt, mean in b.items()}
 
 

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.learner.batching import Batch, ValueTargets
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound, OwnFunctionError, values_of
-from covey.objective.data import BatchData, GroupData, KLData
+from covey.objective.data import BatchData, GroupData, KLData, over_tokens, rows_of_groups
 from covey.objective.penalties import bounded_value
 from covey.objective.value import Critic, value_targets
 from covey.types import Group
@@ -68,18 +68,15 @@ def _by_group(
     """Return the advantages that the estimator gives within each group, and token rewards: (N, L) each."""
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
     token_rewards = torch.zeros_like(advantages)
-    for number, group in enumerate(groups):
-        # Rows of the scorable completions, in the group's order.
-        rows = torch.nonzero((batch.group == number) & ~batch.rewards.isnan())[:, 0]
-        if not batch.mask[rows].any():  # nothing of it can be trained: unscored, or all empty
+    for number, rows in rows_of_groups(batch.group, among=~batch.rewards.isnan()):
+        if not batch.mask[rows].any():  # nothing of it can be trained: all are empty
             continue
+        group = groups[number]
         _check_steps(group)
         group_penalty = _KLReward(penalty.completion[rows], penalty.token[rows])
         group_values = None if values is None else values[rows]
         data = _group_view(group, batch.select(rows.tolist()), group_penalty, group_values)
-        estimated = _estimated(algorithm.advantage, data, group)
-        if estimated.ndim == 1:  # (G,): the same advantage on every token of a completion
-            estimated = estimated[:, None].expand(-1, data.mask.shape[1])
+        estimated = over_tokens(_estimated(algorithm.advantage, data, group), data.mask.shape[1])
         # The group is padded to its own longest completion, which may be shorter than L.
         length = estimated.shape[1]
         advantages[rows, :length] = estimated.to(advantages)

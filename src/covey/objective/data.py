@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -149,6 +149,22 @@ class GroupData:
             token_rewards=mask.double() * 0.0,
             values=None,
         )
+
+
+def rows_of_groups(group: Tensor, among: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+    """Yield the number of each group with the rows of its completions. (N,) -> (G,) each.
+
+    ``among``, (N,) bool: only these rows; a group without any of them is left out.
+    """
+    numbers = group if among is None else group[among]
+    for number in numbers.unique().tolist():
+        rows = group == number if among is None else (group == number) & among
+        yield number, rows.nonzero()[:, 0]
+
+
+def over_tokens(advantages: Tensor, width: int) -> Tensor:
+    """Give each token its completion's advantage, where a group has one per completion. -> (G, T)."""
+    return advantages[:, None].expand(-1, width) if advantages.ndim == 1 else advantages
 
 
 @dataclass(frozen=True)

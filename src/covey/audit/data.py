@@ -1,0 +1,143 @@
+"""Checks of data: which rows a run learns from, their answers and their prompts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from covey.audit.check import Trouble
+from covey.audit.groups import groups_of
+from covey.audit.probes import ANSWERS
+from covey.audit.record import AuditRecord, Sample
+from covey.audit.rescored import best_of, sum_of
+
+FEWEST = 8
+"""Rows of which most are meant."""
+FEWEST_GROUPS = 4
+"""Groups in which a prompt occurs again."""
+FEWEST_ROLLOUTS = 3
+"""Rollouts that repeat their prompts."""
+
+
+def rows_lack_their_answer(record: AuditRecord) -> Trouble | None:
+    """Some rows have an answer, and others have an empty one. The answer is a column of that name, or one of
+    which an empty value pays every completion the most, an empty text too, and no other value does.
+    """
+    best = best_of(record)
+    for column in dict.fromkeys(name for _, _, s in record.samples for name in s.row):
+        with_column = [(step, n, s) for step, n, s in record.samples if column in s.row]
+        blank = [(step, n, s) for step, n, s in with_column if _is_blank(s.row[column])]
+        if not blank or len(blank) == len(with_column):
+            continue
+        free = [s for _, _, s in with_column if s.empty and sum_of(record, s.empty) >= best]
+        probed = [s for _, _, s in blank if s.empty]
+        decides = bool(probed) and len(free) == len(probed) and all(_is_blank(s.row[column]) for s in free)
+        if column in ANSWERS or decides:
+            step, n, _ = blank[0]
+            sentence = f"{column} is empty in the rows of {len(blank)} of {len(with_column)} completions"
+            return Trouble(sentence, step, {"completion": n})
+    return None
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or not str(value).strip()
+
+
+def siblings_have_different_answers(record: AuditRecord) -> Trouble | None:
+    """Completions of one prompt in one group have rows with different answers."""
+    for rollout in record.rollouts:
+        answers: dict[tuple[int, str], dict[str, object]] = {}
+        groups = groups_of(rollout.completions)
+        for n, (sample, group) in enumerate(zip(rollout.completions, groups, strict=True)):
+            columns = {name: sample.row[name] for name in ANSWERS if name in sample.row}
+            first = answers.setdefault((group, sample.prompt_text), columns)
+            other = next((name for name in columns if first.get(name) != columns[name]), None)
+            if other is not None:
+                sentence = f"completions of one prompt are judged by different values of {other}"
+                examples = f"{first.get(other)!s:.30} and {columns[other]!s:.30}"
+                return Trouble(f"{sentence}: {examples}", rollout.step, {"group": group, "completion": n})
+    return None
+
+
+def rows_are_duplicated(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the rows have the prompt of another row."""
+    rows, distinct = record.header.data.rows, record.header.data.distinct
+    if rows and distinct and rows - distinct > 0.1 * rows:
+        return Trouble(f"{rows - distinct} of {rows} rows have the prompt of another row")
+    return None
+
+
+def evaluated_on_training_rows(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the evaluation's prompts are training prompts."""
+    shared, rows = record.header.data.eval_in_train, record.header.data.eval_rows
+    if not shared or not rows or shared <= 0.1 * rows:
+        return None
+    return Trouble(f"{shared} of {rows} prompts of the evaluation are trained on")
+
+
+def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
+    """A column that is named like an answer is in more than nine of ten prompts, and another row's answer in
+    fewer than half as many.
+    """
+    rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
+    for column in ANSWERS if len(rows) >= FEWEST else ():
+        answers = [str(s.row.get(column, "")).strip() for s in rows]
+        told = _told(rows, answers)
+        chance = _told(rows, [_next_other(answers, n) for n in range(len(rows))])
+        if told > 0.9 * len(rows) and chance < 0.5 * told:
+            return Trouble(f"the {column} is in {told} of {len(rows)} prompts")
+    return None
+
+
+def _next_other(answers: Sequence[str], n: int) -> str:
+    """Return the answer of the next row that has another one, for what chance comes to; '' without one."""
+    following = [*answers[n:], *answers[:n]]
+    return next((answer for answer in following if answer and answer != answers[n]), "")
+
+
+def _told(rows: Sequence[Sample], answers: Sequence[str]) -> int:
+    """Return how many prompts contain the answer as a word of its own."""
+    pairs = [(str(sample.prompt), answer) for sample, answer in zip(rows, answers, strict=True) if answer]
+    return sum(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None for text, answer in pairs)
+
+
+def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
+    """A rollout has the same prompt and row in more than one group, in more than a tenth of its groups."""
+    for rollout in record.rollouts:
+        prompts = dict[int, str]()
+        for sample, group in zip(rollout.completions, groups_of(rollout.completions), strict=True):
+            prompts.setdefault(group, f"{sample.prompt} {sample.prompt_ids}")
+        again = len(prompts) - len(set(prompts.values()))
+        rows = record.header.data.rows or 0
+        if len(prompts) >= FEWEST_GROUPS and again > 0.1 * len(prompts) and rows > len(prompts):
+            sentence = f"{again} of {len(prompts)} groups of a rollout have the prompt of another one"
+            return Trouble(sentence, rollout.step)
+    return None
+
+
+def few_prompts_are_sampled(record: AuditRecord) -> Trouble | None:
+    """The rollouts of a run, at least three, have at most half as many different prompts as that many draws
+    from its rows give, even if a row may be drawn again at once.
+    """
+    rows = record.header.data.distinct or 0
+    of_rollouts = [{s.prompt_text for s in rollout.completions} for rollout in record.rollouts]
+    draws = sum(map(len, of_rollouts))
+    if len(of_rollouts) < FEWEST_ROLLOUTS or rows <= max(map(len, of_rollouts)):
+        return None
+    expected = rows * (1 - (1 - 1 / rows) ** draws)
+    different = len(set.union(*of_rollouts))
+    if different > 0.5 * expected:
+        return None
+    sentence = f"{len(of_rollouts)} rollouts have sampled {different} of {rows} prompts again and again"
+    return Trouble(f"{sentence}, where about {expected:.0f} are expected", record.rollouts[1].step)
+
+
+CHECKS = {
+    "answers_differ": siblings_have_different_answers,
+    "answer_empty": rows_lack_their_answer,
+    "rows_duplicated": rows_are_duplicated,
+    "prompt_twice": one_prompt_is_sampled_twice,
+    "prompts_again": few_prompts_are_sampled,
+    "eval_is_train": evaluated_on_training_rows,
+    "answer_told": answer_is_in_the_prompt,
+}

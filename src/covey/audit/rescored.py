@@ -1,0 +1,246 @@
+"""Checks of rewards that were asked once more: for a completion alone, another row, and other texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from covey.audit.check import Trouble
+from covey.audit.groups import scored_groups, totals, weights_of
+from covey.audit.record import AuditRecord, Sample
+
+FEWEST = 8
+"""Completions that a check needs before it speaks."""
+NOISE = 0.05
+"""Part of the variance of rewards that a judge may add by chance."""
+EQUAL = 1e-5
+"""Rewards that are closer than this are the same."""
+
+
+def sum_of(record: AuditRecord, scores: Mapping[str, float | None]) -> float:
+    """Return the weighted sum of a completion's scores; NaN if one is missing."""
+    values = [math.nan if v is None else v for v in scores.values()]
+    return sum(w * v for w, v in zip(weights_of(record, list(scores)), values, strict=True))
+
+
+def rewards_of(record: AuditRecord) -> list[float]:
+    """Return the rewards of all completions that have one."""
+    rewards = (reward for r in record.rollouts for reward in totals(record, r.completions).rewards.tolist())
+    return [reward for reward in rewards if not math.isnan(reward)]
+
+
+def best_of(record: AuditRecord) -> float:
+    """Return the highest reward of a run; NaN without any."""
+    return max(rewards_of(record), default=math.nan)
+
+
+# --- alone ------------------------------------------------------------------------------------------
+
+
+class RepeatedScore(NamedTuple):
+    """A completion that a reward function scored twice."""
+
+    step: int
+    completion: int
+    """Place in the rollout, from 0."""
+    paid: float
+    """Reward in the batch."""
+    alone: float
+    """Reward in a call for this completion alone."""
+    length: int
+    """Number of its tokens."""
+
+    @property
+    def added(self) -> float:
+        """The part that the trainer has added to the function's reward."""
+        return round(self.paid - self.alone, 5)
+
+
+class ScoredTwice(NamedTuple):
+    """A reward function with the completions that it scored twice."""
+
+    name: str
+    scores: list[RepeatedScore]
+
+    @property
+    def moved(self) -> list[RepeatedScore]:
+        """The scores that are not the same alone as in their batch."""
+        return [score for score in self.scores if abs(score.paid - score.alone) > EQUAL]
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the differences are small against those between completions, as of a judge that samples."""
+        mean = fmean(score.paid for score in self.scores)
+        variance = fmean((score.paid - mean) ** 2 for score in self.scores)
+        # Two independent answers differ by twice the variance of one.
+        return fmean((score.paid - score.alone) ** 2 for score in self.scores) < 2 * NOISE * variance
+
+
+def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
+    """Yield each function that has scored enough completions twice."""
+    for name in record.functions:
+        scores = list[RepeatedScore]()
+        for step, n, sample in record.samples:
+            paid, alone = sample.rewards.get(name), sample.alone.get(name)
+            if paid is not None and alone is not None:
+                scores.append(RepeatedScore(step, n, paid, alone, len(sample.ids or ())))
+        if len(scores) >= FEWEST:
+            yield ScoredTwice(name, scores)
+
+
+def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
+    """A function's rewards are those that it gives completions one by one, in another order."""
+    for function in _scored_twice(record):
+        scores, moved = function.scores, function.moved
+        pairs = zip(sorted(s.paid for s in scores), sorted(s.alone for s in scores), strict=True)
+        if moved and all(math.isclose(paid, alone, abs_tol=EQUAL) for paid, alone in pairs):
+            first = moved[0]
+            sentence = (
+                f"{function.name} pays {len(moved)} of {len(scores)} completions what others have earned"
+            )
+            example = f"({first.paid:g} for {first.alone:g})"
+            return Trouble(f"{sentence} {example}", first.step, {"completion": first.completion})
+    return None
+
+
+def every_length_costs_reward(record: AuditRecord) -> Trouble | None:
+    """A penalty for length, which the trainer adds to a function's rewards, reaches nine in ten completions,
+    the shortest quarter of them included.
+    """
+    for function in _scored_twice(record):
+        scores = sorted(function.scores, key=lambda score: score.length)
+        fined = [score for score in scores if score.added < 0]
+        short = scores[: max(1, len(scores) // 4)]
+        reaches_all = len(fined) > 0.9 * len(scores) and all(score.added < 0 for score in short)
+        if reaches_all and _is_by_length(scores):
+            first = fined[0]
+            sentence = f"a penalty for length is added to {function.name}"
+            sentence += f" of {len(fined)} of {len(scores)} completions"
+            evidence = {"completion": first.completion}
+            return Trouble(f"{sentence}, from {first.length} tokens on", first.step, evidence)
+    return None
+
+
+def _is_by_length(scores: Sequence[RepeatedScore]) -> bool:
+    """Whether what was added to rewards follows from the lengths of completions: the longer, the less."""
+    by_length: dict[int, set[float]] = {}
+    for score in scores:
+        by_length.setdefault(score.length, set()).add(score.added)
+    added = [min(values) for _, values in sorted(by_length.items())]
+    alike = all(len(values) == 1 for values in by_length.values())
+    return alike and len(added) > 1 and added == sorted(added, reverse=True)
+
+
+def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
+    """More than a tenth of the completions get another reward when they are scored alone. It is no penalty
+    for their lengths, and more than a judge's noise of a twentieth of the variance of rewards.
+    """
+    for function in _scored_twice(record):
+        scores, moved = function.scores, function.moved
+        if len(moved) <= 0.1 * len(scores) or _is_by_length(scores) or function.is_noise:
+            continue
+        first = moved[0]
+        sentence = f"{function.name} pays {len(moved)} of {len(scores)} completions otherwise"
+        sentence += " when they are scored alone"
+        example = f"({first.paid:g} in its batch, {first.alone:g} alone)"
+        return Trouble(f"{sentence} {example}", first.step, {"completion": first.completion})
+    return None
+
+
+# --- another row ------------------------------------------------------------------------------------
+
+
+def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
+    """The rows have columns besides the prompt, and no completion is paid otherwise with another problem's
+    row, though at least eight are paid more than the least.
+    """
+    probed = [(step, n, s) for step, n, s in record.samples if s.alone and s.elsewhere and s.row]
+    least = min((sum_of(record, s.alone) for _, _, s in probed), default=math.nan)
+    paid = [(step, n) for step, n, s in probed if sum_of(record, s.alone) > least]
+    if len(paid) < FEWEST or any(s.alone != s.elsewhere for _, _, s in probed):
+        return None
+    columns = ", ".join(sorted({name for _, _, s in probed for name in s.row}))
+    sentence = "no reward changes if a completion is shown with another problem's row"
+    step, n = paid[0]
+    return Trouble(
+        f"{sentence}: nothing reads {columns}, or verdicts are cached by the text alone",
+        step,
+        {"completion": n},
+    )
+
+
+# --- other texts ------------------------------------------------------------------------------------
+
+
+def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
+    """An empty text gets as much as the best completion of the run: in more than nine rows of ten, and not
+    all completions get that; or in two prompts and more, all of whose completions, at least eight, get that
+    too, while most completions of the others do not.
+    """
+    rewards = rewards_of(record)
+    best = max(rewards, default=math.nan)
+    probed = [(step, n, s) for step, n, s in record.samples if s.empty]
+    paid = [(step, n, s) for step, n, s in probed if sum_of(record, s.empty) >= best]
+    if len(probed) < FEWEST or not paid or min(rewards) == best:
+        return None
+    step, n, sample = paid[0]
+    sentence = f"an empty text is paid {sum_of(record, sample.empty):g}, the most that any completion got"
+    if len(paid) > 0.9 * len(probed):
+        return Trouble(sentence, step, {"completion": n})
+    free = {s.prompt_text for _, _, s in paid}
+    if not _are_free(record, free, [s for _, _, s in probed], best):
+        return None
+    sentence += f", in {len(free)} of {len({s.prompt_text for _, _, s in probed})} prompts"
+    return Trouble(f"{sentence}, and so is every completion of them", step, {"completion": n})
+
+
+def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample], best: float) -> bool:
+    """Whether any text is paid the most in some prompts, and most texts are not in the others."""
+    paid = [(s.prompt_text in prompts, float(totals(record, [s]).rewards[0]) >= best) for s in samples]
+    theirs = [most for free, most in paid if free]
+    others = [most for free, most in paid if not free]
+    if len(prompts) < 2 or len(theirs) < FEWEST or not all(theirs) or sum(others) > 0.5 * len(others):
+        return False
+    # A reward that never reads the completion pays an empty text the same in every prompt.
+    return any(len(set(group.rewards)) > 1 for group in scored_groups(record))
+
+
+def lists_are_paid_most(record: AuditRecord) -> Trouble | None:
+    """A text that lists the answers of all rows gets from a function as much as the best completion of the
+    run, in more than nine rows of ten, though the function reads the row and pays an empty text less.
+    """
+    for name in record.functions:
+        scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]
+        best = max((score for score in scores if score is not None), default=math.nan)
+        probed = [(step, n, s) for step, n, s in record.samples if s.listed.get(name) is not None]
+        listed = [(step, n) for step, n, s in probed if _at_least(s.listed, name, best)]
+        reads_rows = any(s.elsewhere and s.elsewhere.get(name) != s.alone.get(name) for _, _, s in probed)
+        free = sum(_at_least(s.empty, name, best) for _, _, s in probed)
+        if (
+            len(probed) < FEWEST
+            or len(listed) <= 0.9 * len(probed)
+            or not reads_rows
+            or free > 0.1 * len(probed)
+        ):
+            continue
+        step, n = listed[0]
+        sentence = f"{name} pays {best:g}, the most that any completion got,"
+        return Trouble(f"{sentence} to a text that lists the answers of all rows", step, {"completion": n})
+    return None
+
+
+def _at_least(scores: Mapping[str, float | None], name: str, bound: float) -> bool:
+    score = scores.get(name)
+    return score is not None and score >= bound
+
+
+CHECKS = {
+    "rewards_order": rewards_are_in_another_order,
+    "length_fined": every_length_costs_reward,
+    "rewards_in_batch": rewards_depend_on_the_batch,
+    "pays_empty": empty_text_is_paid_most,
+    "pays_any_row": other_rows_are_paid_alike,
+    "pays_list": lists_are_paid_most,
+}
