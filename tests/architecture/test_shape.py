@@ -217,6 +217,36 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
     assert takers <= others | loops
 
 
+EMPTY_NAMES = {"found", "known", "said", "own", "place"}
+"""Words that have named anything at all: a match, a path, a reply, a table."""
+
+
+def test_a_variable_is_named_by_the_thing_that_it_holds() -> None:
+    empty = set()
+    for path in BOTH:
+        tree = ast.parse(path.read_text())
+        # The variable of a comprehension is read within its line.
+        inside = {
+            id(name)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.comprehension)
+            for name in ast.walk(node.target)
+        }
+        for function in functions(tree):
+            for node in ast.walk(function):
+                if isinstance(node, ast.arg):
+                    name = node.arg
+                elif (
+                    isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in inside
+                ):
+                    name = node.id
+                else:
+                    continue
+                if name in EMPTY_NAMES:
+                    empty.add(f"{path.relative_to(path.parents[1])}:{node.lineno}: {name}")
+    assert not empty
+
+
 def test_no_file_of_tests_is_imported_for_its_helpers() -> None:
     tests = Path(__file__).parents[1]
     imports = re.compile(r"^ *from tests\S*\.test_\w+ import|^ *from tests\S* import test_", re.MULTILINE)
