@@ -243,6 +243,7 @@ def micro_batches(
     batch: Batch,
     token_budget: int,
     max_tokens: int,
+    *,
     computed: Tensor | None = None,
     whole_groups: bool = False,
     rank: int = 0,

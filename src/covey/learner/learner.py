@@ -191,10 +191,10 @@ class Learner(Generic[M]):
             batch,
             self.micro_tokens,
             requires.max_tokens,
-            batch.has_gradient(requires.skips_idle),
-            requires.whole_groups,
-            rank(),
-            world_size(),
+            computed=batch.has_gradient(requires.skips_idle),
+            whole_groups=requires.whole_groups,
+            rank=rank(),
+            processes=world_size(),
         ):
             run_on_all(self.on_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))

@@ -27,9 +27,13 @@ from covey.models.packing import Packed
 from covey.models.rotary import NO_ROTATION, RotaryTables, longest_stable_rotation
 from covey_verify.errors import ConfigError
 
+ATTENTION = 0
+"""The place of the branch in ``Family.before`` and ``Family.after``."""
+FEED_FORWARD = 1
+
 
 class Family(NamedTuple):
-    """The differences of a family from Llama that its config does not tell."""
+    """Differences from Llama that the config does not state."""
 
     before: tuple[str | None, str | None] = ("input_layernorm", "post_attention_layernorm")
     """The norms before attention and feed-forward, by their names in a layer."""
@@ -55,7 +59,8 @@ class Family(NamedTuple):
 
 LLAMA = Family()
 AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
-SCORES_CAP, LOGITS_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+SCORES_CAP = "attn_logit_softcapping"
+LOGITS_CAP = "final_logit_softcapping"
 GEMMA2 = Family(
     ("input_layernorm", "pre_feedforward_layernorm"),
     AFTER,
@@ -231,12 +236,12 @@ class Layer(nn.Module):
         x' = x + delta, x'' = x' + attention(norm(x')) -> x'', mlp(norm(x'')). The last sum is left to the
         next norm (the next layer's, or the final one), since ``add_norm`` does both in one pass over a row.
         """
-        x, h = self._enter(x, delta, 0, ops)
+        x, h = self._enter(x, delta, ATTENTION, ops)
         mixed = attend(self.number, self.heads, self._normed_rows(ops.linear(self.qkv, h), ops))
-        x, h = self._enter(x, self._leave(ops.linear(self.output, mixed), 0, ops), 1, ops)
-        return x, self._leave(
-            ops.linear(self.down, ops.gate_mul(ops.linear(self.gate_up, h), self.gate)), 1, ops
-        )
+        attended = self._leave(ops.linear(self.output, mixed), ATTENTION, ops)
+        x, h = self._enter(x, attended, FEED_FORWARD, ops)
+        gated = ops.gate_mul(ops.linear(self.gate_up, h), self.gate)
+        return x, self._leave(ops.linear(self.down, gated), FEED_FORWARD, ops)
 
     def _enter(self, x: Tensor, delta: Tensor | None, branch: int, ops: Ops) -> tuple[Tensor, Tensor]:
         norm = self.before[branch]

@@ -89,7 +89,7 @@ class Policy:
         self._head = FusedLinear(model.get_output_embeddings())
         if not through_modules:
             self.decoder = decoder_of(model)
-            # A model may compute otherwise than its type says: by a user's class or hooks, a changed layer.
+            # A subclass, hook or replaced layer can make a model compute something its type does not imply.
             if self.decoder and through_modules is None and not self._decoder_explains_logits():
                 self.decoder = None
         self.rounds = False

@@ -6,7 +6,7 @@ From a completion to its reward:
 2. ``GroupScoring.add`` takes a completion that has ended. It starts the calls of the per-sample rewards,
    and with the last completion those of the rewards that judge a group.
 3. ``Rewards.start_call`` makes a call where its function runs: a built-in one in a thread or on the event
-   loop, a user's one by its ``Caller`` in this process, in a worker, or in a process for each call.
+   loop, a user's function by its ``Caller`` in this process, in a worker, or in a process for each call.
 4. ``GroupScoring.result`` waits for all calls. A failed one gives scores without a value.
 5. ``groups.assemble`` applies gates and weights to the scores, and returns the ``Group`` with its rewards.
 

@@ -113,7 +113,8 @@ class Tinker:
 
     async def config(self, _: Request) -> Response:
         """Tell the SDK how to talk to this server; flags that are not named have its defaults."""
-        # Compressed bodies need a library, a slow machine is no fault, and plain httpx does.
+        # Disabled: compression needs another library, stuck detection would report slow machines, and plain
+        # httpx is enough.
         flags = ("proto_compress_fwdbwd", "sample_enable_stuck_detection", "use_pyqwest_transport")
         return JSONResponse(dict.fromkeys(flags, False))
 

@@ -95,7 +95,10 @@ UNKNOWN = {
 
 
 def loss_of(name: str, config: Mapping[str, float | str]) -> tuple[DatumLoss, dict[str, Tensor]]:
-    """The loss of this name and its settings. Raises DataError for what it does not know or lacks."""
+    """The loss of this name and its settings.
+
+    Raises DataError if the name is unknown or a setting is missing.
+    """
     loss = LOSSES.get(name)
     if loss is None:
         reason = UNKNOWN.get(name) or "there are " + ", ".join(LOSSES)
