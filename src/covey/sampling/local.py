@@ -1,8 +1,8 @@
 """The local sampler: our own generation loop on the policy's own parameters.
 
-A waiting completion is admitted when a slot is free, running ones gain a token per step, and those that
-end are evicted at once: the last slots move into theirs, so running slots stay contiguous, and slot b of
-an engine is row b of every tensor. An engine computes logits: ours (``cache``) for the architectures that
+A waiting completion is admitted when a slot is free. Running completions gain a token per step. A completion
+that ends is evicted at once: the last slot moves into its slot. So running slots stay contiguous, and slot b
+of an engine is row b of every tensor. An engine computes logits: ours (``cache``) for the architectures that
 ``models.forward`` knows, the Hugging Face modules (``modules``) for all others.
 
 Shapes: B running completions, V vocabulary.
@@ -231,7 +231,7 @@ class _Running:
         self.requests = requests
         self.params = params
         self.partial = partial
-        # An interrupted completion gets another prompt, listed after those of the requests. It ends with the
+        # An interrupted completion gets another prompt, listed after the requests' prompts. It ends with the
         # completion's tokens, which are prefilled under the new weights.
         self.prompts = [request.prompt for request in requests]
         self.extended_prompts: dict[Owner, int] = {}
@@ -368,7 +368,7 @@ class _Running:
             tokens, logprobs, versions = (rows[row, :length].copy() for rows in arrays)
             text = self.policy.decode(tokens.tolist())
             mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
-            # ``version`` is that of the first token, the oldest.
+            # ``version`` is the version of the first token, the oldest.
             provenance = Provenance(int(versions[0]), versions if by_token else None)
             completion = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
             results.append(Sampled(*self.owners[slot], completion))

@@ -64,7 +64,7 @@ def gspo(logprobs: Tensor, inputs: Inputs) -> Tensor:
         return 0.0 * logprobs.sum()
     log_ratio = (logprobs.detach() - inputs["logprobs"]).flatten().where(counted, 0.0)
     mean = ratios.sequence(log_ratio, counted).view_as(logprobs)
-    # Tokens off the mask are trained as well, unlike those of ``ratios.sequence_token``.
+    # Tokens off the mask are trained as well, unlike tokens in ``ratios.sequence_token``.
     return _clipped(mean * ratios.on_policy(logprobs), inputs)
 
 
