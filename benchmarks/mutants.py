@@ -667,10 +667,10 @@ MUTANTS = [
     ),
     *of(
         "models/packing.py",
-        ("predicted from its own position", "sources += [np.array([start + size - 1]), np.arange(flat, flat + len(read))]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=flat + len(read) - 1))"),
+        ("predicted from its own position", "sources += [np.array([start + size - 1]), np.arange(flat, flat + len(inputs))]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=flat + len(inputs) - 1))"),
         ("shifted by one", "np.array([start + size - 1])", "np.array([start + size - 2])"),
-        ("positions start anew after the prompt", "np.arange(size, size + len(read))", "np.arange(len(read))"),
-        ("the prompt's last token unseen", "spans.append((start, size, flat, len(read)))", "spans.append((start, size - 1, flat, len(read)))"),
+        ("positions start anew after the prompt", "np.arange(size, size + len(inputs))", "np.arange(len(inputs))"),
+        ("the prompt's last token unseen", "spans.append((start, size, flat, len(inputs)))", "spans.append((start, size - 1, flat, len(inputs)))"),
     ),
     *of(
         "models/ops.py",
