@@ -74,9 +74,9 @@ class Comparison:
         if {"text", "word"} & {ours.kind, theirs.kind}:
             return self._words(*(_clock(n) for n in (ours, theirs)))
         if _set_like(ours) or _set_like(theirs):
-            verdict = self._regions(ours, theirs)
-            if verdict is not NotImplemented:
-                return verdict
+            pair = as_regions(ours, theirs)
+            if pair is not None:
+                return self._ends_agree(*pair)
         return self._structures(ours, theirs)
 
     def _structures(self, ours: Node, theirs: Node) -> bool | None:
@@ -279,15 +279,6 @@ class Comparison:
             return self.compare(ours, theirs)
         return False
 
-    # ---- sets of real numbers
-
-    def _regions(self, ours: Node, theirs: Node) -> bool | None:
-        """Compare sets of real numbers; NotImplemented if they are not both known as such."""
-        try:
-            return self._ends_agree(region(ours), region(theirs))
-        except NoRegion:
-            return NotImplemented
-
     def _ends_agree(self, ours: Region, theirs: Region) -> bool | None:
         if ours.variable and theirs.variable and ours.variable != theirs.variable:
             return self.no(f"about {theirs.variable}, not {ours.variable}")
@@ -405,6 +396,14 @@ def _set_like(node: Node) -> bool:
     if node.kind in ("union", "intersection", "difference", "builder") or node == name("ℝ"):
         return True
     return inequality(node) or (node.kind == "chain" and node.marks == ("∈",))
+
+
+def as_regions(ours: Node, theirs: Node) -> tuple[Region, Region] | None:
+    """Return two nodes as sets of real numbers; None if they are not both such sets."""
+    try:
+        return region(ours), region(theirs)
+    except NoRegion:
+        return None
 
 
 def _system(node: Node) -> Node:
