@@ -13,7 +13,8 @@ TextOrMessages = str | list[dict[str, Any]]
 Turns = Sequence[Mapping[str, Any]]
 """The turns of the model and its tools as {role, content}, with `tool_calls` if the model called any."""
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
 LONGEST = 50_000
 """Number of characters at the end in which an answer is searched; the text before is never read."""
 # NUMBER: sign, currency, thousands, decimals or a denominator. CHOICE: an option from A to J outside of

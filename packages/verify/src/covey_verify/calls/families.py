@@ -25,7 +25,8 @@ GEMMA_QUOTE = '<|"|>'
 GEMMA_PART = re.compile(r'<\|"\|>.*?<\|"\|>|[{}\[\]]|<\|tool_call>', re.DOTALL)
 """A string as a whole, a bracket, or the beginning of another call."""
 GEMMA_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
-GEMMA_OPEN, GEMMA_CLOSE = "<|tool_call>", "<tool_call|>"
+GEMMA_OPEN = "<|tool_call>"
+GEMMA_CLOSE = "<tool_call|>"
 LFM2 = "<|tool_call_start|>"
 LFM2_CLOSE = "<|tool_call_end|>"
 LFM2_BODY = re.compile(

@@ -33,7 +33,8 @@ from covey_verify.calls.families import (
 from covey_verify.extract import THINK_CLOSE
 from covey_verify.isolated import after_blanks, strict_json, strict_json_at
 
-OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+OPEN_CALL = "<tool_call>"
+CLOSE_CALL = "</tool_call>"
 TOOL_CALLS = "[TOOL_CALLS]"
 PYTHON_WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Python's words for JSON's constants, common in forms that write values as texts."""

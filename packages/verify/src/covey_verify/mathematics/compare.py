@@ -56,7 +56,9 @@ class Comparison:
     """Compares a reference answer with an answer; ``reason`` afterwards says why they differ."""
 
     def __init__(self, leaf: Leaf = exact, percent: Percent = "ignored", ratio: Ratio = "exact") -> None:
-        self.leaf, self.percent, self.ratio = leaf, percent, ratio
+        self.leaf = leaf
+        self.percent = percent
+        self.ratio = ratio
         self.reason = ""
 
     def no(self, reason: str) -> bool:

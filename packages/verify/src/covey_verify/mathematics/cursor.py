@@ -18,8 +18,10 @@ class Cursor:
     def __init__(self, tokens: Sequence[Token], sign: int = 1, level: int = 0) -> None:
         # Reversed, so that the next token is the last one, and a part of a token can be put back.
         self.remaining = [END, *reversed(tokens)]
-        self.sign, self.doubled = sign, False
-        self.level, self.bars = level, 0
+        self.sign = sign
+        self.doubled = False
+        self.level = level
+        self.bars = 0
         self.until = frozenset[str]()
         """Signs that end a factor here, such as the bar of a set {x | x > 2}."""
         self.outermost = 0

@@ -207,7 +207,8 @@ class Functions(Cursor):
             raise Unreadable(f"\\{written} with an index")
         arguments = self.function_argument(title)
         if power == number(-1, "1") and title in INVERSE:
-            title, power = INVERSE[title], None
+            title = INVERSE[title]
+            power = None
         if title in ("lg", "log"):
             # The base of a logarithm without one is unknown: 10, e or 2.
             arguments += (number(10) if title == "lg" else base or name("base of log"),)

@@ -209,7 +209,9 @@ class Evaluation:
     """The values of formulas at one point, to the digits that mpmath is set to."""
 
     def __init__(self, at: Mapping[str, Value], allows_complex: bool, real: bool) -> None:
-        self.at, self.allows_complex, self.real = dict(at), allows_complex, real
+        self.at = dict(at)
+        self.allows_complex = allows_complex
+        self.real = real
 
     def value(self, node: Node) -> Value:
         """Return a node's value. Raises NotReal, Undefined and what mpmath raises."""

@@ -77,7 +77,8 @@ SYNONYMS = {
     "percent": "%", "prime": "'", "pi": "π", "lparen": "(", "rparen": ")", "doteq": "≈", "simeq": "≈",
 }  # fmt: skip
 """Names of signs, and the signs."""
-OPENING, CLOSING = {"(", "[", r"\{", "⟨"}, {")", "]", r"\}", "⟩"}
+OPENING = {"(", "[", r"\{", "⟨"}
+CLOSING = {")", "]", r"\}", "⟩"}
 
 
 def currency(text: str) -> str:
@@ -173,7 +174,8 @@ def _tokens(text: str) -> Iterator[Token]:
             continue
         if match := OPERATOR.match(text, position):
             yield Token("command", match[1], gap)
-            position, gap = match.end(), False
+            position = match.end()
+            gap = False
             continue
         match = (WITHIN if depth else OUTSIDE).match(text, position)
         assert match is not None  # the last alternative is any character

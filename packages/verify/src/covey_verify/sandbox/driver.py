@@ -22,8 +22,10 @@ from typing import Any
 from covey_verify.sandbox.wire import decode_value, encode_value, frame, read_frame
 
 MAX_FRAME = 64 << 20
-CHANNEL, PEER = 3, 4
-"""Descriptors of a child: the connections to its parent and to another child."""
+CHANNEL = 3
+"""Descriptor of a child's connection to its parent."""
+PEER = 4
+"""Descriptor of a child's connection to another child."""
 PACKAGES: Sequence[str] | None = None
 """Packages that a model's programs may import besides the standard library; None if no such program runs."""
 READY = b"R"

@@ -75,10 +75,18 @@ ARCHES = {
     "aarch64": Arch(0xC00000B7, 1),
     "arm64": Arch(0xC00000B7, 1),
 }
-# Return values of a filter, opcodes of classic BPF, and the bit that marks x32 calls.
-KILL, ALLOW, ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
-LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+# Return values of a filter.
+KILL = 0x80000000
+ALLOW = 0x7FFF0000
+ERRNO = 0x00050000
+# Opcodes of classic BPF.
+LOAD = 0x20
+EQUAL = 0x15
+AT_LEAST = 0x35
+AND = 0x54
+RETURN = 0x06
 X32_BIT = 0x40000000
+"""The bit that marks x32 calls."""
 
 
 def numbers(table: str, arch: Arch) -> dict[str, int]:

@@ -30,8 +30,12 @@ from covey_verify.sandbox.confine import Confinement, Limits, adopt_orphans
 REQUEST_SIZE = 512
 LONGEST_WAIT = 1e6
 """Longest wait in seconds, since ``poll`` takes milliseconds in 31 bits."""
-MOST_THREADS, MOST_FILES, MOST_BYTES = 64, 1_000, 64 << 20
-"""Threads, files and bytes in its folder that a model's program may have before it is ended."""
+# Limits of a model's program, which is ended if it passes one.
+MOST_THREADS = 64
+MOST_FILES = 1_000
+"""Most files in the program's folder."""
+MOST_BYTES = 64 << 20
+"""Most bytes of all files in the program's folder."""
 MOST_WAIT = 120.0
 """Seconds for which other work on the machine may keep a child from a processor before it is given up."""
 WATCH = 0.02

@@ -170,7 +170,8 @@ def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> 
 def json_format(text: str) -> str:
     """The whole text, or the one code block that it is, is strict JSON: an object or list with content."""
     lines = text.split("\n")
-    mark, language = text[:3], lines[0].lstrip("`~").strip().casefold()
+    mark = text[:3]
+    language = lines[0].lstrip("`~").strip().casefold()
     if mark in FENCES and language in ("", "json") and len(lines) > 2 and lines[-1].strip() == mark:
         text = "\n".join(lines[1:-1])
     try:

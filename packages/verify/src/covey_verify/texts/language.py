@@ -51,7 +51,8 @@ SCRIPT_OF: Mapping[str, str] = {
 # A word, or a single character of the scripts that put no space between words.
 WORD = re.compile(f"[{SCRIPTS['ja']}{SCRIPTS['th']}]|[^\\W\\d_]+")
 KANA = re.compile("[\u3040-\u30ff]")
-LATIN_WORD, GREEK_WORD = (re.compile(f"[{SCRIPTS[name]}]+") for name in ("latin", "el"))
+LATIN_WORD = re.compile(f"[{SCRIPTS['latin']}]+")
+GREEK_WORD = re.compile(f"[{SCRIPTS['el']}]+")
 SENTENCE = re.compile(r"(?<![\\a-z])[a-z]{2,}(?:,? [a-z]{2,}){2,}", re.IGNORECASE)
 FEWEST = 10
 """Fewest words that are judged: `x = 4` could be in any language."""
