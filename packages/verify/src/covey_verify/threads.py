@@ -155,7 +155,7 @@ class ThreadPool:
             given_up = call.future.cancelled()
             del call  # so that a waiting thread keeps no call alive
             if given_up:
-                return  # another thread has replaced this one
+                return  # another thread has replaced this thread
 
 
 class Executor:

@@ -85,7 +85,7 @@ def python_calls(text: str, start: int, _: Types) -> tuple[list[ToolCall], int]:
         listed = ast.parse(body[0].strip(), mode="eval").body
         calls = listed.elts if isinstance(listed, ast.List) else [listed]
         return [_python_call(call) for call in calls], body.end()
-    # Python's parser raises each of these for some text; MemoryError for one that is nested too deeply.
+    # Python's parser raises each of these for some text; MemoryError for a text that is nested too deeply.
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return [ToolCall("", {}, NO_LIST)], body.end()
 

@@ -135,7 +135,7 @@ def _marked_calls(marks: ValueMarks, text: str, start: int, types: Types) -> tup
 
 
 def _marked_call(types: Types, marks: ValueMarks, text: str, position: int) -> tuple[ToolCall, int]:
-    """Read the call at a position. Return it, or one that tells its fault, and where reading continues."""
+    """Read the call at a position. Return it, or a call that tells its fault, and where reading continues."""
     named = marks.name.match(text, position)
     if named is None:
         return ToolCall("", {}, f"this is no {marks.shown}"), position + 1
@@ -179,7 +179,7 @@ def _marked_value(
     if closed is None:
         return MarkedValue("", _next(text, THINK_CLOSE, start), unclosed)
     value = text[start : closed.start()]
-    # The closing mark may belong to another call, if this one was abandoned within a thought that ended.
+    # The closing mark may belong to another call, if this call was abandoned within a thought that ended.
     thought_end = value.find(THINK_CLOSE)
     if thought_end >= 0 and OPEN_CALL in value[thought_end:]:
         return MarkedValue("", start + thought_end, f"this is no {marks.shown}")

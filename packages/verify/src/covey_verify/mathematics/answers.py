@@ -108,7 +108,7 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _is_sentence(text: str) -> bool:
-    """Return whether a text has three words or more; if it is an unknown unit, one that is not a noun."""
+    """Return whether a text has three words or more; if it is an unknown unit, a word that is not a noun."""
     words = re.findall(r"[^\W\d_]+", text)
     if folded(text) in STATEMENTS.values():
         return False
@@ -213,10 +213,10 @@ def _hedged(answer: str) -> bool:
     return any(word in HEDGES for word in re.findall(r"[^\W\d_]+", answer.casefold()))
 
 
-def _ask(function: str, reference: str, answer: str, *more: str) -> Outcome:
+def _ask(function: str, reference: str, answer: str, *policies: str) -> Outcome:
     """Return the result of a function of ``symbolic`` for a pair. Each pair is asked about once."""
     server = verifier_server(SYMBOLIC)
-    arguments = (reference, answer, *more)
+    arguments = (reference, answer, *policies)
     ask = partial(server.call, f"{SYMBOLIC}:{function}", *arguments, limits=SYMBOLIC_LIMITS)
     return OUTCOMES.get((function, *arguments), ask)
 

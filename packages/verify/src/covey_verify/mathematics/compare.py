@@ -1,7 +1,7 @@
 """The comparison of an answer with the reference answer, by structure, part by part.
 
 It is three-valued: None means that only algebra can tell. ``symbolic``, in a subprocess, passes a ``leaf``
-that decides by algebra; the default one knows exact arithmetic.
+that decides by algebra; the default ``leaf`` knows exact arithmetic.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Comparison:
         return verdict if verdict is not False else self.no("the values differ")
 
     def _decimal_comma(self, ours: Node, theirs: Node) -> bool:
-        """Return whether one is `3,14` with a decimal comma, read as a list, and the other that number."""
+        """Return whether one side is `3,14` with a decimal comma, read as a list, and the other 3.14."""
         for one, other in ((ours, theirs), (theirs, ours)):
             if one.kind == "list" and len(one.parts) == 2 and not one.text and other.kind == "number":
                 whole, digits = one.parts
@@ -336,7 +336,7 @@ class Comparison:
             return verdict if verdict is not False else self.no("another relation")
         factor = proportional(apart[0], apart[1])
         if factor is None or not factor:
-            return self.no("another relation, or one that is not rational")
+            return self.no("another relation, or a relation that is not rational")
         mark = theirs.marks[0] if factor > 0 else FLIPPED[theirs.marks[0]]
         return mark == ours.marks[0] or self.no("another relation")
 
@@ -373,7 +373,7 @@ def together(results: Sequence[bool | None]) -> bool | None:
 
 
 def some(results: Sequence[bool | None]) -> bool | None:
-    """Return whether one is true; None if that is not known."""
+    """Return whether some result is true; None if that is not known."""
     if True in results:
         return True
     return None if None in results else False

@@ -1,4 +1,4 @@
-r"""The reader of formulas: a recursive descent over tokens, by TeX's rules and those of printed mathematics.
+r"""The reader of formulas: a recursive descent over tokens, by the rules of TeX and of printed mathematics.
 
 An argument without braces is one digit, one letter or one command, as TeX has it: `\frac1n`, `\sqrt\frac12`.
 Whatever may mean two things (`a/bc`) is unreadable, and the reason says so.

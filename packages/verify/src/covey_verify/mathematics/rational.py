@@ -90,7 +90,7 @@ def linear(node: Node, variable: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _independent(polynomial: Polynomial) -> bool:
-    """Return whether a polynomial is zero only if it has no terms, as its atoms have no relation."""
+    """Return whether a polynomial is zero only if it has no terms, because its atoms have no relation."""
     atoms = {atom for monomial in polynomial for atom, _ in monomial}
     return len(atoms & {"π", "e"}) < 2 and not any("(" in atom for atom in atoms)
 

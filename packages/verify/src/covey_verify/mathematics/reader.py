@@ -333,7 +333,7 @@ class Reader(Formulas):
 
 
 def as_product(node: Node) -> Node:
-    r"""Return letters in brackets, as in \frac{ab}{c} or |AB|, as the product of these letters."""
+    r"""Return letters in brackets, such as AB in |AB|, as the product of these letters."""
     if node.kind == "word":
         return node.parts[0]
     letters = node.text if node.kind == "text" and node.text.isascii() and node.text.isalpha() else ""

@@ -94,7 +94,7 @@ class Algebra:
         return False
 
     def leaf(self, ours: Node, theirs: Node, multiple: bool) -> bool:
-        """Return whether two formulas are equal, or one is a ``multiple`` of the other."""
+        """Return whether two formulas are equal, or one formula is a ``multiple`` of the other."""
         verdict = exact(ours, theirs, multiple)
         if verdict is not None:
             return verdict

@@ -261,7 +261,7 @@ def transposed(matrix: Node) -> Node:
 def multiplied(node: Node, other: Node, only_sums: bool = False) -> Node:
     """Return an answer with g(x + 1) as a product, if the other has g as a letter and not as a function.
 
-    ``only_sums``: g(x) stays a function, as it is meant in a reference.
+    ``only_sums``: g(x) stays a function, which it means in a reference.
     """
     letters = {n.text for n in other.walk() if n.kind == "name"}
     letters -= {n.text for n in other.walk() if n.kind == "apply"}

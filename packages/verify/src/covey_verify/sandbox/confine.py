@@ -51,8 +51,8 @@ class Limits:
     """The resources that one check may use."""
 
     wall: float = 6.0
-    """Seconds from its start, after which its process group is killed. Those in which other work kept it from
-    a processor do not count, up to MOST_WAIT of the server."""
+    """Seconds from its start, after which its process group is killed. The seconds in which other work kept
+    it from a processor do not count, up to MOST_WAIT of the server."""
     cpu: int = 5
     """Seconds of processor time."""
     memory: int = 1 << 30

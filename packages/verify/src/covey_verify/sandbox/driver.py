@@ -280,10 +280,10 @@ def _check() -> None:
 
 
 def as_exception(reply: Mapping[str, object]) -> BaseException:
-    """Return a candidate's exception as the built-in one of that name; any other ends the test.
+    """Return a candidate's exception as the built-in of this name; any other exception ends the test.
 
-    StopIteration would end the test's own loops silently, as in `zip(map(candidate, inputs), expected)`; it
-    becomes a RuntimeError, as in a generator.
+    StopIteration would end the test's own loops silently, such as in `zip(map(candidate, inputs), expected)`;
+    it becomes a RuntimeError, which it becomes in a generator too.
     """
     kind = getattr(__import__("builtins"), str(reply["error"]), None)
     if kind in (StopIteration, StopAsyncIteration):

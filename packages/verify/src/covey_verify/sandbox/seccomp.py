@@ -112,12 +112,12 @@ def build(
         return None
     # An instruction is (opcode, jump if true, jump if false, operand); jumps skip that many instructions.
     # Offsets into struct seccomp_data: 0 the call number, 4 the architecture, 16 + 8 i argument i. A process
-    # of another architecture is killed, as its numbers mean other calls.
+    # of another architecture is killed, because its numbers mean other calls.
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, arch.audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if arch.column == 0:  # x32 calls have other numbers
         code += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    more = (";" + EXEC if allow_exec else "") + (";" + SCRATCH if scratch else "")
-    allowed = numbers(ALLOWED + more, arch)
+    additions = (";" + EXEC if allow_exec else "") + (";" + SCRATCH if scratch else "")
+    allowed = numbers(ALLOWED + additions, arch)
     for number in allowed.values():
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]  # libc then tries clone

@@ -91,11 +91,11 @@ class RunningChild:
         with contextlib.suppress(OSError):
             self.status.sendall(json.dumps(report).encode() + b"\n")
 
-    def look(self, now: float) -> None:
+    def look(self, clock: float) -> None:
         """See how long it was kept waiting, and end it if its own seconds are over."""
         self.kept_waiting = max(self.kept_waiting, seconds_kept_waiting(self.pid))
         self.deadline = self.started + self.wall + min(self.kept_waiting, MOST_WAIT)
-        if now >= self.deadline:
+        if clock >= self.deadline:
             self.ending = "starved" if self.kept_waiting > MOST_WAIT else "timeout"
             kill_group(self.pid)
 
@@ -133,13 +133,13 @@ class Server:
                         children = self.children.values()
                         self._answer(next(c for c in children if c.status.fileno() == descriptor))
                 self._reap()
-                now = time.monotonic()
+                clock = time.monotonic()
                 for pid, child in self.children.items():
                     # ``roots`` is set for a model's programs only.
                     if self.confinement.roots and self._greedy(pid, child):
                         kill_group(pid)
-                    if now >= child.deadline:
-                        child.look(now)
+                    if clock >= child.deadline:
+                        child.look(clock)
         finally:
             for pid in self.children:
                 kill_group(pid)
@@ -170,10 +170,10 @@ class Server:
         for descriptor in theirs:
             os.close(descriptor)
         if pid > 0:
-            now = time.monotonic()
+            start = time.monotonic()
             wall = job.limits.wall
             self.children[pid] = RunningChild(
-                pid, socket.socket(fileno=status), now, wall, now + wall, job.folder
+                pid, socket.socket(fileno=status), start, wall, start + wall, job.folder
             )
             self.poll.register(status, select.POLLIN)
         return True
@@ -266,7 +266,7 @@ class Server:
 
 
 def seconds_kept_waiting(pid: int) -> float:
-    """Return for how long the threads of a process, and of those it has started, had no processor to run on.
+    """Return for how long a process's threads, and its descendants' threads, had no processor to run on.
 
     0 where the system does not tell (only Linux does).
     """
