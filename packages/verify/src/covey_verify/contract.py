@@ -30,7 +30,7 @@ from covey_verify.types import Positive, Row, Score, Status, StepRewards
 
 FROM_TRAINER = {"trainer_state", "log_extra", "log_metric"}
 """Arguments that only a trainer can provide."""
-# Arguments with a value for each completion of the group, and those with a value for one completion.
+# Arguments with a value for each completion of the group, and arguments with a value for one completion.
 GROUP_ARGUMENTS = {
     "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
     "template_arguments", *FROM_TRAINER,
@@ -358,5 +358,5 @@ def _spans(rewards: StepRewards) -> tuple[tuple[int, int, float], ...]:
             "the indices of the last token of each step, from 0 up"
         )
     after = [end + 1 for end in ends]
-    # Each step begins where the one before it ends.
+    # Each step begins where the step before it ends.
     return tuple(zip((0, *after), after, rewards.values, strict=False))

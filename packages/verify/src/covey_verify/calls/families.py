@@ -108,7 +108,7 @@ def _literal(node: ast.expr) -> object:
     if isinstance(node, ast.Name) and node.id in CONSTANTS:
         return CONSTANTS[node.id]  # JSON's words for Python's
     if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(one) for one in node.elts]
+        return [_literal(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return _unique([(str(_literal(key)), _literal(value)) for key, value in pairs if key is not None])

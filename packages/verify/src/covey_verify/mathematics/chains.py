@@ -62,7 +62,7 @@ def about(value: Node, approximation: Node) -> bool:
 
 
 def unknown(node: Node) -> str:
-    """Return the one variable of all values of a list, such as `x = 1 or x = 2` and `x = 1, 2`, or ""."""
+    """Return the only variable of all values of a list, such as `x = 1 or x = 2` and `x = 1, 2`, or ""."""
     if node.kind != "list" or assigned(node.parts[0]) is None:
         return ""
     names = {assigned_name(part) for part in node.parts if part.kind == "chain"}

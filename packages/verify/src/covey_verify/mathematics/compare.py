@@ -102,7 +102,7 @@ class Comparison:
             if all(len(p) == shorter or p[shorter:] == (number(0),) for p in parts):
                 return self._in_order(parts[0][:shorter], parts[1][:shorter])
         if theirs.text == "or" and theirs.kind == "set" and ours.kind not in STRUCTURES:  # 3/4 or 0.75
-            return together([self.compare(ours, one) for one in theirs.parts])
+            return together([self.compare(ours, part) for part in theirs.parts])
         return self._kinds(ours, theirs, kinds)
 
     def _kinds(self, ours: Node, theirs: Node, kinds: set[str]) -> bool | None:

@@ -83,7 +83,7 @@ def _edges(both: Node, names: Sequence[str]) -> list[float]:
 
 
 def _real(draw: int, number: int, positive: bool, edges: Sequence[float]) -> Value:
-    """Return an irrational number in one of RANGES, or on one side of an edge, by ``number``."""
+    """Return an irrational number in one of RANGES, or on a side of an edge, chosen by ``number``."""
     share = (draw % 2**61 + mpmath.sqrt(2) - 1) / 2**61
     low, high = RANGES[number % len(RANGES)]
     value = low + (high - low) * share

@@ -96,7 +96,7 @@ def name(text: str) -> Node:
 
 def product(*factors: Node) -> Node:
     """Return a product; products in it become part of it."""
-    flat = tuple(one for f in factors for one in (f.parts if f.kind == "product" else (f,)))
+    flat = tuple(factor for f in factors for factor in (f.parts if f.kind == "product" else (f,)))
     return flat[0] if len(flat) == 1 else Node("product", flat)
 
 
@@ -231,7 +231,7 @@ def determinant(rows: Sequence[tuple[Node, ...]]) -> Node:
 
 
 def _cofactor(rows: Sequence[tuple[Node, ...]], row: int, column: int) -> Node:
-    rest = [one[:column] + one[column + 1 :] for k, one in enumerate(rows) if k != row]
+    rest = [cells[:column] + cells[column + 1 :] for k, cells in enumerate(rows) if k != row]
     minor = determinant(rest)
     return negated(minor) if (row + column) % 2 else minor
 

@@ -147,7 +147,7 @@ def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None
 
 
 def _example(row: Mapping[str, object], form: Form = "block", **_: object) -> str | None:
-    """Return the row's own solution, if it has one, as a completion."""
+    """Return the row's own solution, if it has a solution, as a completion."""
     solution = row.get("solution") or row.get("canonical_solution")
     if not isinstance(solution, str):
         return None

@@ -95,7 +95,7 @@ def _question(row: Mapping[str, Any]) -> Question | None:
 def _proof(
     row: Mapping[str, object], prover: object = "coq", form: Form = "block", **_: object
 ) -> str | None:
-    """Return the row's own proof, if it has one, as a completion."""
+    """Return the row's own proof, if it has a proof, as a completion."""
     proof = row.get("proof")
     if not isinstance(proof, str) or form == "continue":
         return proof if isinstance(proof, str) else None

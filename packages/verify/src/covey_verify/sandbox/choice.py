@@ -24,7 +24,7 @@ MAKERS: Mapping[str, Callable[[str, Sequence[str]], SandboxBackend]] = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """A sandbox that passed its probe, and the reasons against stronger ones."""
+    """A sandbox that passed its probe, and the reasons against stronger sandboxes."""
 
     sandbox: SandboxBackend
     rejected: Mapping[str, str] = field(default_factory=dict)

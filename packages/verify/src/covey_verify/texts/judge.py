@@ -299,7 +299,7 @@ def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | M
 
 @cache
 def endpoint(url: str) -> Endpoint:
-    """Return the endpoint of an address, one for all rewards, which share its cache and its health."""
+    """Return the endpoint of an address, the same for all rewards, which share its cache and its health."""
     return Endpoint(url)
 
 

@@ -42,7 +42,7 @@ def cosine_length(
 
     ``exceeded`` is ``long`` by default. Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1,
     uses it twice: for correct answers, where brevity pays (`gated_by: math_answer:correct`, 2 to 1), and for
-    incorrect ones, where effort does (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
+    incorrect answers, where effort does (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
 
     >>> cosine_length([[], [0] * 5, [0] * 10, [0] * 20], limit=10)
     [1.0, 0.75, 0.5, 0.5]
