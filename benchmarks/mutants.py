@@ -420,7 +420,7 @@ MUTANTS = [
     *of(
         "training/run.py",
         ("learning rate of the next step", "learning_rate(step, learner.train, number)", "learning_rate(step + 1, learner.train, number)"),
-        ("a bad gradient kept for the next update", "            learner.clear()\n", ""),
+        ("a bad gradient kept for the next update", "        learner.clear()\n", ""),
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
     ),
     *of(

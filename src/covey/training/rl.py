@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 
@@ -63,36 +64,58 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
     done = StepUpdates(run.learner.version)
-    learners = list(learners_of(run, step, done))  # decided once for all updates of the step
+    waits = policy_waits(run, step)
+    set_value_pull(run, waits)
+    turns = learner_turns(run, waits, done)  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
-        for learner, objective, norms in learners:
+        for turn in turns:
             # Forward and backward add up a gradient; ``run.update`` applies it, unless it is not finite.
-            stats = learner.forward_backward(minibatch, objective)
-            norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in stats], number))
-            done.stats += [s for s in stats if isinstance(s, TokenStats) and isfinite(norms[-1])]
+            stats = turn.learner.forward_backward(minibatch, turn.objective)
+            norm = run.update(turn.learner, step, minibatch, [float(s.loss) for s in stats], number)
+            turn.norms.append(norm)
+            if isfinite(norm):
+                done.stats += [s for s in stats if isinstance(s, TokenStats)]
     return done
 
 
-def learners_of(
-    run: Run, step: int, done: StepUpdates
-) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
-    """Yield (learner, objective, list of its gradient norms) of a step. A policy may wait for its critic."""
+class LearnerTurn(NamedTuple):
+    """The part of one learner in each update of a step."""
+
+    learner: AnyLearner
+    objective: Objective[TokenStats | ValueStats]
+    norms: list[float]
+    """The norms of its gradients so far; each update appends one."""
+
+
+def policy_waits(run: Run, step: int) -> bool:
+    """Whether only the critic learns in this step (``critic.warmup``)."""
+    critic = run.loaded.algorithm.critic
+    return critic is not None and step < critic.warmup
+
+
+def set_value_pull(run: Run, waits: bool) -> None:
+    """Set how far a value head's gradient reaches the policy's trunk; it does not while the policy waits."""
+    critic = run.loaded.algorithm.critic
+    head = run.learner.policy.value
+    if critic is not None and head is not None:
+        head.pull = 0.0 if waits else critic.pull
+
+
+def learner_turns(run: Run, waits: bool, done: StepUpdates) -> list[LearnerTurn]:
+    """Return the turns of a step's updates: the policy's, unless it ``waits``, and that of a critic."""
     algorithm = run.loaded.algorithm
     rollout = run.loaded.config.rollout
-    head = run.learner.policy.value
-    critic = algorithm.critic
-    values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
-    waits = critic is not None and step < critic.warmup
-    if critic is not None and head is not None:
-        # While the policy waits, the critic's gradient may not reach their common trunk.
-        head.pull = 0.0 if waits else critic.pull
+    has_head = run.learner.policy.value is not None
+    values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
+    turns = []
     if not waits:
-        also = None if head is None else values
         loss = (algorithm, rollout.temperature, rollout.max_tokens, run.state.coefficients)
-        yield run.learner, PolicyObjective(*loss, also), done.norms
+        policy = PolicyObjective(*loss, values if has_head else None)
+        turns.append(LearnerTurn(run.learner, policy, done.norms))
     # A head on the policy learns with it in one pass, unless the policy waits.
-    if values is not None and (waits or head is None):
-        yield run.critic or run.learner, values, done.value_norms
+    if values is not None and (waits or not has_head):
+        turns.append(LearnerTurn(run.critic or run.learner, values, done.value_norms))
+    return turns
 
 
 def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
