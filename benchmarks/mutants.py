@@ -120,6 +120,7 @@ NEAR = {
         STAGES,
     ],
     "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
+    "training/turns": [*PROOF, "tests/training/test_critic.py"],
     "training/rl": [*PROOF, "tests/training/test_critic.py"],
 }
 """Beginning of a file's path -> the tests that should notice a mistake in it."""
@@ -424,6 +425,11 @@ MUTANTS = [
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
     ),
     *of(
+        "training/turns.py",
+        ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
+        ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
+    ),
+    *of(
         "training/supervisor.py",
         ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
     ),
@@ -490,8 +496,6 @@ MUTANTS = [
     ),
     *of(
         "training/rl.py",
-        ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
-        ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
         ("values of the policy's own trunk", "values = (run.critic or learner).score(batch, temperature).values", "values = torch.zeros_like(batch.mask, dtype=torch.float32)"),
     ),
     *of(
