@@ -222,7 +222,7 @@ def test_a_finished_completion_is_not_drawn_again(tmp_path: Path) -> None:
         trained(source, first, 4)
     second = Versioned(some_right)
     second.version = 5
-    batches = rollouts(second, 1, PendingCompletions(tmp_path), algorithm="grpo").after(
+    batches = rollouts(second, 1, PendingCompletions(tmp_path), algorithm="grpo").batches_from(
         0, Position(), lambda *_: None
     )
     groups = [g for b in islice(batches, 2) for g in b.groups]

@@ -49,8 +49,8 @@ def test_every_problem_is_used_once_per_epoch_in_a_new_order() -> None:
 
 def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None:
     whole, resumed = (rollouts(ScriptedSampler(half_right), prompted(5)) for _ in range(2))
-    *_, third, then = islice(whole.after(0, Position(), quiet), 4)
-    again = next(resumed.after(3, third.position, quiet))
+    *_, third, then = islice(whole.batches_from(0, Position(), quiet), 4)
+    again = next(resumed.batches_from(3, third.position, quiet))
     assert [g.problem.id for g in then.groups] == [g.problem.id for g in again.groups]
     assert then.position == again.position
     for a, b in zip(then.groups, again.groups, strict=True):
@@ -94,7 +94,7 @@ def test_a_stop_in_the_middle_leaves_no_trace() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         next(source.batches_from(0, Position(), stop))
-    batches = (next(r.after(0, Position(), quiet)) for r in (source, other))
+    batches = (next(r.batches_from(0, Position(), quiet)) for r in (source, other))
     first, fresh = ([g.problem.id for g in batch.groups] for batch in batches)
     assert first == fresh
 
@@ -193,13 +193,13 @@ def test_problems_solved_often_enough_are_not_drawn_again() -> None:
         return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
 
     make = lambda: rollouts(ScriptedSampler(answer), prompted(6), "grpo", retire_after=2, group_size=8)
-    batches = list(islice(make().after(0, Position(), quiet), 8))
+    batches = list(islice(make().batches_from(0, Position(), quiet), 8))
     drawn = [[g.problem.id for g in batch.groups] for batch in batches]
     assert sorted(drawn[0] + drawn[1]) == sorted(drawn[2] + drawn[3]) == [f"p{i}" for i in range(6)]
     late = {name for of_step in drawn[4:] for name in of_step}
     assert late == {"p2", "p3", "p4", "p5"}
     assert batches[-1].metrics["difficulty/solved"] == pytest.approx(2 / 6)
-    again = next(make().after(5, batches[4].position, quiet))
+    again = next(make().batches_from(5, batches[4].position, quiet))
     assert [g.problem.id for g in again.groups] == drawn[5]
 
 
