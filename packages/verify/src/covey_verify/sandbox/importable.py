@@ -1,4 +1,4 @@
-"""The packages that a model's programs may import: the standard library and those that a config names.
+"""The packages that a model's programs may import: the standard library and the packages that a config names.
 
 Everything else that is installed, such as verifiers and problem generators, would give answers away. The file
 system hides it if the backend can, and the import refuses it everywhere.
