@@ -1,4 +1,4 @@
-"""The packages that a model's programs may import: the standard library and those that a config names.
+"""The packages that a model's programs may import: the standard library and the packages that a config names.
 
 Everything else that is installed, such as verifiers and problem generators, would give answers away. The file
 system hides it if the backend can, and the import refuses it everywhere.
@@ -67,10 +67,10 @@ def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], 
         real = Path(folder).resolve()
         # The folder is hidden itself, or within a hidden one. Python still has to list a package folder
         # that is on sys.path.
-        if any(real.is_relative_to(one) for one in hidden):
+        if any(real.is_relative_to(folder) for folder in hidden):
             listed += [folder] if real in hidden and real != OWN else []
             continue
-        inside = [one for one in hidden if one.is_relative_to(real)]
+        inside = [folder for folder in hidden if folder.is_relative_to(real)]
         if not inside:
             readable.append(folder)
             continue
