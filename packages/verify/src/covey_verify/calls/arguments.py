@@ -80,7 +80,7 @@ def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> No
     # ``canonical`` compares as JSON does: 1 and 1.0 are equal, 1 and true are not.
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(allowed, Sequence) and canonical(value) not in map(canonical, allowed):
-        words = ", ".join(json.dumps(value, ensure_ascii=False, default=str) for value in allowed)
+        words = ", ".join(json.dumps(choice, ensure_ascii=False, default=str) for choice in allowed)
         raise Misfit(f"{where} must be one of {words[:300]}, but is {_shown(value)}")
 
 

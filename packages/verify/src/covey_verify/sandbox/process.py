@@ -335,8 +335,8 @@ def _code_in(folder: Path) -> list[Path]:
 
 def _mounts_over(hidden: Sequence[Path], allowed: Sequence[str], visible: Sequence[str]) -> list[str]:
     """Return the mounts that cover hidden folders within visible folders, except for the allowed paths."""
-    # The order matters, because later mounts cover earlier mounts: empty folders over hidden folders, then the
-    # allowed packages within them, then no more writing.
+    # The order matters, because later mounts cover earlier mounts: empty folders over hidden folders, then
+    # the allowed packages within them, then no more writing.
     roots = [Path(folder).resolve() for folder in visible]
     covered = [str(folder) for folder in hidden if any(map(folder.is_relative_to, roots))]
     ours = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))
