@@ -123,7 +123,7 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
 
 
 def _next_commands(loaded: ResolvedConfig, last: Result) -> Iterator[str]:
-    """Yield what was made, and the commands to try and to see it."""
+    """Yield the result of the last stage, and the commands to try it and to see it."""
     from covey.insight.sample_command import sample_command, shell_word
     from covey.runs.folder import CURVE
 

@@ -275,7 +275,7 @@ def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSigna
 
 
 def _remove_weights(folder: Path) -> None:
-    """Remove what is as large as the model and nobody will read."""
+    """Remove the files that are as large as the model and that nobody will read."""
     for name in ("final", "checkpoints"):
         with suppress(OSError):
             discard(folder / name)

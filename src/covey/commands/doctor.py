@@ -51,7 +51,7 @@ def examine() -> list[Diagnosis]:
 def _guarded(part: Callable[[], Diagnosis]) -> Diagnosis:
     try:
         return part()
-    except Exception as error:  # what is broken here is what is to be found
+    except Exception as error:  # the command is to find whatever is broken
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Diagnosis(part.__name__, "FAIL", reason[:200], "reinstall covey into a fresh environment")
 

@@ -31,7 +31,7 @@ UNSET = re.compile(r"\$\{?\w+\}?")
 
 
 def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, MigrationResult]:
-    """Return the text of a YAML file for covey, and what it was made of.
+    """Return the text of a YAML file for covey, and the settings that it was made from.
 
     Raises ConfigError if the file has no settings, or if covey does not accept what follows from them.
     """

@@ -160,7 +160,7 @@ def _problems(count: int) -> str:
 
 
 def _seconds_of_step(pilot: Pilot, samples: int) -> float:
-    """Return the seconds of a token of ``samples`` completions, after what is compiled only once."""
+    """Return the seconds of a token of ``samples`` completions, without work that is done only once."""
     pilot.begin("measuring the speed", samples)
     per_token = 0.0
     for tokens in (2, STEPS):
@@ -307,7 +307,7 @@ def with_times(pilot: Pilot, measured: Measured, seconds: float) -> Measured:
     valued, _ = _continued(pilot, [_part(min(few, key=_tokens), 2)], measured)
     start = time.monotonic()
     prepared, updating, tokens = _update_timed(pilot, valued)
-    # The first one includes what is compiled or allocated only once, unless that is little.
+    # The first update may include work that is done only once, such as compilation.
     if time.monotonic() - start < seconds / 4:
         prepared, updating, tokens = _update_timed(pilot, valued)
     # Groups and, where not even one fits, some of its completions.

@@ -42,7 +42,7 @@ def score_file(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Return each row with its rewards, statuses and extracted answers, and the mean of each reward.
 
-    ``say`` is called with what is unknown about the model. Raises DataError, RewardError.
+    ``say`` is called with notes on unknown properties of the model. Raises DataError, RewardError.
     """
     functions, data, wording, stage = _named(words, trust)
     shown = tools_shown(stage, functions) if stage is not None else None

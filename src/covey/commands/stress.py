@@ -109,7 +109,7 @@ def _attack(
     """
     row = next(row for row in rows if row.id == problem.id)
     judge = partial(_judge, tested, reward, problem)
-    # A text alone has no environment, which is what such a function judges.
+    # Such a function judges an environment, which a text alone does not have.
     elsewhere = lacks_environment(reward, problem, completion_of(""))
     correct = Correct() if elsewhere else correct_completion(reward, row, judge)
     report = battery(reward, row, rows, judge, correct, gated=len(tested) > 1)

@@ -96,7 +96,7 @@ def _stored(values: np.ndarray, precision: str) -> str:
 
 
 def _refuse(config: PretrainedConfig, folder: Path) -> None:
-    """Raise ConfigError for what a GGUF file of ours would not say."""
+    """Raise ConfigError if a GGUF file of ours would lack something of the model."""
     if config.model_type not in ARCHITECTURES:
         names = ", ".join(ARCHITECTURES)
         raise ConfigError(f"--gguf writes {names}, not {config.model_type}; {INSTEAD} {folder}")

@@ -308,7 +308,7 @@ def _check_whole(model: PreTrainedModel, loading: Mapping[str, set[Any]], source
             f"model: {source}: {name} has shape {tuple(shape)} in the weights, but {tuple(expected)} by "
             "config.json; they belong to different models"
         )
-    # Unknown kinds of weights are other parts (images, say); a known kind with a new number is a layer.
+    # Unknown kinds of weights are other parts, such as images; a known kind with a new number is a layer.
     kinds = {_kind(name) for name in model.state_dict()}
     further = sorted(name for name in loading["unexpected_keys"] if _kind(name) in kinds)
     if further:

@@ -90,7 +90,7 @@ def template_facts(
         written = json.dumps(variables, sort_keys=True)
     except (TypeError, ValueError):  # arguments that are no JSON cannot be a key of the cache
         return _facts_of(_Template(tokenizer, variables))
-    # A tokenizer can be changed after it was asked, so what its facts depend on belongs to the key.
+    # A tokenizer can be changed after it was asked, so the key includes everything that its facts depend on.
     state = (str(tokenizer.chat_template), len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
     return _remembered(tokenizer, state, written)
 

@@ -255,7 +255,7 @@ class Scorer:
         try:
             returned = call.result()
         except CoveyError:
-            raise  # a user's mistake, not a failure of what judges
+            raise  # a user's mistake, not a failure of a reward
         except Exception as error:
             if self.strict:
                 raise reward.broken(problem.id, _reason_of_failure(reward, error)) from error

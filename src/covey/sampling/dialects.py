@@ -1,8 +1,8 @@
 """Dialects of inference servers: the same request as covey, vLLM and SGLang understand it.
 
 Routes and fields as of vLLM 0.33 and SGLang 0.5.23. A request names every field that changes what is drawn:
-servers fill in what is left out from the model's generation_config.json, or from their own command line. A
-reply is read strictly: one with another structure is refused.
+servers take missing fields from the model's generation_config.json, or from their own command line. A reply
+with another structure is refused.
 """
 
 from __future__ import annotations

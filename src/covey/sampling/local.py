@@ -120,7 +120,7 @@ class LocalSampler:
         unfinished = dict.fromkeys(
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )
-        # Completions that new weights interrupted, with what was drawn under the old ones.
+        # Completions that new weights interrupted, with their tokens under the old weights.
         partial: dict[Owner, _PartialCompletion] = {}
         while unfinished:
             full = False
@@ -156,7 +156,7 @@ class LocalSampler:
         unfinished: Sequence[Owner],
         partial: dict[Owner, _PartialCompletion],
     ) -> Iterator[Sampled]:
-        """Complete the unfinished. New weights end the pass early, with what was drawn in ``partial``."""
+        """Complete the unfinished. If new weights end the pass early, ``partial`` has the tokens so far."""
         # Interrupted ones first: they are the oldest.
         waiting = deque([*partial, *(owner for owner in unfinished if owner not in partial)])
         slots = min(self.max_running, len(waiting))
@@ -305,7 +305,7 @@ class _Running:
         self.owners += owners
 
     def partial_completions(self) -> dict[Owner, _PartialCompletion]:
-        """Return copies of what was drawn of each running completion."""
+        """Return copies of the tokens drawn for each running completion."""
         copies = {}
         for slot, (owner, length) in enumerate(zip(self.owners, self.lengths.tolist(), strict=False)):
             part = (slot, slice(length))

@@ -3,8 +3,8 @@
 A server that fails, or whose log-probs differ from the policy's, is excluded by the ``fleet``. Its requests
 go to the others, with the same random streams.
 
-Where weights may change meanwhile (``lags``), each completion is asked for in segments: a server that has new
-weights to take ends its segments first, and what is unfinished continues from its tokens, here or elsewhere.
+Where weights may change meanwhile (``lags``), each completion is asked for in segments. A server that has new
+weights to take ends its segments first; unfinished completions continue from their tokens, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class RemoteSampler:
         self._say_padding(tokens)
 
     def _pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
-        """Yield what is asked for together: a group; under ``lags`` a single completion."""
+        """Yield the completions that a request asks for: a group; under ``lags`` a single completion."""
         for number, request in enumerate(requests):
             samples = range(len(request.streams))
             if self.lags:

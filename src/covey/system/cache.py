@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def cache_places() -> list[Path]:
-    """Possible folders for what is kept between runs, the best first."""
+    """Possible folders for files that are kept between runs, the best first."""
     base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
     shared = Path(tempfile.gettempdir()) / f"covey-{os.getuid()}"
     return [Path(base) / "covey", shared] if base else [shared]
 
 
 def cache_folder() -> Path:
-    """The folder of what is kept between runs. Raises OSError if no folder is safe."""
+    """The folder of files that are kept between runs. Raises OSError if no folder is safe."""
     for folder in cache_places():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

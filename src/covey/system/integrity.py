@@ -31,7 +31,7 @@ def digest_of(path: Path) -> str:
 
 def sealed(values: Mapping[str, object]) -> str:
     """Return a record as JSON, with a checksum of itself."""
-    # To JSON and back first: the checksum is of what a reader will see, tuples as lists, keys as strings.
+    # To JSON and back first: a reader will see tuples as lists and keys as strings.
     plain = json.loads(json.dumps(values))
     return json.dumps({**plain, SEAL: _seal(plain)}, indent=1)
 

@@ -166,7 +166,7 @@ def _entered(part: str, flags: int, parent: int, path: Path) -> int:
     try:
         return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError as error:
-        # Systems differ in the error for a link, so what is there is looked at.
+        # Systems differ in the error for a link, so the path itself is looked at.
         with suppress(OSError):
             if stat.S_ISLNK(os.stat(part, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise CheckpointError(

@@ -42,7 +42,7 @@ POLL_SECONDS = 25.0
 
 
 class Tinker:
-    """The routes, and what they share."""
+    """The routes, and the state that they share."""
 
     def __init__(self, base: Base, store: Store, token: str = "") -> None:
         self.base = base

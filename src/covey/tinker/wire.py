@@ -51,7 +51,7 @@ class ForwardBackward:
 def read_forward_backward(message: bytes) -> tuple[str, int, Fields]:
     """The model and place in its order of a request, and the fields that ``read_data`` takes.
 
-    Raises DataError for what is no such message.
+    Raises DataError if it is no such message.
     """
     message_fields = read_fields(message)
     return _text(message_fields, 1), int(_last(message_fields, 2, 0)), message_fields

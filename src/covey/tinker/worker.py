@@ -1,4 +1,4 @@
-"""The one thread that computes, and what it answers."""
+"""The one thread that computes, and its answers."""
 
 from __future__ import annotations
 

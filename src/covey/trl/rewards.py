@@ -15,7 +15,7 @@ from covey.trl.meanings import Refused
 from covey.trl.models import reward_model_of
 
 PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
-"""Columns that say nothing about what is correct."""
+"""Columns that say nothing about the correct answer."""
 
 
 def reward_entries(

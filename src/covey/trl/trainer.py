@@ -380,7 +380,7 @@ class Trainer(Observer):
         self._call("on_save", checkpoint=str(folder))
 
     def step_ends(self, step: int, metrics: Mapping[str, float]) -> ObserverRequest:
-        """Do after a step what its callbacks and the config ask for; return what is left to do."""
+        """Carry out the requests of callbacks and config after a step; return the requests that are left."""
         self._count(step)
         self._unlogged.append(metrics)
         self._losses += [metrics["loss"]] if "loss" in metrics else []

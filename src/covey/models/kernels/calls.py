@@ -106,7 +106,7 @@ def rounding_is_faster() -> bool:
 
 
 def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:
-    """Take the choices that a run began with, so that its bits stay the same; None: what was measured."""
+    """Take the choices that a run began with, so that its bits stay the same; None: the measured choices."""
     global _followed, _rounding  # noqa: PLW0603 - like the number of threads they are the process's
     _followed = recorded
     _rounding = rounding

@@ -107,7 +107,7 @@ class Recording:
         self.work = work
         self.operations: ctypes.Array[_RecordedCall] | None = None
         self.memory: list[torch.UntypedStorage] = []
-        """Storages behind the recorded addresses, held so that none is freed (a packed weight, say)."""
+        """Storages behind the recorded addresses, held so that none is freed, for example a packed weight."""
         self.input = torch.empty(0, 0)
         self.result = torch.empty(0, 0)
 
