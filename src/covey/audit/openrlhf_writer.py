@@ -35,11 +35,11 @@ VALUES = {
     "covey_rewards": "token_rewards",
     "covey_scores": "token_scores",
 }
-"""The name of an Experience -> the record's; those of covey are what its maker had and has not kept."""
+"""The name of an Experience -> the record's. `covey_...` is what its maker had and has not kept."""
 LOSSES = "openrlhf.models.loss"
-"""The module with the policy loss. A worker's process has it, and one that has it calls it."""
+"""The module with the policy loss. A worker's process that has it calls it."""
 PENALTIES = "openrlhf.models.utils"
-"""The module with the KL, which that one imports."""
+"""The module with the KL, which the module with the loss imports."""
 SUMS = {"get_cumulative_returns": 0, "get_advantages_and_returns": 1}
 """Methods of its experience maker that make returns of the rewards of tokens -> which argument these are."""
 LOSS_VALUES = {
@@ -161,7 +161,7 @@ class _OpenRlhfWriter:
         if self.file.count < self.batches:
             completions += _completions(self.experiences, self.trainer.args, self.trainer.tokenizer)
         if self.score is not None and self.file.count == 0:
-            # Its rewards read special tokens, too, as the one that ends a text.
+            # Its rewards read special tokens too, for example the end token.
             texts = [self.trainer.tokenizer.decode(c.sample["ids"]) for c in completions]
             score_again(partial(_scored, self.score), "reward", completions, texts)
         self.file.rollout(step, completions, self._logprobs_now())
@@ -190,7 +190,7 @@ def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt
 def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Iterator[RecordedCompletion]:
     for e in experiences:
         for n, number in enumerate(e.index):
-            # Sequences are padded on the right. The prompt's own length is not that of the mask.
+            # Sequences are padded on the right. The mask does not show the prompt's own length.
             ids = e.sequences[n][: int(e.attention_mask[n].sum())].tolist()
             prompt = tokenizer(text=e.prompts[n], add_special_tokens=False)["input_ids"]
             if ids[: len(prompt)] != prompt:

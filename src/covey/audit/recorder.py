@@ -166,7 +166,7 @@ def plain_logprobs(
     was_training = model.training
     input_ids = torch.tensor([[*prompt_ids, *ids]], device=next(model.parameters()).device)
     with torch.no_grad(), context:
-        # The logits at a token are those of the next one.
+        # The logits at a token predict the next one.
         logits = model.eval()(input_ids=input_ids).logits[0, len(prompt_ids) - 1 : -1].float()
     model.train(was_training)
     chosen = input_ids[0, len(prompt_ids) :, None]
@@ -228,7 +228,7 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
 
 def keep_tokenizer(tokenizer: Any, record: Path) -> None:
     """Save a tokenizer of the tokenizers library next to a record: by it, pages show the text of tokens."""
-    # A record is whole without it, so a failure, as of another kind of tokenizer, does not end the record.
+    # A record is whole without it, so a failure (another kind of tokenizer) does not end the record.
     with suppress(Exception):
         tokenizer.backend_tokenizer.save(str(tokenizer_file(record)))
 

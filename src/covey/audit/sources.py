@@ -86,7 +86,7 @@ def _of_folder(folder: Path) -> AuditRecord:
 
 
 def covey_run(folder: Path) -> AuditRecord:
-    """Read a run folder of covey, or that of a pipeline's last stage. Raises ConfigError without a run."""
+    """Read a run folder of covey, of a pipeline its last stage's. Raises ConfigError without a run."""
     stage = last_stage(folder)
     loaded = load_for_reading(stage)
     steps = recorded_steps(stage)

@@ -29,9 +29,9 @@ def _trained(record: AuditRecord) -> Iterator[tuple[Use, list[int], list[bool]]]
 def _most(
     record: AuditRecord, shows: Callable[[Use, list[int], list[bool]], int | None], words: str, share: float
 ) -> Trouble | None:
-    """Return trouble if more than ``share`` of the trained completions show it; ``shows`` gives the token.
+    """Return trouble if more than ``share`` of the trained completions have the fault, ``shows`` its token.
 
-    ``shows`` returns None for a completion that cannot show it, and -1 for one that does not.
+    ``shows`` returns None if a completion cannot show the fault, and -1 if it has no fault.
     """
     answers = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
     able = [(use, token) for use, token in answers if token is not None]
@@ -45,7 +45,7 @@ def _most(
 
 
 def location(use: Use, token: int | None = None) -> dict[str, int | float]:
-    """Return where a completion is, as evidence."""
+    """Return the place of a completion: evidence."""
     group = {} if use.sample.group is None else {"group": use.sample.group}
     return {**group, "completion": use.row.completion, **({} if token is None else {"token": token})}
 
@@ -56,7 +56,7 @@ def _end(record: AuditRecord, ids: list[int]) -> int | None:
 
 
 def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
-    """The ids in an update are not those that were sampled."""
+    """The ids in an update are not the sampled ids."""
     for use in record.uses:
         trained, sampled = use.row.ids, use.sample.ids
         if trained is None or sampled is None:
@@ -202,7 +202,7 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
 
 
 def _least_share(shown: Sequence[Sequence[bool]]) -> float:
-    """Return a lower bound of the share of completions that show something; ``found``: those of each prompt.
+    """Return a lower bound of the share of completions that show something. ``shown``: prompt by prompt.
 
     Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
     prompts, and two have a poor estimate of it: only these are judged then, each by its completions.

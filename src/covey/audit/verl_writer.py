@@ -44,7 +44,7 @@ OF_TOKENS = ("prompts", "responses", "attention_mask", "response_mask", "advanta
 OF_REWARDS = ("token_level_rewards", "token_level_scores", "rm_scores")
 """The first that a batch has is what advantages are made of, the last one before any KL."""
 LOSSES = "verl.trainer.ppo.core_algos"
-"""The module with the policy losses. A worker's process has it, and one that has it calls them."""
+"""The module with the policy losses. A worker's process that has it calls them."""
 LOSS_VALUES = {
     "log_prob": "logprobs",
     "old_log_prob": "old_logprobs",

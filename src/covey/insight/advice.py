@@ -13,11 +13,11 @@ from covey.runs.estimates import Estimate, gain
 from covey.system.text import percent
 
 MUCH_UNREAD = 0.2
-"""Excess of completions that contain the correct answer over those that are correct, or contain another's."""
+"""Completions that contain the correct answer, minus the correct ones and those that contain another's."""
 LOOP = 8
 """Tokens of the window whose repetition shows that a completion loops."""
 WIDE_ENTROPY = 3.0
-"""Nats per token, those of an even choice among twenty tokens: such texts are correct only by accident."""
+"""Nats per token of an even choice among twenty tokens: such texts are correct only by accident."""
 SIZES = (4, 8, 16, 32, 64)
 """Group sizes that are recommended."""
 

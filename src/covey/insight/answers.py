@@ -23,13 +23,13 @@ from covey_verify.extract import EXTRACTORS, FENCE, FORMS, Thoughts, code_block
 SOME = 0.1
 """Fraction of the completions that must share a habit before there is advice on it."""
 MANY = 0.5
-"""Fraction of the completions above which a habit is that of most."""
+"""Fraction of the completions above which most have a habit."""
 FEWEST = 2
 """Least number of completions whose answer another form makes readable before there is advice on it."""
 BEGINNING, END = 110, 70
 """Characters of a quoted completion."""
 LABEL = re.compile(r"^([A-Z]\w*(?: \w+)?:)", re.MULTILINE)
-"""The beginning of a line that names what follows, as `Question:`."""
+"""The beginning of a line that names what follows, for example `Question:`."""
 LOCATIONS: Mapping[str, str] = {
     "thoughts": "behind thoughts",
     "code_block": "inside a code fence",
@@ -266,7 +266,7 @@ def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) 
         return Advice(finding, "data.chat: true", sample)
     if not wording.template and endless:
         return Advice(
-            f"{ends}, and the model has no chat template: it continues a text, as base models do",
+            f"{ends}, and the model has no chat template: it continues a text like a base model",
             "rollout.stop with the text that follows an answer, a data.template that shows an answer and its "
             "end, or a cold start (a stage with method: sft)",
             sample,

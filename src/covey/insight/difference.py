@@ -143,7 +143,7 @@ def by_problem(
 
 
 def paired_curves(logs: Sequence[NumberRecords], evals: Sequence[NumberRecords]) -> Iterator[str]:
-    """Yield the curves of both runs, those of a metric beside each other and on one scale."""
+    """Yield the curves of both runs, metric by metric, side by side and on one scale."""
     last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
     rewarded = any("reward/mean" in m for m in logs[0])
     for name, metric in CURVES.items():

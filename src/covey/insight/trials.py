@@ -132,9 +132,9 @@ class TrialResult:
     change: Change
     folder: Path
     held_out: Estimate
-    """Held-out accuracy at the end, minus that of the unchanged trial; NaN if they cannot be compared."""
+    """Held-out accuracy at the end, minus the unchanged trial's; NaN if they cannot be compared."""
     training: Estimate
-    """Accuracy of the completions of the later half of the steps, minus that of the unchanged trial."""
+    """Accuracy of the completions of the later half of the steps, minus the unchanged trial's."""
     findings: tuple[str, ...]
     """Findings of the trial itself."""
     ended: str

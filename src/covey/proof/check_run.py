@@ -90,9 +90,9 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
 
 
 def from_stage_before(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
-    """Return a stage's config with the model from which it must have begun: that of an earlier stage.
+    """Return a stage's config with the model from which it must have begun: an earlier stage's.
 
-    This is the one that its record names. If the record names none of them, it is that of the last earlier
+    The stage's record names that model. If the record names none of them, it is the model of the last earlier
     stage that left a policy.
     """
     number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
@@ -108,7 +108,7 @@ COARSE = 200
 AS_TWINS = 10
 """Factor by which a run may differ more from the shadow than the twin does: the twin is rounded once."""
 CLAIMS = (
-    ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),
+    ("the recorded log-probs follow from the weights of each step", "logprobs", "nats", CLOSE),
     ("the advantages follow from the recorded rewards", "advantages", "of the largest", GRADIENT_ROUNDING),
     (
         "the gradients follow from the objective's formulas",
@@ -123,9 +123,9 @@ CLAIMS = (
         "of the value, or of 1 where that is larger,",
         10 * GRADIENT_ROUNDING,
     ),
-    ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
+    ("the saved weights follow from these gradients by AdamW", "course", "of the way", 0.01),
 )
-"""(claim, difference that decides on it, its unit, the largest one that float32 causes in a few steps)."""
+"""(claim, difference that decides on it, its unit, the largest difference by float32 in a few steps)."""
 NO_STEP = "no step has been recorded yet"
 REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model families that the second trainer knows."""

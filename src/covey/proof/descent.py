@@ -23,7 +23,7 @@ class ShadowConfig:
     model: AxisSettings
     """The model's own config.json: layers, heads, rotary base, ..."""
     algorithm: AxisSettings
-    """Every axis: {name, settings...}, as config.yaml spells them out."""
+    """Every axis: {name, settings...}, all spelled out like in config.yaml."""
     train: AxisSettings
     temperature: float
     max_tokens: int

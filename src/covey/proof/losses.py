@@ -12,11 +12,11 @@ from torch import Tensor
 from covey.proof.formulas import AxisSettings, ShadowRow
 
 FAR = 20.0
-"""Bound on log-ratios, as the documentation of the ratios says."""
+"""Bound on log-ratios; the documentation of the ratios names it."""
 
 
 def value_loss_of_row(values: Tensor, row: ShadowRow, clip: float | None) -> Tensor:
-    """(V - R)^2 / 2, or that of V within ``clip`` of where it was, whichever is larger. (T,)."""
+    """(V - R)^2 / 2, or the same for V clipped around its old value, whichever is larger. (T,)."""
     near = values if clip is None else row.values + (values - row.values).clamp(-clip, clip)
     return torch.maximum((values - row.targets) ** 2, (near - row.targets) ** 2) / 2
 
@@ -38,7 +38,7 @@ def ratio(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tenso
     if name == "sequence":
         return mean_ratio
     if name == "sequence_token":
-        # The value is the sequence ratio; each token's gradient is that of its own log-prob.
+        # The value is the sequence ratio; each token's gradient comes from its own log-prob.
         return mean_ratio.detach() * logprobs.exp() / logprobs.detach().exp()
     raise KeyError(name)
 

@@ -26,7 +26,7 @@ def replay(
 ) -> Iterator[Agreement]:
     """Repeat the first steps of a recorded stage from the weights it began with.
 
-    ``model`` holds these weights by their Hugging Face names, in float64; those that are trained
+    ``model`` holds these weights by their Hugging Face names, in float64; the trained weights
     require a gradient. With ``twin`` a second shadow begins with slightly different weights and repeats the
     same steps. Raises ConfigError if the run used a function that the shadow does not know.
     """
@@ -75,7 +75,7 @@ def _of_versions(versions: np.ndarray | None, past: Past) -> slice | torch.Tenso
 
 
 def _remember(past: Past, trainer: ShadowTrainer, staleness: int) -> None:
-    """Keep the weights at the start of a step, and those of as many earlier steps as completions may lag."""
+    """Keep the weights at the start of a step and of as many earlier steps as completions may lag."""
     past[trainer.updates] = {
         # The optimizer updates weights in place; a copy is needed only if a later step reads them.
         name: w.detach().clone() if w.requires_grad and staleness else w.detach()

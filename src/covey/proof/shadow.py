@@ -46,12 +46,12 @@ def computed_weights(weights: NamedWeights, setting: ShadowConfig) -> NamedWeigh
 
 
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: ShadowRow) -> Tensor:
-    """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
+    """log pi over the vocabulary at each sampled token of a completion, as sampled. (T, V)."""
     read = [*row.prompt, *row.tokens[:-1]]
     every = logits(computed_weights(weights, setting), setting.model, read, setting.product)
     scaled = every[len(row.prompt) - 1 :, : setting.vocabulary][row.positions] / setting.temperature
     if row.allowed is not None:
-        # top-p or top-k left only these ids: renormalize over them, as the sampler did.
+        # top-p or top-k left only these ids. The sampler renormalized over them too.
         mask = torch.full_like(scaled, -math.inf)
         for t, position in enumerate(row.positions):
             mask[t, torch.tensor(row.allowed[position])] = 0.0

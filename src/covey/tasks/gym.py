@@ -15,7 +15,7 @@ from covey_verify.sandbox.wire import decode_value
 
 PREFIX = "gym:"
 GYM_REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
-# Generous, as thousands of problems are generated in one call of trusted code.
+# Generous, because one call of trusted code generates thousands of problems.
 GYM_LIMITS = Limits(wall=1800.0, cpu=1800, memory=8 << 30, output=1 << 30)
 INSTRUCTION = "{}\nThink first, inside <think></think>; then give the final answer inside <answer></answer>."
 

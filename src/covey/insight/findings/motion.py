@@ -36,7 +36,7 @@ def tenth_after_a_leap(run: RunView) -> str | None:
 
 
 def bonus_raises_entropy(run: RunView) -> str | None:
-    """Under an entropy bonus of .05 or more, the entropy is more than 1.5 times that of the first step, and
+    """Under an entropy bonus of .05 or more, the entropy is more than 1.5 times the first step's, and
     higher by more than .3 nats a token.
     """
     coef = run.setting("algorithm.entropy.coef")
@@ -54,7 +54,7 @@ def bonus_raises_entropy(run: RunView) -> str | None:
 
 def an_update_breaks_the_policy(run: RunView) -> str | None:
     """In the first 20 steps, an update moves the policy by more than half a nat a completion, and the reward
-    of the last two steps is lower than that of the first, by .6 of its std or by half. The fall is beyond
+    of the last two steps is lower than in the first, by .6 of its std or by half. The fall is beyond
     chance, or an update moves the policy by more than five nats.
     """
     moved = leap(run)

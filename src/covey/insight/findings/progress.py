@@ -29,7 +29,7 @@ LITTLE = 0.05
 def wasted_beyond_luck(run: RunView) -> bool:
     """Whether more than half of the problems are always or never solved, an eighth of each, beyond chance.
 
-    Groups of the other problems are dead by luck, as often as their size says at the run's accuracy.
+    Groups of the other problems are dead by luck. How often follows from their size and the accuracy.
     """
     size = run.setting("rollout.group_size")
     rate = run.whole("accuracy")[0]

@@ -115,9 +115,9 @@ def every_reward_is_the_same(run: RunView) -> str | None:
 
 
 def answers_are_written_but_not_read(run: RunView) -> str | None:
-    """Less than a twentieth of the completions are correct, but far more contain the reference answer. Their
-    excess over those that are correct or contain another problem's answer is more than a fifth of all
-    completions, beyond chance.
+    """Less than a twentieth of the completions are correct, but far more contain the reference answer: more
+    than the correct ones and the ones with another problem's answer together, by a fifth of all completions,
+    beyond chance.
     """
     inside = run.least("text/reference")
     correct = run.late("accuracy")
@@ -376,7 +376,7 @@ RULES = (
         a_reward_rises_while_answers_are_lost,
         severity="severe",
         reason="Learning a format raises rewards and accuracy; farming it costs correct answers. Both must "
-        "change beyond chance, as the accuracy of a weak model varies from step to step.",
+        "change beyond chance, because the accuracy of a weak model varies from step to step.",
         remedies=(GATED,),
         advice="other weights",
         silences=(*OUTCOMES, "conflict", "unparsable", "truncated"),

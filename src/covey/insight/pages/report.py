@@ -64,7 +64,7 @@ def _refuse_damage(stage: Path) -> None:
 
 
 def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
-    """Return address -> page: the run's own, and of its completions those that have room."""
+    """Return address -> page: the run's own, and as many completions as fit."""
     page = run_page(run, folder)
     pages = dict[str, object]()
     kinds = Counter[str]()
