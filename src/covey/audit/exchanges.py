@@ -182,7 +182,7 @@ def _first(advantage: float | Numbers | None, mask: Sequence[bool]) -> float | N
 
 def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
     """The loss gets old log-probs that the batch never had, neither the present ones nor the sampler's, in
-    a quarter of its calls and in at least two, though it gets those of the batch in others.
+    a quarter of its calls and in at least two, though others get the batch's.
     """
     keys = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     keys |= {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
@@ -195,8 +195,8 @@ def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
 
 
 def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
-    """The loss gets old log-probs as the present ones, and the present ones as the old: where the two differ,
-    the former are those that the batch has as its old ones.
+    """The loss gets the old and the present log-probs exchanged: where the two differ, its present log-probs
+    are the batch's old ones.
     """
     kept = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     for call in record.calls:

@@ -2,7 +2,7 @@
 
 A reward that answers otherwise than in its batch mixes rows up, or is random. A reward that pays another
 problem's row as well, or an empty text, does not read the answer. A reward that pays a list of all answers
-finds the right answer anywhere in a text. Only the standard library is needed.
+finds the correct answer anywhere in a text. Only the standard library is needed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ STATE = "trainer_state.json"
 def open_run(path: Path) -> AuditRecord:
     """Read a run: a record, a folder of covey, TRL or prime-rl, trainer_state.json, verl's dumps, a log.
 
-    Raises ConfigError if there is none, DataError, with file and line, for one that is damaged.
+    Raises ConfigError if there is no record, DataError, with file and line, if it is damaged.
     """
     if path.is_dir():
         return _of_folder(path)

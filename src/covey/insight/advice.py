@@ -13,7 +13,7 @@ from covey.runs.estimates import Estimate, gain
 from covey.system.text import percent
 
 MUCH_UNREAD = 0.2
-"""Completions that contain the correct answer, minus the correct ones and those that contain another's."""
+"""Completions with the correct answer in the text, minus correct ones and ones with another's answer."""
 LOOP = 8
 """Tokens of the window whose repetition shows that a completion loops."""
 WIDE_ENTROPY = 3.0
