@@ -140,15 +140,15 @@ def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
     )
     # On the page, no number means that no update saw the token.
     mask = np.ones(size, bool) if first.mask is None else _fitted(first.mask, size) == 1
-    now = _fitted(last.logprobs, size)
+    present = _fitted(last.logprobs, size)
     inserted = _fitted(sample.inserted, size) == 1
     return {
         "tokens": ids,
         "sampled": ~inserted,
         "logprobs": _fitted(next((v for v in alternatives if v), None), size).astype(np.float32),
         "advantages": np.where(mask, advantages, np.nan).astype(np.float32),
-        "ratios": np.exp(now - _fitted(last.old_logprobs, size)).astype(np.float32),
-        "ref_log_ratios": (now - _fitted(last.ref_logprobs, size)).astype(np.float32),
+        "ratios": np.exp(present - _fitted(last.old_logprobs, size)).astype(np.float32),
+        "ref_log_ratios": (present - _fitted(last.ref_logprobs, size)).astype(np.float32),
     }
 
 

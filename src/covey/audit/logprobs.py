@@ -202,10 +202,10 @@ def _is_on_policy(call: LossCall) -> bool:
 
 def updates_of_a_rollout(record: AuditRecord) -> float:
     """Return how many updates the settings make of a rollout; 1 if they do not say."""
-    each = record.number("update_prompts", 0.0)
-    each = each or record.number("update_completions", 0.0) / record.number("num_generations", 1.0)
-    prompts = record.number("rollout_prompts", each)
-    return record.number("num_iterations", 1.0) * (prompts / each if each else 1.0)
+    size = record.number("update_prompts", 0.0)
+    size = size or record.number("update_completions", 0.0) / record.number("num_generations", 1.0)
+    prompts = record.number("rollout_prompts", size)
+    return record.number("num_iterations", 1.0) * (prompts / size if size else 1.0)
 
 
 def sampler_is_shifted(record: AuditRecord) -> Trouble | None:

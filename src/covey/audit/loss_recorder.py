@@ -92,8 +92,8 @@ class LossRecorder:
     def _write_term(self, line: Mapping[str, object], factor: Tensor) -> None:
         weight = self._weight
         gradient = None if weight is None else weight.grad
-        now = None if gradient is None else _first_values(gradient)
-        scale = _multiple(self._gradient, now)
+        gradient_values = None if gradient is None else _first_values(gradient)
+        scale = _multiple(self._gradient, gradient_values)
         kept = bool(gradient is not None and gradient.any())
         self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept, gradient_scaled=scale)
 
@@ -103,10 +103,10 @@ class LossRecorder:
             self._weight = _weight_behind(loss)
             if self._weight is not None:
                 self._weight.register_post_accumulate_grad_hook(self._keep_gradient)
-        now = None if self._weight is None else _first_values(self._weight)
+        weight_values = None if self._weight is None else _first_values(self._weight)
         before = self._seen
-        self._seen = now
-        return None if now is None or before is None else bool((now != before).any())
+        self._seen = weight_values
+        return None if weight_values is None or before is None else bool((weight_values != before).any())
 
     def _keep_gradient(self, weight: Tensor) -> None:
         """Keep the gradient after a backward pass, while calls are recorded."""

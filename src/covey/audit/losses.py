@@ -310,8 +310,8 @@ def corrections_are_constant(record: AuditRecord) -> Trouble | None:
         weights = [w for use in record.uses_of(update) for w in _weights(use)]
         usual = mode(weights) if weights else 1.0
         count = weights.count(usual)
-        cut = not math.isclose(usual, 1.0, rel_tol=1e-3)
-        if cut and count >= FEWEST and count > 0.9 * len(weights):
+        capped = not math.isclose(usual, 1.0, rel_tol=1e-3)
+        if capped and count >= FEWEST and count > 0.9 * len(weights):
             sentence = f"{count} of {len(weights)} importance weights are {usual:.4g}"
             return Trouble(f"{sentence}: a bound cuts what it should let pass", update.step)
     return None

@@ -49,8 +49,12 @@ LOSS_VALUES = {
     "rollout_log_probs": "sampler_logprobs",
 }
 COUNTS = {"batch_num_tokens": "tokens", "global_batch_size": "completions"}
-FORWARD, GATHER, MAKE = "_dispatch_forward", "_flatten_results", "make_experience"
-"""Methods of its experience maker."""
+FORWARD_METHOD = "_dispatch_forward"
+"""The method of its experience maker that asks a model for log-probs."""
+GATHER_METHOD = "_flatten_results"
+"""The method of its experience maker that gathers the answers of all ranks."""
+MAKE_METHOD = "make_experience"
+"""The method of its experience maker that makes a batch."""
 
 
 def record_run(
@@ -66,7 +70,7 @@ def record_run(
     maker = trainer.experience_maker
     maker.make_experience_batch = writer.make_experience_batch
     trainer.ppo_train = writer.ppo_train
-    for name in (*SUMS, FORWARD, GATHER, MAKE):
+    for name in (*SUMS, FORWARD_METHOD, GATHER_METHOD, MAKE_METHOD):
         if hasattr(maker, name):
             setattr(maker, name, partial(writer.noticed, name, getattr(maker, name)))
     if LOSSES in sys.modules:
@@ -131,11 +135,11 @@ class _OpenRlhfWriter:
         return result
 
     def _notice(self, name: str, arguments: Sequence[Any], result: Any) -> None:
-        if name == FORWARD and arguments[0] is getattr(self.maker, "initial_model_group", None):
+        if name == FORWARD_METHOD and arguments[0] is getattr(self.maker, "initial_model_group", None):
             self.asked = result
-        elif name == GATHER and arguments[0] is self.asked:
+        elif name == GATHER_METHOD and arguments[0] is self.asked:
             self.references = list(result)
-        elif name == MAKE:
+        elif name == MAKE_METHOD:
             for experience, reference in zip(result, self.references, strict=False):
                 experience.covey_reference = reference
                 # A KL in the loss is the workers', who get the reference for it; here it is 0.
@@ -179,8 +183,8 @@ class _OpenRlhfWriter:
         deepspeed = self.trainer.args.ds
         # Each rank of a ring or of a tensor group answers, all of them alike.
         copies = deepspeed.ring_attn_size * deepspeed.tensor_parallel_size
-        answers = getattr(self.maker, FORWARD)(self.trainer.actor_model_group, True, **fields)
-        return [row for batch in getattr(self.maker, GATHER)(answers, copies) for row in batch]
+        answers = getattr(self.maker, FORWARD_METHOD)(self.trainer.actor_model_group, True, **fields)
+        return [row for batch in getattr(self.maker, GATHER_METHOD)(answers, copies) for row in batch]
 
 
 def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt: str) -> Any:

@@ -57,12 +57,12 @@ def rewards_are_cut(record: AuditRecord) -> Trouble | None:
     low, high = map(float, bounds)
     scored = [(use, use.row.token_scores) for use in record.uses if use.row.token_scores]
     sums = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
-    cut = [use for use, score in sums if not low + LEAST < score < high - LEAST]
-    if len(cut) < FEWEST or len(cut) <= 0.1 * len(sums):
+    clipped = [use for use, score in sums if not low + LEAST < score < high - LEAST]
+    if len(clipped) < FEWEST or len(clipped) <= 0.1 * len(sums):
         return None
     name = record.own_name("reward_bounds")
-    sentence = f"{len(cut)} of {len(sums)} rewards, less their baseline, are cut to {name}"
-    return Trouble(f"{sentence}, {low:g} to {high:g}", cut[0].update.step, location(cut[0]))
+    sentence = f"{len(clipped)} of {len(sums)} rewards, less their baseline, are cut to {name}"
+    return Trouble(f"{sentence}, {low:g} to {high:g}", clipped[0].update.step, location(clipped[0]))
 
 
 def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:

@@ -189,15 +189,15 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
     over prompts; of fewer than three prompts, each by those over its completions.
     """
     limit = record.number("max_completion_length", 0)
-    cut: dict[str, list[bool]] = {}
+    truncated: dict[str, list[bool]] = {}
     for _, _, sample in record.samples:
         if sample.ids:
             is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
-            cut.setdefault(sample.prompt_text, []).append(is_cut)
-    every = [one for of_prompt in cut.values() for one in of_prompt]
-    if len(every) < 16 or _least_share([*cut.values()]) <= MOSTLY:
+            truncated.setdefault(sample.prompt_text, []).append(is_cut)
+    every = [one for of_prompt in truncated.values() for one in of_prompt]
+    if len(every) < 16 or _least_share([*truncated.values()]) <= MOSTLY:
         return None
-    few = {1: " of one prompt", 2: " of two prompts"}.get(len(cut), "")
+    few = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
     return Trouble(f"{sum(every)} of {len(every)} completions{few} reach the limit of {limit:.0f} tokens")
 
 

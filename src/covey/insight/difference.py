@@ -95,8 +95,8 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
 def changed_files(first: Path, second: Path) -> dict[str, str]:
     """Return the files that differ: data, sources of the user's functions, models."""
     before = (read_environment(first) or {}).get("files", {})
-    now = (read_environment(second) or {}).get("files", {})
-    return changes(before, now)
+    after = (read_environment(second) or {}).get("files", {})
+    return changes(before, after)
 
 
 def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:

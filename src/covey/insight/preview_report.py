@@ -118,11 +118,11 @@ def _extent(preview: Preview) -> Iterator[str]:
             f"minute allows no more at {preview.speed:,.0f} tokens/s"
         )
         return
-    most = min(GROUPS, preview.problems)
-    if measured.by_time and count < most:
+    possible = min(GROUPS, preview.problems)
+    if measured.by_time and count < possible:
         yield (
             f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and so few problems give wide "
-            f"intervals: --groups {most} would take {seconds_text(measured.seconds / count * most)}"
+            f"intervals: --groups {possible} would take {seconds_text(measured.seconds / count * possible)}"
         )
 
 

@@ -253,11 +253,11 @@ def end_reason(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
         return f"token limit (rollout.max_tokens {limit})" if limit else "token limit"
     if row["finish"] != "stop":
         return str(row["finish"])
-    most = (rollout.get("tools") or {}).get("max_calls")
+    max_calls = (rollout.get("tools") or {}).get("max_calls")
     model_turns = sum(turn.get("role") == "assistant" for turn in row.get("turns") or ())
     # Each turn of the model but the last one was answered.
-    if most and model_turns > most:
-        return f"tool limit (rollout.tools.max_calls {most}): further calls were not answered"
+    if max_calls and model_turns > max_calls:
+        return f"tool limit (rollout.tools.max_calls {max_calls}): further calls were not answered"
     text = next((s for s in rollout.get("stop") or () if row["completion"].endswith(s)), None)
     return "end token" if text is None else f"stop string {text!r}"
 

@@ -261,8 +261,8 @@ def helping(trials: Sequence[TrialResult]) -> list[TrialResult]:
     point to comes first if it does at least half as much as the best.
     """
     good = [t for t in trials if t.effect == "helps" and t.change.why != CHANCE]
-    most = max(map(_gain, good), default=0.0)
-    return sorted(good, key=lambda t: (_gain(t) < most / 2, t.change.why == RATE, -_gain(t)))
+    largest_gain = max(map(_gain, good), default=0.0)
+    return sorted(good, key=lambda t: (_gain(t) < largest_gain / 2, t.change.why == RATE, -_gain(t)))
 
 
 def _gain(trial: TrialResult) -> float:

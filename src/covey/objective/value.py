@@ -1,7 +1,7 @@
 """The critic: advantages from its values, its targets and its loss.
 
-``token_rewards`` (N, T) are the rewards of tokens. A completion's or a step's
-reward stands at its last token, a KL penalty by token at each token. ``values`` (N, T) are V of the text before each token.
+``token_rewards`` (N, T) are the rewards of tokens. A completion's or a step's reward stands at its last
+token, a KL penalty by token at each token. ``values`` (N, T) are V of the text before each token.
 """
 
 from __future__ import annotations

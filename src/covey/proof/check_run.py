@@ -48,14 +48,14 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
         return _of_stage(last_stage(folder), steps, console, trust)
     claims: list[Claim] = []
     for stage in stages_in(folder):
-        why = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
-        if why:
-            console.say(f"skipping {stage.name}: {why}")
+        obstacle = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
+        if obstacle:
+            console.say(f"skipping {stage.name}: {obstacle}")
         else:
             of_stage = _of_stage(stage, steps, console, trust)
             claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in of_stage]
     if not claims:
-        raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {why}")
+        raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {obstacle}")
     return claims
 
 
@@ -75,8 +75,8 @@ def unrepeatable(method: str) -> str:
 
 def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
     loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
-    if why := unrepeatable(loaded.config.method):
-        raise ConfigError(f"{stage}: no step can be repeated: {why}")
+    if obstacle := unrepeatable(loaded.config.method):
+        raise ConfigError(f"{stage}: no step can be repeated: {obstacle}")
     change = changed_after(stage)
     if change:
         raise ConfigError(

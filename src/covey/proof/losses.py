@@ -91,15 +91,15 @@ def _vespo_weight(rho: Tensor, advantage: Tensor, s: AxisSettings) -> Tensor:
 
 def _divergence_mask(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """DPPO: no loss for a token whose probability has moved too far in the direction of its advantage."""
-    now = logprobs.detach().exp()
+    present = logprobs.detach().exp()
     before = row.old.exp()
-    weight = (now / before).clamp(max=s["cap"])
+    weight = (present / before).clamp(max=s["cap"])
     if name == "divergence_mask_tv":
-        outward = (now - before) * row.advantage.sign() > s["threshold"]
+        outward = (present - before) * row.advantage.sign() > s["threshold"]
     elif name == "divergence_mask_kl":
         p = before.clamp(max=1 - 1e-6)
-        q = now.clamp(max=1 - 1e-6)
-        distance = p * (before / now).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+        q = present.clamp(max=1 - 1e-6)
+        distance = p * (before / present).log() + (1 - p) * ((1 - p) / (1 - q)).log()
         outward = ((q - p) * row.advantage > 0) & (distance > s["threshold"])
     else:
         raise KeyError(name)

@@ -91,7 +91,7 @@ def _repeated(
     """Repeat a step with a shadow, which moves its weights."""
     recorded, sampled = read_rows(folder, number)
     coefficient = trainer.kl_coef
-    now = trainer.updates
+    step = trainer.updates
     _remember(past, trainer, setting.staleness)
     try:
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
@@ -102,7 +102,7 @@ def _repeated(
     for n, (row, _, versions) in enumerate(recorded):
         if versions is None:
             continue
-        for version in set(versions.tolist()) & set(past) - {now}:
+        for version in set(versions.tolist()) & set(past) - {step}:
             with torch.no_grad():
                 under = shadow.picked(shadow.distribution(past[version], setting, row), row)
             logprobs[n] = torch.where(torch.from_numpy(versions == version), under, logprobs[n])

@@ -112,10 +112,10 @@ def _write_final(
     verdict = _verdict(run, evaluations, again, seconds)
     example = example_of([p.problem for p in run.test_set or run.train_set])
     metrics = run.journal.folder.read("metrics.jsonl")
-    besides = held_out_ranking(metrics, run.held_out) or CardFacts.besides
+    no_verdict = held_out_ranking(metrics, run.held_out) or CardFacts.no_verdict
     steps = best.step if best is not None and takes_best else run.state.step
     loader = run.learner.policy.loader_name
-    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, besides))
+    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, no_verdict))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
     write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
@@ -124,7 +124,7 @@ def _write_final(
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
-    scores = "" if verdict and not run.held_out else f". {besides}"
+    scores = "" if verdict and not run.held_out else f". {no_verdict}"
     run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
     tell_outcomes(run.journal)
     _say_what_to_do(run, verdict, "" if takes_best else better_step_hint(best, folder))

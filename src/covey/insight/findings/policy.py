@@ -157,12 +157,12 @@ def the_policy_got_worse(run: RunView) -> str | None:
         if not run.got_worse:
             return None
         return f"the run made the policy worse: {course(run.evals[0], run.evals[-1])}{estimator}"
-    now = run.late("accuracy")
+    late = run.late("accuracy")
     before = run.early("accuracy")
     if not run.fell("accuracy", 0.1) or run.setting("rollout.curriculum") == "frontier":
         return None
     return (
-        f"the run made the policy worse: {percent(before)} correct in training at first, {percent(now)} now"
+        f"the run made the policy worse: {percent(before)} correct in training at first, {percent(late)} now"
         f"{estimator}"
     )
 

@@ -129,10 +129,10 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     if faint_adapter(run):
         alpha = run.setting("lora.alpha")
         rank = run.setting("lora.rank")
-        why = f"lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
+        cause = f"lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
     else:
-        why = f"train.lr {run.late('optimizer/lr'):.1e} has no effect"
-    return f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began: {why}"
+        cause = f"train.lr {run.late('optimizer/lr'):.1e} has no effect"
+    return f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began: {cause}"
 
 
 def the_reward_does_not_move(run: RunView) -> str | None:
