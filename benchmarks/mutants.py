@@ -120,6 +120,7 @@ NEAR = {
         STAGES,
     ],
     "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
+    "training/turns": [*PROOF, "tests/training/test_critic.py"],
     "training/rl": [*PROOF, "tests/training/test_critic.py"],
 }
 """Beginning of a file's path -> the tests that should notice a mistake in it."""
@@ -420,8 +421,13 @@ MUTANTS = [
     *of(
         "training/run.py",
         ("learning rate of the next step", "learning_rate(step, learner.train, number)", "learning_rate(step + 1, learner.train, number)"),
-        ("a bad gradient kept for the next update", "            learner.clear()\n", ""),
+        ("a bad gradient kept for the next update", "        learner.clear()\n", ""),
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
+    ),
+    *of(
+        "training/turns.py",
+        ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
+        ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
     ),
     *of(
         "training/supervisor.py",
@@ -490,8 +496,6 @@ MUTANTS = [
     ),
     *of(
         "training/rl.py",
-        ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
-        ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
         ("values of the policy's own trunk", "values = (run.critic or learner).score(batch, temperature).values", "values = torch.zeros_like(batch.mask, dtype=torch.float32)"),
     ),
     *of(
@@ -667,10 +671,10 @@ MUTANTS = [
     ),
     *of(
         "models/packing.py",
-        ("predicted from its own position", "sources += [np.array([start + size - 1]), np.arange(flat, flat + len(read))]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=flat + len(read) - 1))"),
+        ("predicted from its own position", "sources += [np.array([start + size - 1]), np.arange(flat, flat + len(inputs))]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=flat + len(inputs) - 1))"),
         ("shifted by one", "np.array([start + size - 1])", "np.array([start + size - 2])"),
-        ("positions start anew after the prompt", "np.arange(size, size + len(read))", "np.arange(len(read))"),
-        ("the prompt's last token unseen", "spans.append((start, size, flat, len(read)))", "spans.append((start, size - 1, flat, len(read)))"),
+        ("positions start anew after the prompt", "np.arange(size, size + len(inputs))", "np.arange(len(inputs))"),
+        ("the prompt's last token unseen", "spans.append((start, size, flat, len(inputs)))", "spans.append((start, size - 1, flat, len(inputs)))"),
     ),
     *of(
         "models/ops.py",

@@ -145,7 +145,8 @@ def update_covey(lengths: str, dtype: str, folder: Path) -> Work:
 
     def work() -> int:
         policy.model.zero_grad()
-        for micro in micro_batches(batch, 16_384, 256, batch.has_gradient(skips_idle=True)):
+        computed = batch.has_gradient(skips_idle=True)
+        for micro in micro_batches(batch, 16_384, 256, computed=computed):
             inputs = micro.loss_inputs(policy.score(micro.packed.to(policy.device), 1.0))
             policy_loss(algorithm, inputs).total.backward()
         return int(batch.mask.sum())

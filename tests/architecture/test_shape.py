@@ -206,6 +206,7 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
         "setup",
         "resume",
         "hooks",
+        "turns",
         "memory",
         "time_estimate",
         "pipeline",

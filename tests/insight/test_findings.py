@@ -341,9 +341,9 @@ def test_a_watch_holds_the_steps_that_rules_look_at_and_no_more(tmp_path: Path, 
     watch = Watch(folder, unknown)
     if not resumed_at:
         folder.append("metrics.jsonl", every[0])
-    watch.after(resumed_at)
+    watch.record_findings(resumed_at)
     for record in every[max(resumed_at, 1) :]:
-        watch.after(int(record["step"]), {k: v for k, v in record.items() if k != "step"})
+        watch.record_findings(int(record["step"]), {k: v for k, v in record.items() if k != "step"})
         count = int(record["step"]) + 1
         whole, held = RunView(every[:count]), RunView(watch.metrics, steps=watch.steps)
         assert (whole.first, whole.last, whole.steps) == (held.first, held.last, held.steps)

@@ -149,7 +149,7 @@ def test_a_group_that_fits_shares_its_prompt() -> None:
 def test_idle_completions_are_skipped_and_still_counted() -> None:
     groups = [group([1, 1]), group([1, 0])]
     batch = with_advantages(collate(groups), groups, GRPO)
-    (micro,) = micro_batches(batch, 1000, 10, batch.has_gradient(skips_idle=True))
+    (micro,) = micro_batches(batch, 1000, 10, computed=batch.has_gradient(skips_idle=True))
     assert micro.rows.group.tolist() == [1, 1]
     assert micro.totals.completions == 4
 
@@ -157,7 +157,7 @@ def test_idle_completions_are_skipped_and_still_counted() -> None:
 def test_untrained_completions_are_skipped_and_still_rows() -> None:
     groups = [group([1, math.nan]), group([math.nan, 0])]
     batch = with_advantages(collate(groups), groups, GRPO)
-    (micro,) = micro_batches(batch, 1000, 10, batch.has_gradient(skips_idle=False))
+    (micro,) = micro_batches(batch, 1000, 10, computed=batch.has_gradient(skips_idle=False))
     assert micro.rows.rewards.tolist() == [1, 0]
     assert (micro.totals.completions, micro.totals.rows) == (2, 4)
 
@@ -168,7 +168,7 @@ def test_what_is_masked_makes_no_completion_busy() -> None:
     odd = replace(batch, mask=batch.mask & (torch.arange(3) < 2))
     odd.advantages[:, 2] = torch.nan
     odd.advantages[1, 0] = 1.0
-    (micro,) = micro_batches(odd, 1000, 10, odd.has_gradient(skips_idle=True))
+    (micro,) = micro_batches(odd, 1000, 10, computed=odd.has_gradient(skips_idle=True))
     assert list(micro.numbers) == [1]
 
 

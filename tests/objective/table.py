@@ -251,7 +251,8 @@ def evaluated(
     policy = leaves(batch.advantages.dtype)
     total = policy.logprobs.new_zeros(())
     computed = batch.has_gradient(skips_idle=True) if skip_idle else None
-    for micro in micro_batches(batch, budget, LONGEST, computed, algorithm.whole_groups):
+    whole_groups = algorithm.whole_groups
+    for micro in micro_batches(batch, budget, LONGEST, computed=computed, whole_groups=whole_groups):
         place = micro.packed.place
         mine = identities(micro.rows)
         scores = TokenScores(*(leaf[mine][:, : place.shape[1]][place] for leaf in policy))

@@ -264,7 +264,7 @@ def test_a_model_folder_that_would_take_all_time_or_memory_is_refused(
     model = project / "stranger"
     (model / "manifest.json").unlink(missing_ok=True)
     change(model / file)
-    monkeypatch.setattr("covey.models.folder_trial.SECONDS", 1)
+    monkeypatch.setattr("covey.models.folder_trial.TRIAL_CPU_SECONDS", 1)
     with pytest.raises(ValueError, match=said) as caught:
         pretrained_tokenizer(model)
     assert str(model / file) in str(caught.value)

@@ -18,7 +18,11 @@ ALLOWED = {
     "covey_verify/isolated.py": {"compile"},  # in a child, and what it compiles is never run
 }
 IN_CHILDREN_ONLY = {"sympy", "mpmath", "math_verify", "reasoning_gym"}
-CHILDREN = {"covey_verify/mathematics/symbolic.py", "covey_verify/isolated.py"}
+CHILDREN = {
+    "covey_verify/mathematics/points.py",
+    "covey_verify/mathematics/symbolic.py",
+    "covey_verify/isolated.py",
+}
 
 
 @cache

@@ -132,7 +132,7 @@ def test_the_order_of_rewards_changes_nothing_but_that_of_columns() -> None:
         )
         algorithm = build_algorithm({"name": "grpo", "filter": "mixed"})
         source = Rollouts(prompted(9), ScriptedSampler(answer), rewards, rollout, algorithm, seed=0)
-        batches = list(islice(source.after(0, Position(), lambda *_: None), 3))
+        batches = list(islice(source.batches_from(0, Position(), lambda *_: None), 3))
         measured = evaluate(
             prompted(4), ScriptedSampler(answer), rewards, SamplingParams(), 4, 0, lambda *_: None
         )

@@ -31,7 +31,7 @@ from covey_verify.errors import CoveyError, DataError, RewardError
 
 
 def first(source: Rollouts) -> RolloutBatch:
-    return next(source.after(0, Position(), quiet))
+    return next(source.batches_from(0, Position(), quiet))
 
 
 def half_right(prompt: np.ndarray, stream: int) -> str:
@@ -40,15 +40,17 @@ def half_right(prompt: np.ndarray, stream: int) -> str:
 
 def test_every_problem_is_used_once_per_epoch_in_a_new_order() -> None:
     source = rollouts(ScriptedSampler(half_right), prompted(6), algorithm="grpo")
-    ids = [g.problem.id for batch in islice(source.after(0, Position(), quiet), 4) for g in batch.groups]
+    ids = [
+        g.problem.id for batch in islice(source.batches_from(0, Position(), quiet), 4) for g in batch.groups
+    ]
     assert sorted(ids[:6]) == sorted(ids[6:]) == [f"p{i}" for i in range(6)]
     assert ids[:6] != ids[6:]
 
 
 def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None:
     whole, resumed = (rollouts(ScriptedSampler(half_right), prompted(5)) for _ in range(2))
-    *_, third, then = islice(whole.after(0, Position(), quiet), 4)
-    again = next(resumed.after(3, third.position, quiet))
+    *_, third, then = islice(whole.batches_from(0, Position(), quiet), 4)
+    again = next(resumed.batches_from(3, third.position, quiet))
     assert [g.problem.id for g in then.groups] == [g.problem.id for g in again.groups]
     assert then.position == again.position
     for a, b in zip(then.groups, again.groups, strict=True):
@@ -58,7 +60,7 @@ def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None
 def test_keys_of_draws_never_repeat() -> None:
     sampler = ScriptedSampler(lambda *_: "wrong")
     source = rollouts(sampler, prompted(2), prompts_per_step=5, max_resampling_rounds=2)
-    list(islice(source.after(0, Position(), quiet), 4))
+    list(islice(source.batches_from(0, Position(), quiet), 4))
     assert len(set(sampler.streams)) == len(sampler.streams) > 100
 
 
@@ -91,8 +93,8 @@ def test_a_stop_in_the_middle_leaves_no_trace() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        next(source.after(0, Position(), stop))
-    batches = (next(r.after(0, Position(), quiet)) for r in (source, other))
+        next(source.batches_from(0, Position(), stop))
+    batches = (next(r.batches_from(0, Position(), quiet)) for r in (source, other))
     first, fresh = ([g.problem.id for g in batch.groups] for batch in batches)
     assert first == fresh
 
@@ -118,7 +120,7 @@ def test_the_cursor_counts_problems_that_replaced_others() -> None:
 
     source = rollouts(ScriptedSampler(answer), prompted(12), group_size=16, max_resampling_rounds=8)
     taken: list[str] = []
-    for batch in islice(source.after(0, Position(), quiet), 2):
+    for batch in islice(source.batches_from(0, Position(), quiet), 2):
         taken += [g.problem.id for g in (*batch.groups, *batch.filtered)]
         assert batch.position.cursor == len(taken)
     assert batch.filtered
@@ -191,13 +193,13 @@ def test_problems_solved_often_enough_are_not_drawn_again() -> None:
         return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
 
     make = lambda: rollouts(ScriptedSampler(answer), prompted(6), "grpo", retire_after=2, group_size=8)
-    batches = list(islice(make().after(0, Position(), quiet), 8))
+    batches = list(islice(make().batches_from(0, Position(), quiet), 8))
     drawn = [[g.problem.id for g in batch.groups] for batch in batches]
     assert sorted(drawn[0] + drawn[1]) == sorted(drawn[2] + drawn[3]) == [f"p{i}" for i in range(6)]
     late = {name for of_step in drawn[4:] for name in of_step}
     assert late == {"p2", "p3", "p4", "p5"}
     assert batches[-1].metrics["difficulty/solved"] == pytest.approx(2 / 6)
-    again = next(make().after(5, batches[4].position, quiet))
+    again = next(make().batches_from(5, batches[4].position, quiet))
     assert [g.problem.id for g in again.groups] == drawn[5]
 
 
@@ -217,7 +219,7 @@ def test_the_frontier_does_not_draw_what_is_retired() -> None:
         curriculum="frontier",
     )
     solved: set[str] = set()
-    for batch in islice(source.after(0, Position(), quiet), 12):
+    for batch in islice(source.batches_from(0, Position(), quiet), 12):
         assert not solved & {g.problem.id for g in batch.groups}
         solved |= {g.problem.id for g in batch.groups} & {"p0", "p1"}
     assert solved == {"p0", "p1"}
@@ -231,19 +233,19 @@ def test_a_reward_that_refuses_correct_answers_is_found_over_the_steps() -> None
     source = Rollouts(
         prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0
     )
-    steps = source.after(0, Position(), quiet)
+    steps = source.batches_from(0, Position(), quiet)
     counts = [dict(next(steps).position.refused) for _ in range(PATIENCE - 1)]
     assert counts == [{"refuses": times} for times in range(1, PATIENCE)]
     with pytest.raises(RewardError, match="known to be correct"):
         next(steps)
     with pytest.raises(RewardError, match="known to be correct"):
-        next(source.after(PATIENCE - 1, Position(refused=counts[-1]), quiet))
+        next(source.batches_from(PATIENCE - 1, Position(refused=counts[-1]), quiet))
 
 
 def test_where_all_are_solved_all_are_drawn_again() -> None:
     right = ScriptedSampler(lambda prompt, _: str(prompt[0] - 1))
     source = rollouts(right, prompted(3), "grpo", retire_after=1)
-    for batch in islice(source.after(0, Position(), quiet), 3):
+    for batch in islice(source.batches_from(0, Position(), quiet), 3):
         assert len(batch.groups) == 3
 
 
@@ -252,7 +254,7 @@ def test_running_means_follow_the_samples_and_travel_with_the_position() -> None
                 for i, p in enumerate(prompted(4))]  # fmt: skip
     spec = {"name": "rae", "advantage": {"decay": 0.5, "by": "role"}}
     source = rollouts(ScriptedSampler(half_right), problems, spec, prompts_per_step=2)
-    one, two = islice(source.after(0, Position(), quiet), 2)
+    one, two = islice(source.batches_from(0, Position(), quiet), 2)
     means = {"a": 0.0, "b": 0.0}
     for group in [*one.groups, *two.groups]:
         role = str(group.problem.columns["role"])
@@ -260,7 +262,7 @@ def test_running_means_follow_the_samples_and_travel_with_the_position() -> None
             assert before == pytest.approx(means[role])
             means[role] = 0.5 * means[role] + 0.5 * reward
     assert two.position.means == pytest.approx(means)
-    again = next(source.after(1, one.position, quiet))
+    again = next(source.batches_from(1, one.position, quiet))
     kept, computed = (batch.groups[0].baselines.running_mean for batch in (two, again))
     np.testing.assert_array_equal(computed, kept)
     with pytest.raises(DataError, match="no column 'rule'"):

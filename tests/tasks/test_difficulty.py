@@ -56,13 +56,13 @@ def test_a_pass_before_the_first_step_measures_every_problem_once() -> None:
     sampler = ScriptedSampler(answer)
     settings = {"algorithm": "grpo", "group_size": 2, "prompts_per_step": 2, "curriculum": "frontier"}
     source = rollouts(sampler, prompted(6), **settings, prepass=3)
-    first = next(source.after(0, Position(), quiet))
+    first = next(source.batches_from(0, Position(), quiet))
     assert len(set(sampler.streams)) == len(sampler.streams) == 6 * 3 + 2 * 2
     rates = {int(i): rate for i, (rate, *_) in first.position.difficulty.items()}
     assert rates == {0: 0, 1: 0, 2: 0, 3: 1, 4: 0, 5: 0}
     assert first.metrics["difficulty/tried"] == 1.0
     sampler.streams.clear()
-    next(source.after(1, first.position, quiet))  # a resumed run knows them
+    next(source.batches_from(1, first.position, quiet))  # a resumed run knows them
     assert len(sampler.streams) == 2 * 2
 
 
@@ -91,7 +91,7 @@ def test_rollouts_follow_the_frontier_and_adapt_group_sizes() -> None:
         adapt_group_size=True,
     )
     sizes: dict[str, list[int]] = {}
-    for batch in islice(source.after(0, Position(), quiet), 40):
+    for batch in islice(source.batches_from(0, Position(), quiet), 40):
         assert sum(len(g.completions) for g in batch.groups) == 24
         for g in batch.groups:
             sizes.setdefault(g.problem.id, []).append(len(g.completions))

@@ -145,7 +145,7 @@ FAR = {"name": "grpo", "kl": {"coef": 1e-4}}
 @pytest.mark.parametrize("estimator", ["k3", "full"])
 def test_the_kl_guard_stops_beyond_its_bound(tmp_path: Path, estimator: str) -> None:
     far = {"name": "grpo", "kl": {"coef": 1e-4, "estimator": estimator}}
-    with pytest.raises(GuardStop, match=r"away from the reference, more than guards.kl_stop 1"):
+    with pytest.raises(GuardStop, match=r"nats per completion, above guards.kl_stop \(1\)"):
         start(tmp_path / "run", algorithm=far, train={"steps": 20, "lr": 0.05}, guards={"kl_stop": 1.0})
     metrics = read(tmp_path / "run", "metrics.jsonl")
     assert metrics[-1]["kl/completion_k1"] > 1

@@ -107,7 +107,7 @@ def test_a_refusal_says_why() -> None:
         ("5 m", r"5\text{ s}"): "the unit is s, not m",
         ("5", r"2 = 3 = 5"): "a member of the chain is false",
         (r"\sqrt{x^2}", "x"): "they differ at x = ",
-        (r"\ln x^2", r"2\ln x"): "only one of them is real at x = ",
+        (r"\ln x^2", r"2\ln x"): "only one of the formulas is real at x = ",
         ("x", r"\frac{a}{b}/cd"): "a/bc may mean (a/b)c or a/(bc)",
         ("0.5", r"0.5\%"): "percent: hundredths",
         ("(1,2)", r"\{1,2\}"): "a set for a tuple",

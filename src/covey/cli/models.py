@@ -65,9 +65,9 @@ def command_sample(
     :param temperature: 0 is greedy.
     :param chat: Send the prompts as a user's messages through the chat template.
     :param system: With --chat: the system message before them.
-    :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
-    :param tools: Tools that the model may call, as python,tools.py:look_up.
-    :param precision: As in a config; auto: that of the run that made the model, else the fastest here.
+    :param chat_template_kwargs: With --chat: JSON for the template, such as '{"enable_thinking": false}'.
+    :param tools: Tools that the model may call, such as python,tools.py:look_up.
+    :param precision: As in a config; auto: as in the run that made the model, else the fastest here.
     """
     from covey import api
     from covey.commands.inference import shown
@@ -122,7 +122,7 @@ def command_export(
     """Write a checkpoint of a run as a model folder for other programs; by default the best evaluated one.
 
     :param run: Folder of the run; of several stages the last one counts.
-    :param step: Number of steps done; a run keeps its newest checkpoints and that of the best evaluation.
+    :param step: Number of steps done; a run keeps its newest checkpoints and the best evaluated one.
     :param output: The folder to write; by default `export/step_...` in the run's folder.
     :param gguf: Write a GGUF file for llama.cpp and Ollama too: f32, f16, bf16 or q8_0.
     """

@@ -69,7 +69,7 @@ class RunFlags:
     strict: bool = False
     """Refuse a damaged checkpoint, or anything else that would not continue exactly."""
     inject: str = ""
-    """Fail on purpose, as reward.hang@7,save.enospc@3: see docs/reliability.md."""
+    """Fail on purpose, for example reward.hang@7,save.enospc@3: see docs/reliability.md."""
 
 
 NO_FLAGS = RunFlags()
@@ -85,7 +85,7 @@ def load(
 ) -> ResolvedConfig:
     """Load the config of a YAML file or a run's folder; with ``trained``, with the run's newest model.
 
-    ``trust`` and ``names_only`` are those of ``load_run``.
+    ``trust`` and ``names_only`` are passed to ``load_run``.
     """
     if config.is_dir():
         from covey.runs.reader import load_for_reading, load_run

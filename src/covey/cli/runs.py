@@ -53,9 +53,9 @@ def command_show(
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Find what went wrong in a run and the setting that helps, or explain a setting, metric or finding.
 
-    :param what: The folder of a run, or a file that `covey audit` reads; or a setting or section, as
-        train.lr, a metric, as kl/start, a function of the algorithm, a finding, or a name of TRL's; without
-        it every setting is listed.
+    :param what: The folder of a run, or a file that `covey audit` reads; or a setting or section such
+        as train.lr, a metric such as kl/start, a function of the algorithm, a finding, or a name of TRL's;
+        without it every setting is listed.
     """
     from covey.audit.sources import is_foreign
 
@@ -125,8 +125,8 @@ def command_diagnose(
     change clearly helps.
 
     :param run: Folder of the run; of several stages the last one counts.
-    :param change: A setting to try, as train.lr=1e-6; may be repeated. By default the remedies of the run's
-        findings and some settings whose effects metrics cannot separate.
+    :param change: A setting to try, such as train.lr=1e-6; may be repeated. By default the remedies of the
+        run's findings and some settings whose effects metrics cannot separate.
     :param start: Step of the checkpoint where the trials begin, or 0 for the first model; by default the last
         checkpoint before the first severe finding.
     :param steps: Steps of each trial; by default as many as lead to that finding, and at least 10.

@@ -115,5 +115,5 @@ def _kind(entry: Entry) -> str:
     owner = str(entry["of"])
     if owner in KINDS or not owner:
         return KINDS.get(owner, "")
-    # The owner of a function is its axis, that of a setting a function or a record.
+    # The owner of a function is its axis; the owner of a setting is a function or a record.
     return f"a function of {owner}" if owner.startswith("algorithm.") else f"a setting of {owner}"

@@ -183,7 +183,7 @@ def command_sweep(
     after an interruption; failed runs are tried again. Exit code 1 if any failed.
 
     :param config: A YAML file.
-    :param sets: A setting and its values, as train.lr=1e-4,2e-4; may be repeated.
+    :param sets: A setting and its values, such as train.lr=1e-4,2e-4; may be repeated.
     :param seeds: Number of runs of each combination; all combinations share the seeds.
     """
     from covey.config.grid import planned_runs

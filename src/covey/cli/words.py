@@ -17,7 +17,7 @@ ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def words(name: str) -> list[Entry]:
-    """Return all entries for a name; for a family of metrics, as `kl/`, all its members."""
+    """Return all entries for a name; for a family of metrics, such as `kl/`, all its members."""
     return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
 
 
@@ -57,7 +57,7 @@ def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
 
 
 def _sources(function: Callable[..., object], users: list[str]) -> str:
-    """Return the papers that a function cites, or else those of the presets that use it."""
+    """Return the papers that a function cites, or else the papers of the presets that use it."""
     cited = dict.fromkeys(ARXIV.findall(inspect.getdoc(function) or ""))
     if cited:
         return ", ".join(f"arXiv {number}" for number in cited)

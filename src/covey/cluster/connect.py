@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster: one that runs already, or one that is started here for this process."""
+"""Connecting to a Ray cluster that runs already, or that is started here for this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _placed: list[ActorHandle] = []
 
 
 def connect_ray(address: str) -> None:
-    """Join the cluster at ``address``; `auto`: the one that this machine belongs to, else start one here.
+    """Join the cluster at ``address``; `auto`: the cluster of this machine, else a new cluster here.
 
     Raises ConfigError.
     """
@@ -72,7 +72,7 @@ def _take_token() -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Restore the signal handlers after the block: Ray replaces that of SIGTERM."""
+    """Restore the signal handlers after the block: Ray replaces SIGTERM's handler."""
     # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -86,7 +86,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def keep(actor: ActorHandle) -> ActorHandle:
-    """Add an actor to those that ``release`` ends."""
+    """Add an actor to the actors that ``release`` ends."""
     _placed.append(actor)
     return actor
 

@@ -48,8 +48,8 @@ class RankHost:
         """Start the process, and threads that read its output."""
         # Ray sets this per actor; the environment of the run would name the GPUs of another machine.
         gpus = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
-        told = {**environment, **gpus, LAUNCHER: str(os.getpid())}
-        self.process = Child(command, cwd=folder, env=told, stdout=PIPE, stderr=PIPE)
+        variables = {**environment, **gpus, LAUNCHER: str(os.getpid())}
+        self.process = Child(command, cwd=folder, env=variables, stdout=PIPE, stderr=PIPE)
         for stream, into in zip((self.process.stdout, self.process.stderr), self.printed, strict=True):
             assert stream is not None
             self.readers.append(threading.Thread(target=self._read, args=(stream, into), daemon=True))
@@ -85,7 +85,7 @@ class PlacedRank:
         self.code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs; that of SIGKILL if the node is lost."""
+        """Return the exit code, None while it runs; SIGKILL's exit code if the node is lost."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -128,9 +128,10 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     connect_ray(config.launch.ray)
     count = config.launch.processes
     resources = ray.cluster_resources()
-    each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in resources)}
+    cpus = config.threads or 1
+    gpus = int(config.device != "cpu" and "GPU" in resources)
     # Concurrent calls, so that a signal gets through while ``look`` waits for a reader.
-    kind = ray.remote(RankHost).options(**each, max_concurrency=4)
+    kind = ray.remote(RankHost).options(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)
     actors = [keep(kind.remote()) for _ in range(count)]
     try:
         places = ray.get([a.place.remote() for a in actors], timeout=PLACING)
@@ -138,8 +139,8 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
         for actor in actors:
             end(actor)
         raise ConfigError(
-            f"launch.processes: the Ray cluster has no room for {count} processes of {each['num_cpus']} CPUs "
-            f"and {each['num_gpus']} GPUs each; it has {resources.get('CPU', 0):g} CPUs and "
+            f"launch.processes: the Ray cluster has no room for {count} processes of {cpus} CPUs "
+            f"and {gpus} GPUs each; it has {resources.get('CPU', 0):g} CPUs and "
             f"{resources.get('GPU', 0):g} GPUs ({said(error)})"
         ) from None
     # Rank 0 listens there; the others meet at its address.

@@ -123,7 +123,7 @@ class ProgressOnly(RunConsole):
 def plan_trials(
     run: Path, settings: Sequence[str] = (), start: int | None = None, steps: int = 0, trust: bool = False
 ) -> Plan:
-    """Return the trials of a run. ``settings``: changes as `key=value`, instead of those that covey proposes.
+    """Return the trials of a run. ``settings``: changes as `key=value`, instead of covey's proposals.
 
     Without ``start`` they begin at the last checkpoint before the first severe finding (or, without one, the
     first warning), else with the run's first model. Without ``steps`` they reach the step of that finding.
@@ -157,7 +157,7 @@ def plan_trials(
 
 
 def _first_trouble(findings: Sequence[Finding]) -> int | None:
-    """Return the step of the first severe finding, else of the first one that is no note."""
+    """Return the step of the first severe finding, else of the first warning."""
     for severity in ("severe", "warning"):
         steps = [f.step for f in findings if f.severity == severity]
         if steps:
@@ -168,7 +168,7 @@ def _first_trouble(findings: Sequence[Finding]) -> int | None:
 def _own_change(text: str) -> Change:
     key, equals, value = text.removeprefix("--").partition("=")
     if not (key and equals and value):
-        raise ConfigError(f"--change {text!r}: write a setting and its value, as train.lr=1e-6")
+        raise ConfigError(f"--change {text!r}: write a setting and its value, such as train.lr=1e-6")
     return Change(f"{key.replace('-', '_')}: {value}", "yours")
 
 
@@ -202,9 +202,9 @@ def outlook(plan: Plan) -> str:
 
 
 def diagnose(plan: Plan, console: RunConsole, stop: StopSignal) -> tuple[list[TrialResult], tuple[str, ...]]:
-    """Make the trials that are missing, and return what each did, and the unchanged one's findings.
+    """Make the missing trials. Return the result of each, and the findings of the unchanged trial.
 
-    Raises Stopped, with everything kept, and any error of the unchanged trial but that of a guard.
+    Raises Stopped, with everything kept, and any error of the unchanged trial except a guard's.
     """
     everything: list[Change | None] = [None, *plan.changes]
     for number, change in enumerate(everything, start=1):

@@ -16,8 +16,10 @@ from covey.types import VERSION
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.machine import available_cpus, processor_name
 
-LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
-"""Bytes of memory that the demo needs, and of disk for a few checkpoints of a small model."""
+LEAST_MEMORY = 2e9
+"""Bytes of memory that the demo needs."""
+LEAST_DISK = 1e9
+"""Bytes of disk for a few checkpoints of a small model."""
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = {"peft": "lora", "sympy": "math", "trl": "bench"}
 

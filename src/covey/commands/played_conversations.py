@@ -66,8 +66,8 @@ def made_up(answer: str | None, names: Sequence[str], thoughts: Thoughts = TAGS)
         yield Attack(
             "an answer that is only in a call", _said("", [call._replace(arguments={"a": answer})], "?", "")
         )
-        cut = _said("", [call], "done", f"{thoughts.open}so it is {answer}")
-        yield Attack("truncated reasoning, after a call", replace(cut, finish="length"))
+        unfinished = _said("", [call], "done", f"{thoughts.open}so it is {answer}")
+        yield Attack("truncated reasoning, after a call", replace(unfinished, finish="length"))
 
 
 def _said(*parts: object) -> Completion:
@@ -110,7 +110,7 @@ def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:
 
 
 def _refused(toolbox: Toolbox, problem: Problem, calls: Sequence[ToolCall]) -> Completion:
-    """Play those of the calls whose arguments are invalid, so that they never reach the environment."""
+    """Play the calls whose arguments are invalid, so that they never reach the environment."""
     return _episode(toolbox, problem, [c for c in calls if not _fits(toolbox, c)])
 
 

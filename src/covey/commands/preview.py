@@ -7,8 +7,7 @@ is sampled: groups first, then an update, then what these groups leave open.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from covey.commands.preview_sampling import (
@@ -39,17 +38,29 @@ from covey.system.signals import StopSignal
 from covey.training.setup import scratch_run
 from covey_verify.errors import ConfigError
 
-SECONDS, LEAST = 60.0, 30.0
-"""Seconds of a preview that chooses how much it samples, and those that at least follow the loading."""
-SAMPLING, UPDATE, LONGER, ELSEWHERE = 0.45, 0.2, 0.1, 0.2
-"""Fractions of these seconds: groups, an update, truncated completions continued, other temperatures."""
+TOTAL_SECONDS = 60.0
+"""Target duration, including loading."""
+MIN_SECONDS_AFTER_LOADING = 30.0
+GROUPS_SHARE = 0.45
+"""Share of the time after loading in which groups are sampled."""
+UPDATE_SHARE = 0.2
+"""Share of the time in which an update is measured."""
+CONTINUATION_SHARE = 0.1
+"""Share of the time in which truncated completions are continued."""
+TEMPERATURES_SHARE = 0.2
+"""Share of the time in which other temperatures are tried."""
 TEMPERATURES = (0.7, 1.0)
-"""Temperatures that are tried where the config's gives few live groups or few correct answers."""
+"""Temperatures to try if the config's temperature gives few live groups or few correct answers."""
 FEW_CORRECT = 0.25
+"""Pass rate below which other temperatures are tried."""
 STOPPING = "stopping; the results so far will be shown. {} stops at once and shows nothing"
-"""The answer to Ctrl-C; its place is that of the second signal's name."""
-SLOW_SAMPLES, FEWEST_SAMPLES, MOST_SAMPLES = 4, 8, 16
-"""Completions of a problem: of a slow model, and for small and for large groups."""
+"""The answer to Ctrl-C. The name of a second Ctrl-C goes between the braces."""
+SLOW_SAMPLES = 4
+"""Completions of a problem if the model is slow."""
+FEWEST_SAMPLES = 8
+"""Completions of a problem if the run's groups are smaller than this."""
+MOST_SAMPLES = 16
+"""Completions of a problem if the run's groups are larger than this."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +112,9 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         shape = shape_of(run.learner.policy.unsharded)
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
-        budget = max(LEAST, SECONDS - (time.monotonic() - start))
-        seconds = None if extent.groups else SAMPLING * budget
+        elapsed = time.monotonic() - start
+        budget = max(MIN_SECONDS_AFTER_LOADING, TOTAL_SECONDS - elapsed)
+        seconds = None if extent.groups else GROUPS_SHARE * budget
         try:
             with stop.listening(lambda again: console.answer(STOPPING.format(again))):
                 first_look = Preview(
@@ -117,7 +129,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                 )
                 if first_look.measured.stopped:
                     return first_look
-                return _closely(pilot, extent, first_look, budget)
+                return _with_experiments(pilot, extent, first_look, budget)
         finally:
             console.end()
 
@@ -126,40 +138,55 @@ def _samples(extent: Extent, size: int) -> range:
     """Return the numbers of completions that a problem may get."""
     if extent.samples is not None:
         return range(extent.samples, extent.samples + 1)
-    most = min(MOST_SAMPLES, max(FEWEST_SAMPLES, size))
-    return range(most if extent.groups else SLOW_SAMPLES, most + 1)
+    most_samples = min(MOST_SAMPLES, max(FEWEST_SAMPLES, size))
+    return range(most_samples if extent.groups else SLOW_SAMPLES, most_samples + 1)
 
 
-def _closely(pilot: Pilot, extent: Extent, look: Preview, budget: float) -> Preview:
-    """Time an update, and look at what the groups leave open; a stop keeps what there is by then."""
-    with suppress(Stopped):
-        look = replace(look, measured=with_times(pilot, look.measured, UPDATE * budget))
-        look = replace(look, readings=read_otherwise(pilot, look.measured))
-        if look.unfinished:
-            return look
-        if float(look.truncated.mean()) > MANY_TRUNCATED and look.measured.limit is None:
-            look = replace(look, longer=continued(pilot, look.measured, LONGER * budget))
-        for temperature, seconds in _temperatures(extent, look, budget):
-            groups = at_temperature(pilot, look.measured, temperature, seconds)
-            look = replace(look, others={**look.others, temperature: groups} if groups else look.others)
-        return look
-    return replace(look, measured=replace(look.measured, stopped=True))
+def _with_experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: float) -> Preview:
+    """Return the preview with the results of further experiments; after a stop, of the completed ones."""
+    latest = preview
+    try:
+        for extended in _experiments(pilot, extent, preview, budget):
+            latest = extended
+    except Stopped:
+        return replace(latest, measured=replace(latest.measured, stopped=True))
+    return latest
+
+
+def _experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: float) -> Iterator[Preview]:
+    """Make one experiment after another. After each of them, yield the preview with all results so far."""
+    measured = with_times(pilot, preview.measured, UPDATE_SHARE * budget)
+    timed = replace(preview, measured=measured)
+    yield timed
+    extended = replace(timed, readings=read_otherwise(pilot, measured))
+    yield extended
+    if extended.unfinished:
+        return
+    if float(extended.truncated.mean()) > MANY_TRUNCATED and measured.limit is None:
+        extended = replace(extended, longer=continued(pilot, measured, CONTINUATION_SHARE * budget))
+        yield extended
+    groups_by_temperature = dict(extended.others)
+    for temperature, seconds in _temperatures(extent, extended, budget):
+        groups = at_temperature(pilot, measured, temperature, seconds)
+        if groups:
+            groups_by_temperature[temperature] = groups
+            yield replace(extended, others=dict(groups_by_temperature))
 
 
 def _temperatures(extent: Extent, look: Preview, budget: float) -> list[tuple[float, float | None]]:
-    """Return the other temperatures to sample at, each with its seconds; None: as many as it takes."""
+    """Return further temperatures, each with the seconds to sample at it; None: no limit."""
     if extent.temperatures is not None:
-        seconds = None if extent.groups else ELSEWHERE * budget
+        seconds = None if extent.groups else TEMPERATURES_SHARE * budget
         return [(temperature, seconds) for temperature in extent.temperatures]
     if look.promise == "yes" and look.pass_rate().value >= FEW_CORRECT:
         return []
     configured = look.stage.config.rollout.temperature
     others = [temperature for temperature in TEMPERATURES if abs(temperature - configured) > 0.05]
-    return [(temperature, ELSEWHERE * budget / len(others)) for temperature in others]
+    return [(temperature, TEMPERATURES_SHARE * budget / len(others)) for temperature in others]
 
 
 def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:
-    """Return how a run's prompts speak to its model, by those of some problems."""
+    """Return the form of a run's prompts, read from the prompts of some of its problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)
     added = policy.tokenizer.added_tokens_decoder

@@ -49,8 +49,10 @@ SLOW = 4.0
 CONTINUED = 16
 """Truncated completions that are continued, at most."""
 FEWEST_CONTINUED = 4
-READ, FAST = 48, 0.02
-"""Completions whose answers the verdict gets in other forms, and seconds of a verdict that is not asked."""
+MOST_REREAD = 48
+"""Most completions whose answers the verdict gets in other forms."""
+SLOW_VERDICT = 0.02
+"""Seconds per completion beyond which a verdict does not get them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         # Each wave is twice as large as the one before, if that fits into the time that is left.
         fits = int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds)
         size = max(0, min(2 * size, fits, len(waiting)))
-    # Small waves are slower, token by token, than those of a step: the fastest one says what a step takes.
+    # Small waves are slower, token by token, than a step's waves: the fastest one says what a step takes.
     pace = min(w.seconds / max(_sampled_tokens(w.groups), 1) for w in waves)
     groups = [group for wave in waves for group in wave.groups]
     return Measured(
@@ -129,10 +131,10 @@ def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
     a token grows with the number of completions.
     """
     fits = room * samples[-1] / limit
-    each = max(samples[0], min(samples[-1], int(fits)))
-    if fits < NEARLY * each:
-        limit = min(limit, max(SHORTEST, int(limit * fits / each)))
-    return each, limit
+    count = max(samples[0], min(samples[-1], int(fits)))
+    if fits < NEARLY * count:
+        limit = min(limit, max(SHORTEST, int(limit * fits / count)))
+    return count, limit
 
 
 def _wave(pilot: Pilot, problems: Sequence[Prompted], each: int, limit: int, scorer: Scorer) -> Wave:
@@ -189,7 +191,7 @@ def _draw(
 def at_temperature(
     pilot: Pilot, measured: Measured, temperature: float, seconds: float | None
 ) -> Sequence[Group]:
-    """Sample the same problems again at another temperature: those that fit into ``seconds``, at least two.
+    """Sample the same problems again at another temperature: as many as fit into ``seconds``, at least two.
 
     Empty if not even two fit, or after a stop.
     """
@@ -265,7 +267,7 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     None if it is slow, or reads more than a text.
     """
     verdict = pilot.run.rewards.verdict
-    slow = measured.reward_seconds.get(verdict.name, 0.0) > FAST
+    slow = measured.reward_seconds.get(verdict.name, 0.0) > SLOW_VERDICT
     if slow or pilot.config.rollout.tools is not None:
         return None
     rejected = [
@@ -274,7 +276,7 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
         for c, ok in zip(g.completions, g.correct, strict=True)
         if not ok
     ]
-    rejected = _spread(rejected, READ)
+    rejected = _spread(rejected, MOST_REREAD)
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
@@ -380,8 +382,10 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     algorithm = pilot.run.loaded.algorithm
     learner = pilot.run.learner
     old = old_logprob_source(algorithm, pilot.run.sampler, config.train.updates_per_rollout_batch)
-    now = first_coefficients(algorithm)
-    objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
+    coefficients = first_coefficients(algorithm)
+    objective = PolicyObjective(
+        algorithm, config.rollout.temperature, config.rollout.max_tokens, coefficients
+    )
     start = time.monotonic()
     batch = with_signal(prepare(pilot.run, groups, old))
     _wait(learner.policy.device)

@@ -22,7 +22,7 @@ from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
 from covey.types import Completion, Problem
 from covey_verify.contract import FULL
 from covey_verify.errors import RewardError
-from covey_verify.extract import TAGS, THINK_CLOSE
+from covey_verify.extract import TAGS, THINK_CLOSE, Thoughts
 from covey_verify.mathematics.answers import reference_of
 from covey_verify.stress import (
     SECONDS,
@@ -56,13 +56,13 @@ def attack_rewards(
     """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all.
 
     ``toolbox``: the run's tools, if any; conversations are played with them and the environment. ``wording``:
-    that of the run's model; truncated thoughts are written with its own marks.
+    the wording of the run's model; truncated thoughts are written with the model's own marks.
     """
     by_id = {p.id: p for p in problems}
     # A few problems with different answers: an attack may pay on one of them only.
     rows = different([Row(p.id, p.prompt, p.columns) for p in problems])
     chosen = [by_id[row.id] for row in rows]
-    worded = {p.id: wording.with_thoughts(p) for p in chosen}
+    marked_problems = {p.id: wording.with_thoughts(p) for p in chosen}
     plays = _Plays(toolbox)
     tried = 0
     findings = list[StressFinding]()
@@ -76,7 +76,7 @@ def attack_rewards(
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         tested.reader = rewards.reader
-        reports = [_attack(tested, reward, by_id[r.id], worded[r.id], rows, plays) for r in rows]
+        reports = [_attack(tested, reward, by_id[r.id], marked_problems[r.id], rows, plays) for r in rows]
         tried += sum(report.tried for report in reports)
         findings += _truly_paid([f for report in reports for f in report.findings], len(rows))
         notes += [note for report in reports for note in report.notes]
@@ -99,27 +99,33 @@ def _attack(
     tested: Rewards,
     reward: Reward,
     problem: Problem,
-    worded: Problem,
+    marked_problem: Problem,
     rows: Sequence[Row],
     plays: _Plays,
 ) -> Report:
-    """Make all attacks on one function with one problem; ``worded`` has the model's marks of thoughts."""
+    """Make all attacks on one function with one problem.
+
+    ``marked_problem`` is the same problem with the model's marks of thoughts.
+    """
     row = next(row for row in rows if row.id == problem.id)
     judge = partial(_judge, tested, reward, problem)
     # A text alone has no environment, which is what such a function judges.
     elsewhere = lacks_environment(reward, problem, completion_of(""))
     correct = Correct() if elsewhere else correct_completion(reward, row, judge)
     report = battery(reward, row, rows, judge, correct, gated=len(tested) > 1)
-    in_turns = _in_turns(reward, worded, correct.form, plays)
-    marked = replace(problem, thoughts=worded.thoughts._replace(begun=False))
-    # Models with <think> tags are covered by the battery of covey_verify.
-    cut = [] if correct.text is None or worded.thoughts == TAGS else [_cut_off(worded, correct.text)]
+    in_turns = _in_turns(reward, marked_problem, correct.form, plays)
+    thoughts = marked_problem.thoughts
+    unopened = replace(problem, thoughts=thoughts._replace(begun=False))
+    unfinished = list[tuple[str, str]]()
+    # The battery of covey_verify covers models with <think> tags.
+    if correct.text is not None and thoughts != TAGS:
+        unfinished.append(_inside_unfinished_reasoning(thoughts, correct.text))
     findings = [
-        *_failures(tested, reward, marked, in_turns),
+        *_failures(tested, reward, unopened, in_turns),
         *report.findings,
-        *paid(reward, row, cut, partial(_judge, tested, reward, worded)),
+        *paid(reward, row, unfinished, partial(_judge, tested, reward, marked_problem)),
     ]
-    return Report(report.tried + len(in_turns) + len(cut), tuple(findings), report.notes)
+    return Report(report.tried + len(in_turns) + len(unfinished), tuple(findings), report.notes)
 
 
 class _Plays:
@@ -208,9 +214,8 @@ def _scored(
     return scores
 
 
-def _cut_off(problem: Problem, correct: str) -> tuple[str, str]:
-    """Return a correct answer inside thoughts that never end, with the marks of the problem's model."""
-    marks = problem.thoughts
+def _inside_unfinished_reasoning(marks: Thoughts, correct: str) -> tuple[str, str]:
+    """Return the name and the text of an attack: a correct answer inside thoughts that never end."""
     answer = correct.rpartition(THINK_CLOSE)[2]
     if marks.begun:
         return "correct inside reasoning that the prompt opens, truncated", f"so it is {answer}"

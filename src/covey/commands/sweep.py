@@ -1,7 +1,7 @@
 """`covey sweep`: make the runs of a grid of settings, one after the other; each is an ordinary run.
 
 Folders are named after settings, so the same command continues after an interruption: a run that has ended is
-not repeated, one that was interrupted is resumed.
+not repeated, an interrupted run is resumed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _ends(folder: Path) -> dict[Path, int]:
 
 
 def _failed_last(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """Order the runs so that failed ones come last: one that kills the process must not block the others."""
+    """Put failed runs last: a run that kills the process must not block the others."""
 
     def failed(run: PlannedRun) -> bool:
         try:

@@ -77,7 +77,7 @@ class CardFacts:
     example: Problem
     loader: str = "AutoModelForCausalLM"
     """The class of transformers that loads the model."""
-    no_verdict: str = "There were no held-out problems to measure it on."
+    ranking: str = "There were no held-out problems to measure it on."
     """The sentence that replaces a missing verdict."""
 
 
@@ -112,7 +112,7 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
         method=method,
         steps=trained.steps,
         seed=config.seed,
-        verdict=trained.verdict.sentence if trained.verdict else trained.no_verdict,
+        verdict=trained.verdict.sentence if trained.verdict else trained.ranking,
         table=_table(trained.evaluations),
         imports=imports,
         path=path,

@@ -42,8 +42,8 @@ def with_advantages(
 ) -> Batch:
     """Compute (N, L) advantages from rewards: group by group, then across the batch.
 
-    The rows of a group are in the order of its completions; those of other groups may lie between them.
-    Unscored completions are left out of all statistics and get 0; those that are scored but not
+    The rows of a group are in the order of its completions; rows of other groups may lie between them.
+    Unscored completions are left out of all statistics and get 0; completions that are scored but not
     trained count in their group's statistics and not in the batch's. ``kl_coef`` as for ``policy_loss``;
     ``values`` (N, L): a critic's, if the algorithm has one, whose targets are then computed too.
     """

@@ -124,7 +124,7 @@ class Batch:
 
 
 def by_completion(batch: Batch, values: Tensor) -> list[np.ndarray]:
-    """Split (N, L) values of a batch into those of each completion's tokens, (T,) each."""
+    """Split (N, L) values of a batch into the values of each completion's tokens, (T,) each."""
     return [row[: len(tokens)].numpy() for row, tokens in zip(values, batch.tokens, strict=True)]
 
 
@@ -170,7 +170,7 @@ def with_signal(batch: Batch) -> Batch:
 def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor], noise: Tensor | None = None) -> Batch:
     """Return an optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out.
 
-    ``noise`` is that of the whole rollout batch, uniform in [0, 1), if the function asks for it.
+    ``noise`` belongs to the whole rollout batch, uniform in [0, 1), if the function asks for it.
     """
     old = batch.old_distribution
     data = SelectionData(
@@ -243,6 +243,7 @@ def micro_batches(
     batch: Batch,
     token_budget: int,
     max_tokens: int,
+    *,
     computed: Tensor | None = None,
     whole_groups: bool = False,
     rank: int = 0,

@@ -31,7 +31,7 @@ from covey.objective.bound import differentiating
 from covey.system.processes import all_reduce_sum, gather, interleaved, is_joint, rank, run_on_all, world_size
 
 WEIGHT = "weight/"
-"""Prefix of the names of weights among those of the optimizer's state."""
+"""Prefix of the names of weights among the names of the optimizer's state."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -185,16 +185,16 @@ class Learner(Generic[M]):
         return [of_one for of_one in interleaved(gather(statistics)) if of_one is not None]
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
-        """Yield losses and statistics of this process' micro-batches; None for one that does not count."""
+        """Yield losses and statistics of this process' micro-batches; no statistics of uncounted ones."""
         requires = objective.requires
         for piece in micro_batches(
             batch,
             self.micro_tokens,
             requires.max_tokens,
-            batch.has_gradient(requires.skips_idle),
-            requires.whole_groups,
-            rank(),
-            world_size(),
+            computed=batch.has_gradient(requires.skips_idle),
+            whole_groups=requires.whole_groups,
+            rank=rank(),
+            processes=world_size(),
         ):
             run_on_all(self.on_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))

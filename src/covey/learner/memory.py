@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     chunk_logits: int = CHUNK_LOGITS
     """Logits that torch's head has in memory at once."""
     float32_numbers: int = 0
-    """Numbers that a layer of plain torch keeps of a token in float32, besides those of its own dtype."""
+    """Numbers that a layer of plain torch keeps of a token in float32, besides numbers of its own dtype."""
     largest_kept_cache: int = 0
     """Most bytes of a cache that stays between rollouts, on a GPU."""
     packed_bytes: int = 0
@@ -177,7 +177,7 @@ class LargestStep(NamedTuple):
     piece: int
     """Tokens of the largest part that goes through the model whole: a completion with its prompt, a pair."""
     loads: tuple[Load, ...] = ()
-    """The sampling of a step, and that of an evaluation."""
+    """The sampling of a step, and the sampling of an evaluation."""
 
     def at_once(self, tokens: int) -> int:
         """Return the tokens in the model at once if micro-batches have ``tokens``."""
@@ -268,8 +268,8 @@ def _update_phase(shape: Shape, config: Config, largest: LargestStep, tokens: in
     update = update_bytes(shape, passing, config.train.recompute_layers)
     gradient = shape.trained * 4 // world_size()
     if largest.step <= passing:
-        # With one micro-batch the gradient grows as the activations shrink: only that of the head is there
-        # before.
+        # With one micro-batch the gradient grows as the activations shrink. Only the head's
+        # gradient is there before.
         update = max(0, update - max(0, gradient - 4 * shape.vocabulary * shape.width))
     return {"gradient": gradient, "update": update}
 

@@ -1,4 +1,4 @@
-"""Old log-probs: the source of those that importance ratios divide by."""
+"""Old log-probs: the source of the log-probs that importance ratios divide by."""
 
 from __future__ import annotations
 

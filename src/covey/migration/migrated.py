@@ -41,7 +41,7 @@ class MigrationResult:
                 self.config[ours] = value
 
     def finish(self, silent: Iterable[str], reasons: Mapping[str, str]) -> MigrationResult:
-        """Name all settings that are left; patterns in ``silent`` are those of placement and logging."""
+        """Name all settings that are left; patterns in ``silent`` match placement and logging."""
         for name, value in self.theirs.items():
             if any(fnmatch.fnmatch(name, pattern) for pattern in silent):
                 continue

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from covey.migration.migrated import MigrationResult
 from covey_verify.errors import ConfigError
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+ACTOR = "actor_rollout_ref.actor."
+ROLLOUT = "actor_rollout_ref.rollout."
 DIALECT = "verl-0.9.1"
 SAME: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "model",

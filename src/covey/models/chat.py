@@ -27,7 +27,7 @@ _clock: list[datetime] = []
 
 
 def rendered_at() -> datetime:
-    """The time that templates print: that of the first rendering in this process, or in the resumed run."""
+    """The time that templates print: of the first rendering in this process or in the resumed run."""
     if not _clock:
         _clock.append(datetime.now())
     return _clock[0]
@@ -112,7 +112,7 @@ def chat_text(
 
 
 def _keep_time(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> None:
-    """Make a template that asks for the time print that of ``rendered_at``, not the current one."""
+    """Make a template that asks for the time print ``rendered_at()`` instead of the current time."""
     source = tokenizer.get_chat_template(tools=arguments.get("tools"))
     if "strftime_now" in source:
         from transformers.utils.chat_template_utils import _compile_jinja_template

@@ -154,8 +154,8 @@ class _LinearFunction(torch.autograd.Function):
         into += [
             part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None
         ]
-        for of, (_, part) in zip(ctx.layer.low_rank, columns, strict=True):
-            into += of.gradients(part, x, ctx.layer.numbers(x)) if of else ()
+        for adapter, (_, gradient) in zip(ctx.layer.low_rank, columns, strict=True):
+            into += adapter.gradients(gradient, x, ctx.layer.numbers(x)) if adapter else ()
         return into_x, None, *into
 
 

@@ -56,10 +56,10 @@ def template_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 
 def turn_words(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Special tokens, and those that the template writes around messages; an answer may use all others."""
+    """Special tokens, and tokens that the template writes around messages; an answer may use all others."""
     try:
         around = chat_text(tokenizer, EXCHANGE, {}, begin=False)
-    except (ConfigError, DataError):  # no template, or one that refuses this chat: special tokens remain
+    except (ConfigError, DataError):  # no template, or it refuses this chat: special tokens remain
         around = ""
     for token in tokenizer.added_tokens_decoder.values():
         if token.special or (

@@ -35,9 +35,9 @@ class FlexOps(TorchOps):
         def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
             if heads.width < NARROWEST_HEAD:
                 return TorchOps.attention(self, sequences)(q, k, v, heads)
-            more = mask.seq_lengths[0] - len(q)
+            padding = mask.seq_lengths[0] - len(q)
             # (T, heads, E) -> (1, heads, whole blocks of T, E).
-            heads_first = (F.pad(x, (0, 0, 0, 0, 0, more)).transpose(0, 1)[None] for x in (q, k, v))
+            heads_first = (F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None] for x in (q, k, v))
             options = {"block_mask": mask, "enable_gqa": heads.queries > heads.keys, "scale": heads.factor}
             mixed = compiled()(*heads_first, score_mod=capped_score(heads.cap, q.device), **options)
             return mixed[0, :, : len(q)].transpose(0, 1)

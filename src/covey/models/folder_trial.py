@@ -12,16 +12,21 @@ from covey_verify.errors import CoveyError
 from covey_verify.sandbox.client import ForkServer
 from covey_verify.sandbox.confine import Limits
 
-CONFIG_BYTES, TEXT_BYTES = 16 << 20, 256 << 20
-"""Most bytes of a JSON file with settings, and of a file with a vocabulary."""
+CONFIG_BYTES = 16 << 20
+"""Most bytes of a JSON file with settings."""
+TEXT_BYTES = 256 << 20
+"""Most bytes of a file with a vocabulary."""
 VOCABULARIES = {"tokenizer.json", "vocab.json", "added_tokens.json", "model.safetensors.index.json"}
 LONGEST_TOKEN = 1 << 16
 """Most bytes of a token, or of a pattern."""
 LONG_STRING = re.compile(rb'"[^"]{%d,}"' % LONGEST_TOKEN)
 MOST_ENDS = 1000
 """Largest number of end-of-sequence tokens that a model may have."""
-PATIENCE, SECONDS, MEMORY = 120.0, 10, 3 << 30
-"""Limits of the trial of a file: seconds until it is killed, seconds of CPU time, and bytes of memory."""
+TRIAL_SECONDS = 120.0
+"""Seconds until the trial of a file is killed."""
+TRIAL_CPU_SECONDS = 10
+TRIAL_MEMORY = 3 << 30
+"""Most bytes of memory that the trial of a file may take."""
 TRYING = str(folder_trial_child.__file__)
 TRIED = ("tokenizer.json", *folder_trial_child.WITH_TEMPLATES)
 
@@ -53,8 +58,8 @@ def try_texts(folder: Path) -> None:
 def _texts(folder: Path) -> tuple[tuple[Path, int, int], ...]:
     """The files that are read as texts, with the time of their last change and their size."""
     files = sorted(p for p in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")) if p.is_file())
-    read = (p for p in files if p.suffix in (".json", ".jinja", ".txt", ".model"))
-    return tuple((p, p.stat().st_mtime_ns, p.stat().st_size) for p in read)
+    texts = (p for p in files if p.suffix in (".json", ".jinja", ".txt", ".model"))
+    return tuple((p, p.stat().st_mtime_ns, p.stat().st_size) for p in texts)
 
 
 def _check_ends(config: object) -> None:
@@ -65,7 +70,7 @@ def _check_ends(config: object) -> None:
 
 @cache
 def _try(texts: tuple[tuple[Path, int, int], ...]) -> None:
-    limits = Limits(wall=PATIENCE, cpu=SECONDS, memory=MEMORY)
+    limits = Limits(wall=TRIAL_SECONDS, cpu=TRIAL_CPU_SECONDS, memory=TRIAL_MEMORY)
     server = ForkServer(preload=[TRYING], landlock=False, syscalls=False)
     try:
         for path, _, _ in texts:
@@ -76,7 +81,7 @@ def _try(texts: tuple[tuple[Path, int, int], ...]) -> None:
                 if tried.kind != "ok":
                     raise ValueError(
                         f"{path} cannot be used: {tried.text[:200]}. It was tried in a process of its own "
-                        f"with {SECONDS} s and {MEMORY >> 30} GB"
+                        f"with {TRIAL_CPU_SECONDS} s and {TRIAL_MEMORY >> 30} GB"
                     )
     finally:
         server.close()

@@ -27,9 +27,13 @@ from covey.models.packing import Packed
 from covey.models.rotary import NO_ROTATION, RotaryTables, longest_stable_rotation
 from covey_verify.errors import ConfigError
 
+ATTENTION = 0
+"""The place of the branch in ``Family.before`` and ``Family.after``."""
+FEED_FORWARD = 1
+
 
 class Family(NamedTuple):
-    """The differences of a family from Llama that its config does not tell."""
+    """Differences from Llama that the config does not state."""
 
     before: tuple[str | None, str | None] = ("input_layernorm", "post_attention_layernorm")
     """The norms before attention and feed-forward, by their names in a layer."""
@@ -55,7 +59,8 @@ class Family(NamedTuple):
 
 LLAMA = Family()
 AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
-SCORES_CAP, LOGITS_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+SCORES_CAP = "attn_logit_softcapping"
+LOGITS_CAP = "final_logit_softcapping"
 GEMMA2 = Family(
     ("input_layernorm", "pre_feedforward_layernorm"),
     AFTER,
@@ -168,9 +173,9 @@ def _norm(owner: nn.Module, name: str | None, offset: float) -> Norm | None:
     norm = getattr(owner, name, None) if name else None
     if norm is None:
         return None
-    read: Norm = ShiftedNorm(norm, offset) if offset else norm
-    _ = (read.weight, read.variance_epsilon)
-    return read
+    readable: Norm = ShiftedNorm(norm, offset) if offset else norm
+    _ = (readable.weight, readable.variance_epsilon)
+    return readable
 
 
 def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:
@@ -187,7 +192,7 @@ def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:
 class Layer(nn.Module):
     """One transformer layer: a Hugging Face layer computed with our operations.
 
-    Its parameters are those of ``block``, read at each call, so that sharding can swap them in its hooks.
+    Its parameters belong to ``block`` and are read at each call, so that sharding can swap them in its hooks.
     """
 
     def __init__(self, number: int, block: GradientCheckpointingLayer, config: PretrainedConfig) -> None:
@@ -231,12 +236,12 @@ class Layer(nn.Module):
         x' = x + delta, x'' = x' + attention(norm(x')) -> x'', mlp(norm(x'')). The last sum is left to the
         next norm (the next layer's, or the final one), since ``add_norm`` does both in one pass over a row.
         """
-        x, h = self._enter(x, delta, 0, ops)
+        x, h = self._enter(x, delta, ATTENTION, ops)
         mixed = attend(self.number, self.heads, self._normed_rows(ops.linear(self.qkv, h), ops))
-        x, h = self._enter(x, self._leave(ops.linear(self.output, mixed), 0, ops), 1, ops)
-        return x, self._leave(
-            ops.linear(self.down, ops.gate_mul(ops.linear(self.gate_up, h), self.gate)), 1, ops
-        )
+        attended = self._leave(ops.linear(self.output, mixed), ATTENTION, ops)
+        x, h = self._enter(x, attended, FEED_FORWARD, ops)
+        gated = ops.gate_mul(ops.linear(self.gate_up, h), self.gate)
+        return x, self._leave(ops.linear(self.down, gated), FEED_FORWARD, ops)
 
     def _enter(self, x: Tensor, delta: Tensor | None, branch: int, ops: Ops) -> tuple[Tensor, Tensor]:
         norm = self.before[branch]
@@ -281,7 +286,7 @@ def _table(attention: nn.Module, config: PretrainedConfig, number: int) -> str:
 class Decoder(nn.Module):
     """The transformer between token ids and final hidden states.
 
-    It has no parameters of its own: its modules are those of the Hugging Face model (LoRA layers included).
+    It has no parameters of its own: its modules belong to the Hugging Face model (LoRA layers included).
     That model does not know it, so that its state_dict holds each weight once.
     """
 
@@ -389,16 +394,16 @@ class Decoder(nn.Module):
 
     def attentions(self, sequences: Sequences) -> dict[int | None, Attention]:
         """Attention over packed sequences for each window of the model's layers."""
-        # A window that reaches over the longest sequence hides nothing and shares the mask of none.
+        # A window that reaches over the longest sequence hides nothing, so it has the mask of no window.
         hides = {w: w if w is not None and w < sequences.longest else None for w in self.windows}
-        made = {w: self.ops.attention(sequences, w) for w in set(hides.values())}
-        return {w: made[hidden] for w, hidden in hides.items()}
+        by_mask = {w: self.ops.attention(sequences, w) for w in set(hides.values())}
+        return {w: by_mask[hidden] for w, hidden in hides.items()}
 
 
 def decoder_of(model: PreTrainedModel) -> Decoder | None:
     """Our forward pass of a model; None if its own modules have to compute it.
 
-    These are models of other types, those with adapters outside linear layers, and those in which somebody
+    These are models of other types, models with adapters outside linear layers, and models in which somebody
     has replaced a module, for example a norm by torch's Identity.
     """
     if not (supported(model) and adapts_linears(model)):

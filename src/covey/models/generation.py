@@ -1,4 +1,4 @@
-"""Generation settings of a trained model's folder: those that it was trained and measured with."""
+"""Generation settings of a trained model's folder: the settings of its training and evaluation."""
 
 from __future__ import annotations
 

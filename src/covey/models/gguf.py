@@ -111,7 +111,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     unfit = [*report["missing_keys"], *(str(name) for name, *_ in report["mismatched_keys"])]
     if unfit:
         raise ConfigError(
-            f"model: {file}: {len(unfit)} weights are missing or of another shape, as {unfit[0]}: "
+            f"model: {file}: {len(unfit)} weights are missing or of another shape, for example {unfit[0]}: "
             "transformers reads this kind of file incompletely; take the model's Hugging Face folder"
         )
     _set_splits(tokenizer, reader, file.name)

@@ -39,10 +39,10 @@ class ValueHead(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute values from hidden states. (M, D) -> (M,) float32."""
         # The value of hidden, with its gradient scaled: the second term is 0 but has slope pull.
-        read = hidden.detach()
+        scaled = hidden.detach()
         if self.pull:
-            read = read + self.pull * (hidden - read)
-        return F.linear(read.float(), self.weight, self.bias)[:, 0].clone()  # FSDP warns of a view
+            scaled = scaled + self.pull * (hidden - scaled)
+        return F.linear(scaled.float(), self.weight, self.bias)[:, 0].clone()  # FSDP warns of a view
 
 
 class LowRank:

@@ -20,7 +20,7 @@ def alive_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 class Activations:
-    """The memory that forward passes keep for their backward pass, as the peak over all passes."""
+    """The most memory that any forward pass keeps for its backward pass."""
 
     def __init__(self) -> None:
         self.most = 0

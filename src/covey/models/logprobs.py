@@ -1,6 +1,6 @@
 """Log-probs of given tokens from hidden states, in chunks of rows, so that logits are never all in memory.
 
-If the sampler drew from a part of the vocabulary, all values are those of the truncated distribution: the
+If the sampler drew from a part of the vocabulary, all values belong to the truncated distribution: the
 softmax of the scoring model's logits over the tokens that the sampler kept.
 """
 

@@ -1,8 +1,8 @@
 """Models that a Python program passes as objects: the checks before a run, and their state after it.
 
 Such a model is trained in place, as TRL does. Afterwards it has the weights of `final/`, on the device and in
-the dtype of the run. Adapters that the run added are merged, those that it was given stay. Its mode and its
-`requires_grad` flags are as before.
+the dtype of the run. Adapters that the run added are merged; adapters that it was given stay. Its mode and
+its `requires_grad` flags are as before.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Packed:
     positions: Tensor
     """(T,) int64: position in the sequence; a completion continues its prompt."""
     sequences: Sequences
-    """The spans that attend to each other; each prompt's span precedes those of its completions."""
+    """The spans that attend to each other; each prompt's span precedes its completions' spans."""
     sources: Tensor
     """(M,) int64: the flat token whose hidden state predicts."""
     targets: Tensor
@@ -103,13 +103,13 @@ def pack(
         positions.append(np.arange(size))
         flat += size
         for answer in answers:
-            read = answer[:-1]  # the last token is predicted but never read
-            spans.append((start, size, flat, len(read)))
-            tokens.append(read)
-            positions.append(np.arange(size, size + len(read)))
+            inputs = answer[:-1]  # the last token is predicted but never read
+            spans.append((start, size, flat, len(inputs)))
+            tokens.append(inputs)
+            positions.append(np.arange(size, size + len(inputs)))
             # The prompt's last token predicts the first; every token read predicts the next.
-            sources += [np.array([start + size - 1]), np.arange(flat, flat + len(read))]
-            flat += len(read)
+            sources += [np.array([start + size - 1]), np.arange(flat, flat + len(inputs))]
+            flat += len(inputs)
         groups.append(len(spans))
     targets = [answer for answers in completions for answer in answers]
     lengths = np.array([len(answer) for answer in targets], dtype=np.int64)

@@ -89,7 +89,7 @@ class Policy:
         self._head = FusedLinear(model.get_output_embeddings())
         if not through_modules:
             self.decoder = decoder_of(model)
-            # A model may compute otherwise than its type says: by a user's class or hooks, a changed layer.
+            # A subclass, hook or replaced layer can make a model compute something its type does not imply.
             if self.decoder and through_modules is None and not self._decoder_explains_logits():
                 self.decoder = None
         self.rounds = False
@@ -156,7 +156,7 @@ class Policy:
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def unsaved(self) -> dict[str, Tensor]:
-        """Weights by name that the model folder lacks: those of the value head."""
+        """Weights that the model folder lacks, by name: the value head's weights."""
         return {} if self.value is None else dict(self.value.named_parameters())
 
     def encode(self, prompt: str | Messages, template: Mapping[str, object] | None = None) -> list[int]:
@@ -197,7 +197,7 @@ class Policy:
 
     @cached_property
     def drawable_ids(self) -> int:
-        """Ids below this number may be drawn: those of words.
+        """Ids below this number may be drawn: they belong to words.
 
         Padding ids mean nothing, so they are neither drawn nor part of a log-prob's softmax. Only if servers
         sample, which draw from all ids, do they count.
@@ -246,15 +246,15 @@ class Policy:
         """A deep copy of the policy."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        made = Policy(model, self.tokenizer, adapter, self.rounds, through_modules=self.decoder is None)
-        made.drawable_ids = self.drawable_ids
-        return made
+        duplicate = Policy(model, self.tokenizer, adapter, self.rounds, through_modules=self.decoder is None)
+        duplicate.drawable_ids = self.drawable_ids
+        return duplicate
 
     def unrounded(self) -> Policy:
         """A policy on the same weights, not copied, whose products do not round."""
-        made = Policy(self.model, self.tokenizer, self.adapter, through_modules=self.decoder is None)
-        made.drawable_ids = self.drawable_ids
-        return made
+        exact = Policy(self.model, self.tokenizer, self.adapter, through_modules=self.decoder is None)
+        exact.drawable_ids = self.drawable_ids
+        return exact
 
     def split(self) -> None:
         """Keep only this process's part of the weights, and ``unsharded``, a copy of them all."""
@@ -373,9 +373,9 @@ def snapshot(policy: Policy) -> Policy:
     frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
     model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
     through_modules = policy.decoder is None
-    made = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds, through_modules)
-    made.drawable_ids = policy.drawable_ids
-    return made
+    duplicate = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds, through_modules)
+    duplicate.drawable_ids = policy.drawable_ids
+    return duplicate
 
 
 @torch.no_grad()
@@ -388,7 +388,7 @@ def copy_trained(policy: Policy, into: Policy) -> None:
 
 def _trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The part of a model below its head; the model itself if there is no such part."""
-    # Llama 4's `base_model_prefix` is that of the model with images around it.
+    # Llama 4's `base_model_prefix` names the model with image inputs around it.
     below = [m for m in (model.base_model, *model.children()) if isinstance(m, PreTrainedModel)]
     return next((m for m in below if m is not model), model)
 

@@ -28,7 +28,9 @@ LOADING = RLock()
 """transformers switches the tying of weights off for the whole process while it loads a model. Two
 threads that load at once can leave it off, and every model after them has its embeddings twice."""
 
-CONFIG, INDEX, ADAPTER = "config.json", "model.safetensors.index.json", "adapter_config.json"
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
 LARGEST: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
@@ -40,10 +42,10 @@ HEADS = {
     WRITES: "it writes and judges nothing",
 }
 """End of a class's name -> the purpose of its models, for messages."""
-LEAST_BYTES, MOST_BYTES = 1 / 4, 64
-"""Fewest bytes that a weight takes, however it is quantized; most bytes of a file for each weight, including
-other parts of a model (those that read images, say).
-"""
+LEAST_BYTES = 1 / 4
+"""Fewest bytes that a weight takes, however it is quantized."""
+MOST_BYTES = 64
+"""Most bytes of a file for each weight, including parts that covey does not load, such as image encoders."""
 HEADER_BYTES = 1 << 26
 """Allowance for a file's header, however few weights it has."""
 
@@ -330,5 +332,5 @@ def _kind(name: str) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]}{more}"
+    remainder = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{remainder}"

@@ -26,8 +26,8 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
         with safe_open(file, "pt") as written:
             names = written.keys()
         shared = [name for name in names if name in tensors]
-        read = zip(shared, _read(file, shared), strict=True)
-        wrong = [name for name, tensor in read if _differs(tensor, tensors[name])]
+        read_back = zip(shared, _read(file, shared), strict=True)
+        wrong = [name for name, tensor in read_back if _differs(tensor, tensors[name])]
     except SafetensorError as error:
         wrong = [str(error)]
     if wrong:

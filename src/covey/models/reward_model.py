@@ -113,10 +113,10 @@ class TrainedRewardModel(Policy):
         """A deep copy of the model."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        made = TrainedRewardModel(model, self.tokenizer, self.kind, adapter)
+        duplicate = TrainedRewardModel(model, self.tokenizer, self.kind, adapter)
         if self.rounds:
-            made.round_products()
-        return made
+            duplicate.round_products()
+        return duplicate
 
     def _score(self, packed: Packed, *_: object) -> TokenScores:
         """Return the values (M,) in place of the log-probs; all other scores are 0."""
@@ -130,10 +130,10 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
     if policy.adapter is not None:
         raise ConfigError("lora: all weights of a reward model are trained; remove lora")
     model = classifier_on(CLASSES[kind].loader, policy.model)
-    made = TrainedRewardModel(model, policy.tokenizer, kind)
+    reward_model = TrainedRewardModel(model, policy.tokenizer, kind)
     if policy.rounds:
-        made.round_products()
-    return made
+        reward_model.round_products()
+    return reward_model
 
 
 def is_reward_model(folder: Path) -> bool:

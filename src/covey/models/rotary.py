@@ -26,14 +26,14 @@ def longest_stable_rotation(config: PretrainedConfig) -> int | None:
     parameters = getattr(config, "rope_parameters", None) or {}
     # One table for all layers, or one for each kind of layer.
     tables = [t for t in (parameters, *parameters.values()) if isinstance(t, Mapping)]
-    most = [
+    limits = [
         int(table.get("original_max_position_embeddings", config.max_position_embeddings))
         for table in tables
         if table.get("rope_type") == "longrope"
         and any(table.get(f"short_{what}") != table.get(f"long_{what}") for what in LONGROPE)
     ]
-    most += [config.max_position_embeddings for table in tables if table.get("rope_type") == "dynamic"]
-    return min(most, default=None)
+    limits += [config.max_position_embeddings for table in tables if table.get("rope_type") == "dynamic"]
+    return min(limits, default=None)
 
 
 def use_long_table(model: PreTrainedModel) -> None:
@@ -56,7 +56,7 @@ class RotaryTables:
     def __init__(
         self, rotary: nn.Module, embed: nn.Embedding, names: Collection[str], longest: int | None
     ) -> None:
-        """``longest`` is that of ``longest_stable_rotation``; dtype and device are those of ``embed``."""
+        """``longest`` comes from ``longest_stable_rotation``; dtype and device from ``embed``."""
         self._rotary = rotary
         self._embed = embed
         self.names = names

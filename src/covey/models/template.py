@@ -20,8 +20,10 @@ from covey_verify.errors import ConfigError, DataError
 from covey_verify.extract import Thoughts
 from covey_verify.types import Messages
 
-QUESTION, THOUGHT, ANSWER = "some question", "some thought", "some answer"
-"""Contents of the made-up conversations, by which they are found in a rendered text."""
+# Contents of the made-up conversations, by which they are found in a rendered text.
+QUESTION = "some question"
+THOUGHT = "some thought"
+ANSWER = "some answer"
 ASKED: Messages = [{"role": "user", "content": QUESTION}]
 KNOWN = (
     Thoughts("<think>", "</think>"),
@@ -204,7 +206,7 @@ def _answer(**more: object) -> Mapping[str, object]:
 
 
 def _thinking() -> Mapping[str, object]:
-    # Templates read thoughts under different names; each takes the one that it knows.
+    # Templates read thoughts under different names; each takes the name that it knows.
     return _answer(reasoning_content=THOUGHT, reasoning=THOUGHT, thinking=THOUGHT)
 
 
@@ -242,7 +244,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
 
 
 def _marks(template: _Template, answer_header: str, plain: str) -> Thoughts | None:
-    """The marks around thoughts given apart from an answer, or else those that the template mentions."""
+    """The marks around thoughts given apart from an answer, or else marks that the template mentions."""
     # A rendering that shows marks consists of: before, THOUGHT, between, ANSWER.
     shown = template.after_question([_thinking()]) or ""
     before, thought, after = shown.partition(THOUGHT)

@@ -16,8 +16,8 @@ class FaithfulText:
     """Token ids -> the text that rewards, stop strings, judges and kept examples read.
 
     Special tokens are kept, as a format may consist of them (`<|channel|>`, `[THINK]`, a user's `<answer>`).
-    Only ends and padding after the last word are left out. Many tokenizers, such as those of Llama 2 and
-    Mistral, drop the first space of any text that they decode. So tokens are decoded after an anchor: the
+    Only ends and padding after the last word are left out. Many tokenizers, such as Llama 2's and
+    Mistral's, drop the first space of any text that they decode. So tokens are decoded after an anchor: the
     text is decode(prompt + tokens) less decode(prompt), whatever words the prompt has.
     """
 

@@ -12,7 +12,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|pad|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ '<|im_start|>system\ntools:' if loop.first }}"

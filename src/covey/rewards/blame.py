@@ -83,9 +83,9 @@ def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
     """Return the score of each completion whose text hangs or ends a call in which all others are empty.
 
     None if the call hangs or ends without any text too. A single text gets its share of the call's seconds,
-    in addition to those that the call takes without any text. So the search takes little longer than the
-    call, however many texts hang. A function that evaluates texts may not accept an empty one: it gets the
-    single text in place of every other, and the seconds of a whole call.
+    in addition to the seconds that the call takes without any text. So the search takes little longer than
+    the call, however many texts hang. A function that evaluates texts may not accept an empty text. It gets
+    the single text in place of every other, and the seconds of a whole call.
     """
     began = time.monotonic()
     without_texts = ask(range(count), seconds)

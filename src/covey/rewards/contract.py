@@ -109,7 +109,7 @@ class Reward(RewardFunction):
     def arguments(
         self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, object]:
-        """Return the arguments of a call: only those that the signature accepts.
+        """Return the arguments of a call: only arguments that the signature accepts.
 
         Settings win over columns.
         """
@@ -166,7 +166,7 @@ def _attributes(environment: Mapping[str, object] | None) -> Attributes | None:
 def verdict_of(rewards: Sequence[Reward]) -> Reward:
     """Return the reward that decides which completions are correct, whatever their order.
 
-    It is the one declared with `verdict: true`, or the only reward, or the only one that may be it.
+    It is the reward declared with `verdict: true`, or the only reward, or the only reward that may be it.
     """
     declared = [r for r in rewards if r.verdict]
     if declared:

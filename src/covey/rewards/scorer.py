@@ -3,10 +3,10 @@
 From a completion to its reward:
 
 1. ``Scorer.begin_group`` makes a ``GroupScoring`` for the G completions of a problem.
-2. ``GroupScoring.add`` takes a completion that has ended. It starts the calls of the per-sample rewards,
-   and with the last completion those of the rewards that judge a group.
+2. ``GroupScoring.add`` takes a completion that has ended. It starts the calls of the per-sample rewards.
+   The last completion also starts the calls of the rewards that judge a group.
 3. ``Rewards.start_call`` makes a call where its function runs: a built-in one in a thread or on the event
-   loop, a user's one by its ``Caller`` in this process, in a worker, or in a process for each call.
+   loop, a user's function by its ``Caller`` in this process, in a worker, or in a process for each call.
 4. ``GroupScoring.result`` waits for all calls. A failed one gives scores without a value.
 5. ``groups.assemble`` applies gates and weights to the scores, and returns the ``Group`` with its rewards.
 
@@ -213,7 +213,7 @@ class ScoringStats:
 
 
 class Scorer:
-    """The scorer of some groups, such as those of one training step. Several scorers may run at once."""
+    """The scorer of some groups, such as a training step's. Several scorers may run at once."""
 
     def __init__(self, rewards: Rewards, step: int = 0, strict: bool = False) -> None:
         self.rewards, self.strict = rewards, strict
@@ -285,7 +285,7 @@ class GroupScoring:
         self.completions: dict[int, Completion] = {}
         self.calls: list[PendingCall] = []
         self.scores = {reward.name: [Score(None)] * size for reward in scorer.rewards}
-        """Reward name -> G scores; those of calls are filled in by ``result``."""
+        """Reward name -> G scores; ``result`` fills in the scores that calls return."""
 
     def add(self, sample: int, completion: Completion) -> None:
         """Add a completion that has ended, and start the calls that it makes possible."""

@@ -37,7 +37,7 @@ class UserSetup(TypedDict):
     settings: object
     """The function's settings, encoded (``wire``)."""
     environment: NotRequired[dict[str, str]]
-    """Environment variables, if those of the asking process are to be used."""
+    """Environment variables of the asking process, if they are to be used."""
     config_folder: NotRequired[str]
     sandbox: NotRequired[tuple[str, str, Sequence[str]]]
     """The sandbox's name, URL and packages."""
@@ -77,13 +77,13 @@ def serve_user(setup: UserSetup) -> None:
     # The folder may have been removed since the trainer started; the function may not need it.
     with contextlib.suppress(OSError):
         os.chdir(setup["folder"])
-    # The fork server may be older than the trainer's environment, as when a notebook has set a key since.
+    # The fork server may be older than the trainer's environment: a notebook may have set a key since.
     if "environment" in setup:
         os.environ.clear()
         os.environ.update(setup["environment"])
     # The trainer's path may have grown since the fork server started.
     sys.path += [folder for folder in setup["path"] if folder not in sys.path]
-    # PEER is the trainer's screen: the function's prints, also those of C code, go there.
+    # PEER is the trainer's screen: the function's prints, and prints of C code, go there.
     os.dup2(PEER, 1)
     os.dup2(PEER, 2)
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)

@@ -35,7 +35,7 @@ class RolloutBatch:
     filtered: list[Group]
     """Groups that were sampled and scored, but rejected by the algorithm's filter."""
     position: Position
-    """The position after this batch, which ``Rollouts.after`` continues from."""
+    """The position after this batch, which ``Rollouts.batches_from`` continues from."""
     version: int
     """Optimizer steps behind the sampling policy's weights."""
     scoring: ScoringStats

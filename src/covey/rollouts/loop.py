@@ -86,7 +86,9 @@ class Rollouts:
         self.segments = SegmentSettings.of(algorithm)
         self._waited_for_tools = seconds_waited(sampler)
 
-    def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
+    def batches_from(
+        self, step: int, position: Position, progress: Progress
+    ) -> Generator[RolloutBatch, None, None]:
         """Yield the batches of this step and later ones; ``position`` is that of the batch before.
 
         An unfinished batch leaves no trace: all changes are part of the batch. One iterator at a time.
@@ -222,10 +224,12 @@ class Rollouts:
         draws = []
         for ticket in own_tickets:
             choice = self.chooser.at(ticket)
-            # Filtering moves groups to other steps; rewards get the step as it would be without.
-            likely = step + (ticket - cursor) // self.rollout.prompts_per_step
+            # A filter may move this group to another step. Rewards get the step it would have without one.
+            expected_step = step + (ticket - cursor) // self.rollout.prompts_per_step
             request = self._request(choice, self.rollout.group_size)
-            draws.append(Draw(self.problems[choice.problem], request, Scorer(self.rewards, likely), ticket))
+            draws.append(
+                Draw(self.problems[choice.problem], request, Scorer(self.rewards, expected_step), ticket)
+            )
         # ``ended`` raises when the prefetcher is closed, which ends this thread's sampling.
         for number, pending in self.draw(draws, lambda *_: ended()):
             yield own_tickets[number], pending

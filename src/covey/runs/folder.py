@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import TextIO
+from weakref import WeakSet
 
 import numpy as np
 
@@ -73,6 +74,19 @@ class ExpectedStream:
         self.unread += line
 
 
+OPEN_LOCKS = WeakSet[TextIO]()
+"""The locks that this process holds."""
+
+
+def _close_locks() -> None:
+    """Give the locks up in a forked child: one of a user's code may outlive the run."""
+    for lock in OPEN_LOCKS:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_locks)
+
+
 def take_lock(path: Path) -> TextIO:
     """Return the open lock file of a run's folder, locked until it is closed. Raises FolderBusy."""
     # "a+": opening must not empty the file, whose text names the owner in the message below.
@@ -102,7 +116,7 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
-        os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
+        OPEN_LOCKS.add(self._lock)
         # The thread that samples ahead logs events too.
         self._appending = Lock()
         self._meant = {name: ExpectedStream() for name in STREAMS}

@@ -37,7 +37,7 @@ class Journal:
         """Print a line on the console that stays."""
         self.console.say(text, style)
 
-    def event(self, step: int, what: str, **details: object) -> None:
+    def log_event(self, step: int, what: str, **details: object) -> None:
         """Log an unusual event."""
         self.folder.append("events.jsonl", {"step": step, "event": what, **details})
 
@@ -45,7 +45,7 @@ class Journal:
         """Whether the run has logged this event before, resumes included."""
         return any(e["event"] == what for e in self.folder.read("events.jsonl"))
 
-    def held_out(self, step: int, evaluation: Evaluation) -> None:
+    def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Log an evaluation, show it, and pass it on."""
         record = evaluation.record()
         self.folder.append("evals.jsonl", {"step": step, **record})
@@ -66,7 +66,7 @@ class Journal:
             self.say(
                 f"tracker {name} stopped receiving metrics ({why}); {self.folder.path} has them all", "yellow"
             )
-            self.event(first, "tracker failed", tracker=name, because=why)
+            self.log_event(first, "tracker failed", tracker=name, because=why)
 
         self.tracking = Tracking(lambda: named(name)(self.folder.path, settings, first), failed)
 
@@ -84,7 +84,7 @@ class Journal:
         self.track(step, {**metrics, **times})
         return times
 
-    def rollouts(
+    def log_rollouts(
         self,
         step: int,
         rollout: RolloutBatch,
@@ -98,11 +98,11 @@ class Journal:
         values = {}
         if batch.value_targets is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.value_targets.values))
-        self.sampled(step, rollout, advantages, {**values, **per_token})
+        self.log_completions(step, rollout, advantages, {**values, **per_token})
         self.clock.count("update", int(batch.mask.sum()) * epochs)
         return self.log(step, metrics)
 
-    def sampled(
+    def log_completions(
         self,
         step: int,
         rollout: RolloutBatch,
@@ -116,7 +116,7 @@ class Journal:
             self.clock.add("tools", rollout.tool_seconds)
         self.clock.count("rollout", sum(c.length for g in rollout.all_groups for c in g.completions))
 
-    def skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
+    def save_skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
         """Save a batch whose gradient is not finite, so that somebody can look into it."""
         if not self.folder.writes:
             return

@@ -313,7 +313,7 @@ def read_ending(stage: Path) -> str:
 
 
 def read_remark(stage: Path) -> str:
-    """Return what the writer of a run folder that no run of covey has made says of it; mostly empty."""
+    """Return the note in a run folder that another program wrote; usually empty."""
     return str(_end(stage).get("remark", ""))
 
 

@@ -63,7 +63,7 @@ class Sampled(NamedTuple):
 
 
 class Weights(Protocol):
-    """The learner, as a sampler sees it: the weights to follow and their version."""
+    """The part of the learner that a sampler sees: the weights to follow and their version."""
 
     version: int
     """Number of optimizer steps that moved the weights."""

@@ -37,10 +37,14 @@ from covey_verify.web import reason_of
 
 PROBES = 4
 """Number of prompts on which a server is compared with the policy."""
-FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 0.03
-"""Mean difference of log-probs, nats, that rounding explains: of an exact and of a rounded policy."""
-ALWAYS_ALLOWED, ROUNDING_FACTOR = 1e-5, 10
-"""Once a server's rounding is known: nats that are always allowed, and the multiple of its rounding."""
+FLOAT32_TOLERANCE = 1e-4
+"""Mean difference of log-probs, nats, that rounding explains for an exact policy."""
+BFLOAT16_TOLERANCE = 0.03
+"""The same for a rounded policy."""
+ALWAYS_ALLOWED = 1e-5
+"""Nats that a server whose rounding is known may always differ by."""
+ROUNDING_FACTOR = 10
+"""The multiple of its rounding that such a server may differ by."""
 
 
 class Fleet:
@@ -229,7 +233,7 @@ class Fleet:
 
     def _fault(self, server: RemoteServer) -> str:
         """Return how a server's log-probs or draws differ from the policy's; empty if they do not."""
-        server.stamp = None  # the first reply's stamp is the one that the probes prove
+        server.stamp = None  # the probes prove the stamp of the first reply
         ask = partial(self.client.complete, server)
         stream = partial(key, self.version, server.url)
         probes = sample_probes(ask, self.probes, self.temperature, stream)

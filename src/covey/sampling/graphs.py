@@ -18,8 +18,10 @@ Step = Callable[[Tensor, int], Tensor]
 The step must be idempotent: the first call of a bucket runs it twice, to warm up and to replay.
 """
 Work = Callable[[], Tensor]
-FEWEST_SLOTS, SHORTEST_KV = 8, 256
-"""The smallest buckets; each is twice the one before."""
+FEWEST_SLOTS = 8
+"""The smallest bucket of slots. Each bucket is twice as large as the one before."""
+SHORTEST_KV = 256
+"""The smallest bucket of KV lengths."""
 
 
 class GraphStep:

@@ -1,8 +1,8 @@
 """The local sampler: our own generation loop on the policy's own parameters.
 
-A waiting completion is admitted when a slot is free, running ones gain a token per step, and those that
-end are evicted at once: the last slots move into theirs, so running slots stay contiguous, and slot b of
-an engine is row b of every tensor. An engine computes logits: ours (``cache``) for the architectures that
+A waiting completion is admitted when a slot is free. Running completions gain a token per step. A completion
+that ends is evicted at once: the last slot moves into its slot. So running slots stay contiguous, and slot b
+of an engine is row b of every tensor. An engine computes logits: ours (``cache``) for the architectures that
 ``models.forward`` knows, the Hugging Face modules (``modules``) for all others.
 
 Shapes: B running completions, V vocabulary.
@@ -45,7 +45,8 @@ class LocalSampler:
     A snapshot changes between two tokens only: completions under way then continue from their tokens under
     the new weights, keys and values computed anew, so that each token is drawn from exactly one version.
     Out of memory halves how many completions run at once, from then on, and tells ``on_fewer_running``.
-    ``on_token`` gets the tokens drawn so far, and how many may follow at most; it may raise to stop.
+    ``on_token`` receives the number of tokens drawn and an upper bound on those still to come; it may raise
+    to stop.
     """
 
     shares = True
@@ -70,8 +71,9 @@ class LocalSampler:
         self.most_memory = 0
         """Most bytes that sampling has taken."""
         # ``_weights`` is held while a token is drawn, or while the snapshot changes. Locks are not fair, and
-        # sampling takes it again at once: ``_door`` lets ``sync`` in between two tokens (see ``_still``).
-        self._door = threading.Lock()
+        # sampling takes it again at once: ``_sync_gate`` lets ``sync`` in between two tokens, as
+        # ``_weights_locked`` explains.
+        self._sync_gate = threading.Lock()
         self._weights = threading.Lock()
         self._checked = policy.decoder is not None
         """Whether the engine is known to be correct for this architecture: ours is, the modules are tried."""
@@ -86,15 +88,15 @@ class LocalSampler:
         if not self.lags:
             self.version = weights.version
             return
-        with self._door, self._weights:
+        with self._sync_gate, self._weights:
             copy_trained(weights.policy.unsharded, self.policy)
             self.version = weights.version
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
+    def _weights_locked(self) -> Iterator[None]:
         """Keep the weights from changing inside the block."""
-        # A thread that waits to change the weights holds the door, so it comes before the next token.
-        with self._door:
+        # A thread that waits to change the weights holds the gate, so it comes before the next token.
+        with self._sync_gate:
             pass
         with self._weights:
             yield
@@ -102,7 +104,7 @@ class LocalSampler:
     def check(self) -> None:
         """Raise ConfigError for an architecture that cannot be sampled from."""
         if not self._checked:
-            with self._still():
+            with self._weights_locked():
                 check_sampling(self.policy)
             self._checked = True
 
@@ -167,7 +169,7 @@ class LocalSampler:
         while waiting or running.owners:
             self.on_token(tokens_drawn, most_tokens - tokens_drawn)
             self.faults.in_memory("memory.sampling")
-            with self._still(), torch.no_grad(), threads_lent(compiled):
+            with self._weights_locked(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
                 if self.version != version:
                     partial |= running.partial_completions()
@@ -229,7 +231,7 @@ class _Running:
         self.requests = requests
         self.params = params
         self.partial = partial
-        # An interrupted completion gets another prompt, listed after those of the requests. It ends with the
+        # An interrupted completion gets another prompt, listed after the requests' prompts. It ends with the
         # completion's tokens, which are prefilled under the new weights.
         self.prompts = [request.prompt for request in requests]
         self.extended_prompts: dict[Owner, int] = {}
@@ -366,7 +368,7 @@ class _Running:
             tokens, logprobs, versions = (rows[row, :length].copy() for rows in arrays)
             text = self.policy.decode(tokens.tolist())
             mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
-            # ``version`` is that of the first token, the oldest.
+            # ``version`` is the version of the first token, the oldest.
             provenance = Provenance(int(versions[0]), versions if by_token else None)
             completion = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
             results.append(Sampled(*self.owners[slot], completion))

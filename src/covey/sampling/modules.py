@@ -21,13 +21,17 @@ from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 from covey_verify.errors import ConfigError, CoveyError
 
-KEYS, STATES = "past_key_values", "cache_params"
-"""Name of the cache argument: of architectures with attention, and of those with states alone."""
+KEYS = "past_key_values"
+"""Name of the cache argument in architectures with attention."""
+STATES = "cache_params"
+"""Name of the cache argument in architectures that have only states."""
 NO_CACHE = (
     "its modules return no transformers cache, so every token would need a pass over the whole sequence"
 )
-LARGEST_ERROR, LARGEST_ROUNDED = 0.01, 0.25
-"""Largest change of logits by padding and cache, in standard deviations; the second for rounded weights."""
+LARGEST_ERROR = 0.01
+"""Largest change of logits by padding and cache that is accepted, in standard deviations."""
+LARGEST_ROUNDED_ERROR = 0.25
+"""The same for weights that are rounded."""
 
 
 class ModulesEngine:
@@ -122,7 +126,7 @@ def check_sampling(policy: Policy) -> None:
         raise _refused(policy, why) from reason
     if any(p.dtype != torch.float32 for p in policy.model.parameters()):
         # The median, because rounding alone may choose other experts in some rows.
-        differs = errors.median() > LARGEST_ROUNDED
+        differs = errors.median() > LARGEST_ROUNDED_ERROR
     else:
         differs = errors.max() > LARGEST_ERROR
     if differs:
@@ -134,7 +138,7 @@ def check_sampling(policy: Policy) -> None:
 
 @torch.no_grad()
 def _trial(policy: Policy) -> Tensor:
-    """Return by how many standard deviations logits in a batch differ from those of each text alone: (7,)."""
+    """Return the differences of logits in a batch from each text's own, in standard deviations: (7,)."""
     vocabulary = len(policy.model.get_input_embeddings().weight)
     # Three lengths, so that two rows are padded; the ids only have to differ.
     texts = [torch.arange(start, start + length) % vocabulary for start, length in ((5, 9), (40, 2), (70, 5))]

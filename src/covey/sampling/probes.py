@@ -150,7 +150,7 @@ def greedy_deficit(policy: Policy, probe: Probe) -> float:
 
 def first_probabilities(policy: Policy, prompts: Sequence[np.ndarray], temperature: float) -> np.ndarray:
     """Return the probabilities of the first token after each of N prompts: (N, V) float64."""
-    # ``_logits`` returns those of a probe's tokens, so each prompt needs a token; which one does not matter.
+    # ``_logits`` returns the logits of a probe's tokens, so each prompt needs a token; it may be any token.
     any_token = np.zeros(1, np.int64)
     logits = _logits(policy, [Probe(prompt, any_token, ()) for prompt in prompts])
     return (logits.double() / temperature).softmax(-1).cpu().numpy()

@@ -33,9 +33,9 @@ class GivenAnswer(NamedTuple):
     tokens: np.ndarray
     """(L,) int64, end of sequence included."""
     trained: np.ndarray
-    """(L,) bool: the tokens that the model itself has to write, not those of tools and users in between."""
+    """(L,) bool: the tokens that the model itself has to write, not tokens of tools and users in between."""
     judgements: np.ndarray | None = None
-    """(L,) float32: 1 or -1 where a token is judged, as by labelled steps; None if no token is."""
+    """(L,) float32: 1 or -1 where a token is judged, for example by labelled steps; None if no token is."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
 
 
 def _answers(policy: Policy, prompted: Prompted, example: Example) -> tuple[GivenAnswer, ...]:
-    """Return an example's answers: those that an earlier stage sampled are tokens, others are rendered."""
+    """Return an example's answers: answers that an earlier stage sampled are tokens, others are rendered."""
     if example.sampled:
         return tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
     labelled = zip(example.answers, example.labels, strict=True)

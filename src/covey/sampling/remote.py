@@ -185,7 +185,7 @@ class RemoteSampler:
         work.results.put([Sampled(piece.request, sample, completion) for sample, completion in numbered])
 
     def _next_piece(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
-        """Return the next piece; wait for one that comes back while others are still under way.
+        """Return the next piece; while others are still under way, wait for a piece to come back.
 
         None if this server gets no more: all are done, or it was excluded, or it has weights to take.
         """

@@ -9,8 +9,10 @@ import numpy as np
 from covey.models.policy import Policy
 from covey.sampling.dialects import Misbehaved, ServerOutput
 
-BROKEN, BYTES = "\N{REPLACEMENT CHARACTER}", 4
-"""The decoded form of an incomplete character; the most bytes, and so tokens, that a character has."""
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""The decoded form of an incomplete character."""
+CHARACTER_BYTES = 4
+"""The most bytes, and so tokens, that a character has."""
 
 
 def check_stop(policy: Policy, output: ServerOutput, stop: Sequence[str]) -> None:
@@ -33,7 +35,10 @@ def check_stop(policy: Policy, output: ServerOutput, stop: Sequence[str]) -> Non
 def _whole_characters(policy: Policy, tokens: Sequence[int]) -> Sequence[int]:
     """Return the tokens up to the last one with which a character ends."""
     end = len(tokens)
-    while end and policy.decode.text_with_specials(tokens[max(0, end - BYTES) : end]).endswith(BROKEN):
+    while end:
+        last = policy.decode.text_with_specials(tokens[max(0, end - CHARACTER_BYTES) : end])
+        if not last.endswith(INCOMPLETE):
+            break
         end -= 1
     return tokens[:end]
 

@@ -144,7 +144,7 @@ class WeightsFolder:
 
 
 def timed_out(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, is that of a server that did not answer in time."""
+    """Whether an error, or its cause, says that a server did not answer in time."""
     # urllib wraps the time-out in ``reason``; our own errors have it as their cause.
     while error is not None:
         if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):

@@ -168,7 +168,7 @@ class RunConsole:
         """Start to show a stage, from step ``first`` if it resumes.
 
         ``at_most``: it may end before all its steps. ``by_completion``: its progress counts completions.
-        ``left`` estimates the seconds left, if it can; by default they follow from those of the steps so far.
+        ``left`` estimates the seconds left, if it can; the default estimates them from the steps so far.
         """
         self._reset(title, steps, first)
         self.left = left or self._left_at_this_pace

@@ -61,7 +61,7 @@ def unsealed_line(line: bytes, parse_int: Callable[[str], object] | None = None)
         raise ValueError("not as it was written")
     record = load_json(text + b"}", parse_int)
     if not isinstance(record, dict):
-        raise ValueError("not an object")  # noqa: TRY004 - a line of another kind, as a damaged one
+        raise ValueError("not an object")  # noqa: TRY004 - a line of another kind, such as a damaged one
     return record
 
 
@@ -109,7 +109,7 @@ def manifest_of(folder: Path) -> str:
 def damage(folder: Path, required: Collection[str] = ()) -> str | None:
     """Return how a folder differs from its manifest, with the file's name; None if it does not.
 
-    ``required`` files must be among those that the manifest lists. Pages for people may be edited.
+    The manifest must list all ``required`` files. Pages for people may be edited.
     """
     try:
         files = read_sealed(folder / MANIFEST, dict[str, dict[str, dict[str, object]]], "")["files"]

@@ -111,7 +111,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def load_json(content: bytes, parse_int: Callable[[str], object] | None = None) -> Any:
-    """Return a JSON value; ``parse_int`` is that of ``json.loads``.
+    """Return a JSON value; ``parse_int`` is passed to ``json.loads``.
 
     Raises ValueError, also if it is nested more deeply than covey ever writes.
     """

@@ -30,7 +30,8 @@ from covey_verify.errors import ConfigError, DataError
 
 ALPHA = 32
 """Tinker's adapters add alpha / rank times B A."""
-ADAPTER, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
+ADAPTER = "adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 
 
 class AdapterShape(NamedTuple):

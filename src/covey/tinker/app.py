@@ -113,7 +113,8 @@ class Tinker:
 
     async def config(self, _: Request) -> Response:
         """Tell the SDK how to talk to this server; flags that are not named have its defaults."""
-        # Compressed bodies need a library, a slow machine is no fault, and plain httpx does.
+        # Disabled: compression needs another library, stuck detection would report slow machines, and plain
+        # httpx is enough.
         flags = ("proto_compress_fwdbwd", "sample_enable_stuck_detection", "use_pyqwest_transport")
         return JSONResponse(dict.fromkeys(flags, False))
 
@@ -234,7 +235,7 @@ class Tinker:
         return self.registry.at_once(f"{client.id}:0", partial(self._load, client, call), model_id=client.id)
 
     async def create_sampler(self, request: Request) -> Response:
-        """Name weights to draw with: those of a checkpoint, or the base model's."""
+        """Name weights to draw with: a checkpoint's or the base model's."""
         call = await _read(request, asked.CreateSampler)
         self.registry.check_session(call.session_id)
         if call.base_model is not None:
@@ -286,8 +287,8 @@ class Tinker:
         record = self.store.find((await _read(request, asked.WeightsInfo)).tinker_path)
         shape = record.shape
         flags = {"train_unembed": shape.unembed, "train_mlp": shape.mlp, "train_attn": shape.attention}
-        made = {"base_model": record.base_model, "is_lora": True, "lora_rank": shape.rank}
-        return JSONResponse({**made, **flags})
+        adapter = {"base_model": record.base_model, "is_lora": True, "lora_rank": shape.rank}
+        return JSONResponse({**adapter, **flags})
 
     async def checkpoints(self, request: Request) -> Response:
         """List the checkpoints of a training client, or of all."""
@@ -300,7 +301,7 @@ class Tinker:
         return JSONResponse({})
 
     async def runs(self, request: Request) -> Response:
-        """List the training clients that have saved something, and those that are active."""
+        """List the training clients that have saved something, and active clients."""
         names = list(dict.fromkeys([*self.registry.clients, *(r.model_id for r in self.store.records())]))
         offset, limit = (int(request.query_params.get(k, d)) for k, d in (("offset", 0), ("limit", 20)))
         cursor = {"offset": offset, "limit": limit, "total_count": len(names)}
@@ -396,16 +397,16 @@ class Tinker:
 
 
 def _draw(base: Base, call: asked.SampleBody, sampler: SamplerWeights) -> DrawRequest:
-    """Read a request for completions. Raises DataError for one that cannot be answered."""
+    """Read a request for completions. Raises DataError if it cannot be answered."""
     policy = base.policy
     prompt = np.array([t for chunk in call.prompt.chunks for t in chunk.tokens], dtype=np.int64)
     check_tokens(policy, "prompt", prompt)
     params = call.sampling_params
     room = policy.context
-    most = room - len(prompt) if params.max_tokens is None else params.max_tokens
-    if not 0 < most <= room - len(prompt):
+    max_tokens = room - len(prompt) if params.max_tokens is None else params.max_tokens
+    if not 0 < max_tokens <= room - len(prompt):
         raise DataError(
-            f"{len(prompt)} tokens of prompt and max_tokens {most} are more than the context of {room}"
+            f"{len(prompt)} tokens of prompt and max_tokens {max_tokens} are more than the context of {room}"
         )
     if call.prompt_logprobs_last_n is not None and not call.prompt_logprobs:
         raise DataError("prompt_logprobs_last_n: set prompt_logprobs")
@@ -420,7 +421,7 @@ def _draw(base: Base, call: asked.SampleBody, sampler: SamplerWeights) -> DrawRe
         prompt,
         call.num_samples,
         secrets.randbits(63) if params.seed is None else params.seed,
-        SamplingParams(most, params.temperature, params.top_p, max(params.top_k, 0), texts),
+        SamplingParams(max_tokens, params.temperature, params.top_p, max(params.top_k, 0), texts),
         tuple(sorted(ends)),
         (call.prompt_logprobs_last_n or len(prompt)) if call.prompt_logprobs else None,
     )

@@ -103,7 +103,7 @@ class Store:
         if damaged:
             raise DataError(f"{path} cannot be loaded: {damaged}")
         if record.fingerprint != base.fingerprint:
-            raise DataError(f"{path} belongs to other weights than those of {base.name}: {record.base_model}")
+            raise DataError(f"{path} belongs to other weights than {base.name}'s: {record.base_model}")
         try:
             weights = AdapterWeights(record.shape, base.load(folder, record.shape))
         except CheckpointError as error:

@@ -64,7 +64,7 @@ def gspo(logprobs: Tensor, inputs: Inputs) -> Tensor:
         return 0.0 * logprobs.sum()
     log_ratio = (logprobs.detach() - inputs["logprobs"]).flatten().where(counted, 0.0)
     mean = ratios.sequence(log_ratio, counted).view_as(logprobs)
-    # Tokens off the mask are trained as well, unlike those of ``ratios.sequence_token``.
+    # Tokens off the mask are trained as well, unlike tokens in ``ratios.sequence_token``.
     return _clipped(mean * ratios.on_policy(logprobs), inputs)
 
 
@@ -95,7 +95,10 @@ UNKNOWN = {
 
 
 def loss_of(name: str, config: Mapping[str, float | str]) -> tuple[DatumLoss, dict[str, Tensor]]:
-    """The loss of this name and its settings. Raises DataError for what it does not know or lacks."""
+    """The loss of this name and its settings.
+
+    Raises DataError if the name is unknown or a setting is missing.
+    """
     loss = LOSSES.get(name)
     if loss is None:
         reason = UNKNOWN.get(name) or "there are " + ", ".join(LOSSES)

@@ -74,10 +74,10 @@ def _checked(
     missing = [name for name in expected if name not in datum.inputs]
     unread = [name for name in datum.inputs if name not in (*expected, *optional)]
     if missing or unread:
-        told = (
+        complaint = (
             f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unread)}, which it would not read"
         )
-        raise DataError(f"{where}: this loss reads {', '.join(expected)}; the datum {told}")
+        raise DataError(f"{where}: this loss reads {', '.join(expected)}; the datum {complaint}")
     targets = datum.inputs[TARGETS]
     if targets.ndim not in (1, 2) or len(targets) != len(datum.tokens) or not targets.size:
         raise DataError(
@@ -196,7 +196,7 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
 
 @torch.no_grad()
 def _prompt_logprobs(policy: Policy, draw: DrawRequest) -> np.ndarray | None:
-    """The log-prob of each token of the prompt (P,); NaN for the first, and before those that are wanted."""
+    """The log-prob of each token of the prompt (P,); NaN for the first, and before the wanted tokens."""
     if draw.scored is None:
         return None
     logprobs = np.full(len(draw.prompt), np.nan, np.float32)

@@ -76,7 +76,7 @@ class Registry:
         """By the ids of requests, the oldest first."""
 
     def begin(self, session: str) -> None:
-        """Begin a session; those that have long been silent end."""
+        """Begin a session, and end sessions that have long been silent."""
         for other, heard in list(self.sessions.items()):
             if time.monotonic() - heard > SILENCE:
                 self.drop(other)

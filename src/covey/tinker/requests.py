@@ -74,7 +74,7 @@ class CreateModel(Body):
 
 
 class OfModel(Body):
-    """A request of a training client: those of one client are done in the order of ``seq_id``."""
+    """A request of a training client. Requests of one client are done in the order of ``seq_id``."""
 
     model_id: str
     seq_id: int = 0

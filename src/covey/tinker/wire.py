@@ -1,7 +1,7 @@
 """The messages that Tinker's SDK sends and reads as protobuf, field by field.
 
-`forward_backward` arrives so, and its result and that of `asample` leave so; all else is JSON. Numbers of
-fields are those of the SDK's schema, version 0.38.
+Requests of `forward_backward`, its results and the results of `asample` are protobuf; all else is JSON.
+Fields have the numbers of the SDK's schema, version 0.38.
 """
 
 from __future__ import annotations

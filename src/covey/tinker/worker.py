@@ -77,7 +77,7 @@ class ComputeThread:
         try:
             draws = [t.work for t in tasks if isinstance(t.work, DrawRequest)]
             return sample(self.base, draws) if draws else [t.work() for t in tasks if callable(t.work)]
-        # Whatever goes wrong, out of memory say: those that wait get it, and the thread lives on.
+        # Any failure, such as out of memory, goes to the clients that wait; the thread lives on.
         except Exception as error:
             return [failure(error)] * len(tasks)
 

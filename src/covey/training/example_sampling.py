@@ -42,7 +42,7 @@ def sample_completions(run: Run) -> None:
                 rollout = next(rollouts)
             # The rollout log has a column for advantages; here there are none.
             no_advantages = [np.zeros(len(c.tokens)) for group in rollout.groups for c in group.completions]
-            journal.sampled(step, rollout, no_advantages)
+            journal.log_completions(step, rollout, no_advantages)
             run.advance(step + 1, rollout.position)
             groups = rollout.all_groups
             metrics = {

@@ -76,7 +76,7 @@ def evaluate_again(run: Run) -> Evaluation | None:
         return None
     evaluation = run.evaluate_on(run.spare_problems)
     values = {name: estimate.value for name, estimate in evaluation.summary().items()}
-    run.journal.event(run.state.step, "measured again", problems=len(run.spare_problems), **values)
+    run.journal.log_event(run.state.step, "measured again", problems=len(run.spare_problems), **values)
     return evaluation
 
 
@@ -112,10 +112,10 @@ def _write_final(
     verdict = _verdict(run, evaluations, again, seconds)
     example = example_of([p.problem for p in run.test_set or run.train_set])
     metrics = run.journal.folder.read("metrics.jsonl")
-    no_verdict = held_out_ranking(metrics, run.held_out) or CardFacts.no_verdict
+    ranking = held_out_ranking(metrics, run.held_out) or CardFacts.ranking
     steps = best.step if best is not None and takes_best else run.state.step
     loader = run.learner.policy.loader_name
-    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, no_verdict))
+    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, ranking))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
     write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
@@ -124,7 +124,7 @@ def _write_final(
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
-    scores = "" if verdict and not run.held_out else f". {no_verdict}"
+    scores = "" if verdict and not run.held_out else f". {ranking}"
     run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
     tell_outcomes(run.journal)
     _say_what_to_do(run, verdict, "" if takes_best else better_step_hint(best, folder))

@@ -123,15 +123,15 @@ def _on_kl(
         advice = "Lower train.lr, raise algorithm.kl.coef, or allow more if that is what you want"
         return [
             Stop(
-                f"step {step}: the policy is {kl:.1f} nats a completion away from the reference, more than "
-                f"guards.{'kl_stop' if level == 3 else 'kl_act'} {bound:g}. {cause() or advice}"
+                f"step {step}: the KL to the reference is {kl:.1f} nats per completion, above "
+                f"guards.{'kl_stop' if level == 3 else 'kl_act'} ({bound:g}). {cause() or advice}"
             )
         ]
     # Warn when a threshold is first exceeded, not in every step above it.
     if level <= before:
         return []
     text = (
-        f"step {step}: {kl:.1f} nats a completion away from the reference (guards.kl_stop ends the run at "
-        f"{limits.kl_stop})"
+        f"step {step}: the KL to the reference is {kl:.1f} nats per completion (guards.kl_stop ends the run "
+        f"at {limits.kl_stop})"
     )
     return [Warn(text, "far from the reference", {"kl": kl})]

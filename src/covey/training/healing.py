@@ -1,7 +1,7 @@
 """A run that heals itself: after a finding it goes back and continues with the finding's config line.
 
-What decides is in the logs alone, never which checkpoints a stop happened to leave, so that a run that was
-killed goes back to the same step as one that was not.
+Decisions depend only on the logs, not on which checkpoints exist. A killed run therefore goes back to the
+same step as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _against_harm(run: Path, attempts: Sequence[Attempt], steps: int) -> Attempt
     if not attempts or attempts[-1].takes_back or steps != attempts[-1].step:
         return None
     last = attempts[-1]
-    # Where another answer is correct now, only a signal can be asked for.
+    # If the change redefines "correct", accuracies are not comparable; only a missing signal tells of harm.
     since = read_numbers(run, "metrics.jsonl")[last.back_to :]
     silent = [m["groups/dead"] == 1 and m["groups/dead_correct"] < 0.5 for m in since]
     if all(silent):

@@ -40,7 +40,7 @@ class Hooks:
         run = self.run
         run.state = replace(run.state, micro_tokens=tokens)
         run.journal.say(f"out of memory; continuing with micro-batches of {tokens} tokens", "yellow")
-        run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
+        run.journal.log_event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
     def on_out_of_memory(self, tokens: int) -> None:
         """Record smaller micro-batches for the resume: the learner is out of memory and cannot continue."""
@@ -53,12 +53,12 @@ class Hooks:
     def fewer_running(self, running: int) -> None:
         """Report that the sampler ran out of memory and continues with fewer completions at once."""
         self.run.journal.console.fewer_running(running)
-        self.run.journal.event(self.run.state.step, "out of memory", running=running)
+        self.run.journal.log_event(self.run.state.step, "out of memory", running=running)
 
     def servers_changed(self, what: str) -> None:
         """Report that a sampling server was lost or came back."""
         self.run.journal.say(what, "yellow")
-        self.run.journal.event(self.run.state.step, "sampling server", because=what)
+        self.run.journal.log_event(self.run.state.step, "sampling server", because=what)
 
 
 def connect(run: Run) -> None:

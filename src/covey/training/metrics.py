@@ -102,7 +102,9 @@ def report_step(
     """Log a step and show it on the console."""
     _note_off_centre(journal, loaded.algorithm, batch, rollout.groups, step)
     tokens_of_step = token_record(done.stats, [len(tokens) for tokens in batch.tokens])
-    times = journal.rollouts(step, rollout, batch, tokens_of_step, loaded.config.train.inner_epochs, metrics)
+    times = journal.log_rollouts(
+        step, rollout, batch, tokens_of_step, loaded.config.train.inner_epochs, metrics
+    )
     console = journal.console
     console.examples = extremes(rollout.all_groups)
     console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
@@ -112,9 +114,13 @@ def _note_off_centre(
     journal: Journal, algorithm: Algorithm, batch: Batch, groups: Sequence[Group], step: int
 ) -> None:
     """Warn once in a run if the advantages of a user's own estimator do not sum to zero in a group."""
-    # Then later terms move the sum, and the estimator is not to blame.
-    later = algorithm.whiten is not None or (algorithm.kl is not None and algorithm.kl.place == "reward")
-    uncentred = off_centre(batch, groups) if algorithm.advantage.written_by_user and not later else None
+    # Whitening, or a KL in the reward, shifts the sum afterwards; the estimator is not to blame.
+    shifted_later = algorithm.whiten is not None or (
+        algorithm.kl is not None and algorithm.kl.place == "reward"
+    )
+    uncentred = (
+        off_centre(batch, groups) if algorithm.advantage.written_by_user and not shifted_later else None
+    )
     if uncentred is None or journal.has_event(OFF_CENTRE):
         return
     group, total = uncentred
@@ -124,7 +130,7 @@ def _note_off_centre(
         "Ignore this if it is intended",
         "yellow",
     )
-    journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
+    journal.log_event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
 
 
 def update_coverage(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:

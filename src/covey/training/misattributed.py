@@ -77,4 +77,4 @@ def report_misattributed(journal: Journal, step: int, cases: Sequence[Misattribu
         "yellow",
     )
     for one in cases:
-        journal.event(step, EVENT, problem=one.problem, servers=list(one.servers), nats=one.nats)
+        journal.log_event(step, EVENT, problem=one.problem, servers=list(one.servers), nats=one.nats)

@@ -222,12 +222,11 @@ def _placed_reward(spec: object, folders: Mapping[str, Path]) -> object:
     """Return a reward with an earlier stage's model replaced by its path."""
     if not isinstance(spec, Mapping):
         return spec
-    return {
-        name: {**of, "model": str(folders[of["model"]] / "final")}
-        if isinstance(of, Mapping) and of.get("model") in folders
-        else of
-        for name, of in spec.items()
-    }
+    placed = dict(spec)
+    for name, settings in spec.items():
+        if isinstance(settings, Mapping) and settings.get("model") in folders:
+            placed[name] = {**settings, "model": str(folders[settings["model"]] / "final")}
+    return placed
 
 
 def _finished(stage: ResolvedConfig, console: RunConsole) -> Result | None:

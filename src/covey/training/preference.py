@@ -246,7 +246,7 @@ def _first_learner(run: Run, path: Path) -> Learner[Policy]:
             "over"
         )
     run.journal.say(f"{problem}; recomputing them with {run.loaded.config.model}", "yellow")
-    run.journal.event(run.state.step, "reference computed anew", because=problem)
+    run.journal.log_event(run.state.step, "reference computed anew", because=problem)
     return Learner(run.first_policy(), run.loaded.config.train)
 
 

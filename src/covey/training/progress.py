@@ -59,6 +59,10 @@ class Progress:
         self.between_steps = False
         self.updated = number + 1
 
+    def logging_begins(self) -> None:
+        """Note that a step's results are being logged: no stop takes effect until all of them are."""
+        self.between_steps = False
+
     def step_ends(self, step: int) -> None:
         """Note that a step is complete and logged, ``step`` in all."""
         now = time.monotonic()

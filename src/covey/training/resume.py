@@ -50,7 +50,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         for difference in differences:
             journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
-            journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
+            journal.log_event(run.state.step, INEXACT, because=[str(d) for d in harmful])
     # Last, so that a refused resume leaves the files as they were.
     if is_rank_zero():
         write_own(folder.path, "config.yaml", resolved_yaml(loaded))
@@ -120,7 +120,7 @@ def _rewind(run: Run, logged: LogState) -> None:
     for complaint in complaints:
         run.journal.say(complaint, "yellow")
     if complaints:
-        run.journal.event(step, "log damaged", because=complaints)
+        run.journal.log_event(step, "log damaged", because=complaints)
 
 
 def load_weights_of(run: Run, step: int) -> None:

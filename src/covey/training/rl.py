@@ -12,8 +12,7 @@ import torch
 from covey.config.load import ResolvedConfig
 from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, OldDistribution, collate, minibatches, select_tokens
-from covey.learner.learner import Learner, Objective
-from covey.learner.objectives import PolicyObjective, ValueObjective, ValueStats
+from covey.learner.learner import Learner
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
 from covey.models.policy import Policy
 from covey.objective.algorithms import Algorithm
@@ -22,7 +21,8 @@ from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
 from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.misattributed import misattributed_groups, report_misattributed
-from covey.training.run import AnyLearner, Run
+from covey.training.run import Run
+from covey.training.turns import learner_turns, policy_waits, set_value_pull
 from covey.types import Group
 
 
@@ -63,36 +63,18 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
     done = StepUpdates(run.learner.version)
-    learners = list(learners_of(run, step, done))  # decided once for all updates of the step
+    waits = policy_waits(run, step)
+    set_value_pull(run, waits)
+    turns = learner_turns(run, waits, done)  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
-        for learner, objective, norms in learners:
+        for turn in turns:
             # Forward and backward add up a gradient; ``run.update`` applies it, unless it is not finite.
-            stats = learner.forward_backward(minibatch, objective)
-            norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in stats], number))
-            done.stats += [s for s in stats if isinstance(s, TokenStats) and isfinite(norms[-1])]
+            stats = turn.learner.forward_backward(minibatch, turn.objective)
+            norm = run.update(turn.learner, step, minibatch, [float(s.loss) for s in stats], number)
+            turn.norms.append(norm)
+            if isfinite(norm):
+                done.stats += [s for s in stats if isinstance(s, TokenStats)]
     return done
-
-
-def learners_of(
-    run: Run, step: int, done: StepUpdates
-) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
-    """Yield (learner, objective, list of its gradient norms) of a step. A policy may wait for its critic."""
-    algorithm = run.loaded.algorithm
-    rollout = run.loaded.config.rollout
-    head = run.learner.policy.value
-    critic = algorithm.critic
-    values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
-    waits = critic is not None and step < critic.warmup
-    if critic is not None and head is not None:
-        # While the policy waits, the critic's gradient may not reach their common trunk.
-        head.pull = 0.0 if waits else critic.pull
-    if not waits:
-        also = None if head is None else values
-        loss = (algorithm, rollout.temperature, rollout.max_tokens, run.state.coefficients)
-        yield run.learner, PolicyObjective(*loss, also), done.norms
-    # A head on the policy learns with it in one pass, unless the policy waits.
-    if values is not None and (waits or head is None):
-        yield run.critic or run.learner, values, done.value_norms
 
 
 def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:

@@ -111,7 +111,7 @@ class Run:
             config.train.steps,
             PendingCompletions(self.journal.folder.path) if config.rollout.staleness else None,
         )
-        return source.after(self.state.step, self.state.position, self.on_sample)
+        return source.batches_from(self.state.step, self.state.position, self.on_sample)
 
     def update(
         self, learner: AnyLearner, step: int, minibatch: Batch, losses: Sequence[float], number: int = 0
@@ -123,38 +123,44 @@ class Run:
         """
         if self.progress.between_steps:
             run_on_all(self.safe_point)
-        config = self.loaded.config
+        # Faults are those that a test has planned; without any these calls do nothing.
         faults = self.options.faults
         self.progress.update_begins(number)
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
         # An infinite loss can have a finite gradient; neither is applied.
         norm = learner.step(learning_rate(step, learner.train, number)) if math.isfinite(loss) else math.nan
-        # Fault injection of tests; without one planned it does nothing.
         faults.in_weights([local_part(m.detach()) for m in learner.optimizer.masters[:1]])
-        if not math.isfinite(norm):
-            norm = math.nan
-            name = f"step_{step:06d}_{self.state.guards.bad_updates}"
-            record = {"step": step, "loss": str(loss), "optimizer_step": learner.version}
-            # Before ``clear``: the journal keeps the batch and the parameters whose gradient is not finite.
-            self.journal.skipped_update(
-                name, minibatch, {**record, "parameters": learner.nonfinite_parameters()}
-            )
-            self.journal.event(step, "update skipped", loss=loss, batch=name)
-            learner.clear()
-        memory, stop = judge_update(math.isfinite(norm), self.state.guards, config.guards, step)
+        is_finite = math.isfinite(norm)
+        if not is_finite:
+            self._set_aside(learner, step, minibatch, loss)
+        memory, stop = judge_update(is_finite, self.state.guards, self.loaded.config.guards, step)
         self.state = replace(self.state, guards=memory, updates=self.learner.version)
         if stop is not None:
             raise GuardStop(stop.why)
-        return norm
+        return norm if is_finite else math.nan
+
+    def _set_aside(self, learner: AnyLearner, step: int, minibatch: Batch, loss: float) -> None:
+        """Keep the batch of an update that is not applied, log it, and drop its gradient."""
+        name = f"step_{step:06d}_{self.state.guards.bad_updates}"
+        record = {
+            "step": step,
+            "loss": str(loss),
+            "optimizer_step": learner.version,
+            # Asked for before the gradient is dropped below.
+            "parameters": learner.nonfinite_parameters(),
+        }
+        self.journal.save_skipped_update(name, minibatch, record)
+        self.journal.log_event(step, "update skipped", loss=loss, batch=name)
+        learner.clear()
 
     def advance(self, step: int, position: Position | None = None) -> None:
         """Mark a step as complete: a resume begins after it, once its logs are written."""
         self.watchdog.progress()
-        self.progress.between_steps = False
+        self.progress.logging_begins()
         self.state = replace(self.state, step=step, position=position or Position())
         if why := self.journal.console.lost_output():
-            self.journal.event(step, "output lost", because=why)
+            self.journal.log_event(step, "output lost", because=why)
 
     def drift_metrics(self) -> dict[str, float]:
         """Measure how far the policy has moved since the run began."""
@@ -179,7 +185,7 @@ class Run:
     def evaluate(self) -> Evaluation:
         """Measure held-out accuracy now and log it for the present step."""
         result = self.evaluate_on(self.test_set[: self.loaded.config.eval.problems])
-        self.journal.held_out(self.state.step, result)
+        self.journal.log_evaluation(self.state.step, result)
         return result
 
     def evaluate_on(self, problems: Sequence[Prompted]) -> Evaluation:

@@ -47,17 +47,17 @@ class Supervisor:
             step,
             metrics,
             has_signal,
-            state.guards,
-            self.loaded.config.guards,
-            self.why_no_signal,
-            self._gravest_finding,
+            memory=state.guards,
+            limits=self.loaded.config.guards,
+            why_none=self.why_no_signal,
+            cause=self._gravest_finding,
         )
         for action in actions:
             if isinstance(action, Stop):
                 self.go_back_for(self.findings(), state.step)
                 raise GuardStop(action.why)
             self.journal.say(action.text, "yellow")
-            self.journal.event(step, action.event, **action.details)
+            self.journal.log_event(step, action.event, **action.details)
         coefficients = self._next_coefficients(state.coefficients, step, metrics)
         # Part of the checkpoint, so that a resumed run judges and weighs as this one would.
         return replace(state, guards=memory, coefficients=coefficients)
@@ -66,7 +66,7 @@ class Supervisor:
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> list[Finding]:
         """Print new findings, each once in a run, and return them; the first process has all."""
-        findings = self.watch.after(step, metrics, groups) if is_rank_zero() else []
+        findings = self.watch.record_findings(step, metrics, groups) if is_rank_zero() else []
         for finding in findings:
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
         return findings
@@ -114,7 +114,7 @@ class Supervisor:
         level = kl_level(kl, config.guards) if guard_raises_kl else None
         updated = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, level)
         if guard_raises_kl and updated.kl != coefficients.kl:
-            self.journal.event(step, "KL coefficient moved", coef=updated.kl, kl=kl)
+            self.journal.log_event(step, "KL coefficient moved", coef=updated.kl, kl=kl)
         return updated
 
     def _gravest_finding(self) -> str:

@@ -87,7 +87,7 @@ class Arguments:
 
 
 def all_fields(config: str) -> Fields:
-    """Return the fields of a config, and those of older versions."""
+    """Return the fields of a config, and fields of older versions."""
     return {**trl_fields(config), **OLDER}
 
 
@@ -103,10 +103,10 @@ def _made(name: str, rows: Fields, base: type = Arguments) -> Any:
         (name, reduce(or_, (KINDS[part] for part in kind.split(" | "))), _field(default))
         for name, (kind, default) in rows.items()
     ]
-    made = make_dataclass(name, lines, bases=(base,))
-    made.__module__ = __name__
-    made.__doc__ = f"TRL's {name}: its fields and defaults."
-    return made
+    config_class = make_dataclass(name, lines, bases=(base,))
+    config_class.__module__ = __name__
+    config_class.__doc__ = f"TRL's {name}: its fields and defaults."
+    return config_class
 
 
 GRPOConfig = _made("GRPOConfig", all_fields("GRPOConfig"))

@@ -1,7 +1,7 @@
 """The meaning of every field of TRL's configs: covey's setting, the trainer's own reading, or a refusal.
 
-Fields that several trainers share are in ``SHARED``; those of a single one follow. ``covey.config.trl`` has
-the advice on names that YAML files may hold too.
+Fields that several trainers share are in ``SHARED``; fields of a single trainer follow. ``covey.config.trl``
+has the advice on names that YAML files may hold too.
 """
 
 from __future__ import annotations

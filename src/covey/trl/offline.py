@@ -48,17 +48,20 @@ class GivenTrainer(Trainer):
             )
 
     def _load(self, model: Any, tokenizer: Any, rows: Any) -> tuple[Any, PreTrainedTokenizerBase]:
-        made, words = writer(model, tokenizer, self.args, lambda: _texts(listed(rows, "train_dataset", 1000)))
+        def texts() -> Iterator[str]:
+            return _texts(listed(rows, "train_dataset", 1000))
+
+        model_object, words = writer(model, tokenizer, self.args, texts)
         if getattr(self.args, "pad_token", None):
             words.pad_token = self.args.pad_token
         self.reader = RowReader(words, self.args)
-        return made, words
+        return model_object, words
 
     def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
-        every = [self._read(one) for row in listed(rows, what, most) for one in self._rows_of(row)]
-        cut = [self.form.cut(row, self.args) for row in every]
-        usable = [row for row in cut if row is not None]
-        if every and not usable:
+        readable = [self._read(one) for row in listed(rows, what, most) for one in self._rows_of(row)]
+        shortened = [self.form.cut(row, self.args) for row in readable]
+        usable = [row for row in shortened if row is not None]
+        if readable and not usable:
             raise Refused(f"{what}: no row has a trained token within max_length {self.args.max_length}")
         return like(rows, usable)
 
@@ -211,6 +214,6 @@ class RewardTrainer(GivenTrainer):
     form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids", rows.no_labels)
 
     def _load(self, model: Any, tokenizer: Any, _given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
-        made, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)
+        model_object, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)
         self.reader = RowReader(words, self.args)
-        return made, words
+        return model_object, words

@@ -17,7 +17,7 @@ Labels = Callable[[Row], Sequence[Sequence[int]]]
 
 def batch_by_batch(rows: Sequence[Row], sequences: Labels, size: int) -> list[Sequence[int]]:
     """Return the sequences of rows in TRL's order: of each evaluated batch all first ones, then all second
-    ones, as the chosen and the rejected answers of pairs.
+    ones. Of pairs, these are the chosen and the rejected answers.
 
     >>> batch_by_batch([{"n": 1}, {"n": 2}, {"n": 3}], lambda row: ([row["n"]], [-row["n"]]), 2)
     [[1], [2], [-1], [-2], [3], [-3]]

@@ -34,17 +34,17 @@ def is_stream(rows: object) -> bool:
 
 
 def listed(rows: object, what: str, most: int | None = None) -> list[Row]:
-    """Return rows as a list, at most ``most`` of a stream. Raises Refused for one without end."""
+    """Return rows as a list, at most ``most`` of a stream. Raises Refused for an endless stream."""
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise Refused(f"{what}: give a table of rows, not {type(rows).__name__}")
     if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
         return [dict(row) for row in rows.to_dict(orient="records")]
     if hasattr(rows, "__len__"):
         return [dict(row) for row in rows]
-    read = [dict(row) for row in islice(rows, MOST_STREAMED + 1 if most is None else most)]
-    if len(read) > MOST_STREAMED:
+    streamed = [dict(row) for row in islice(rows, MOST_STREAMED + 1 if most is None else most)]
+    if len(streamed) > MOST_STREAMED:
         raise Refused(f"{what}: a stream of more than {MOST_STREAMED:,} rows may be endless: set max_steps")
-    return read
+    return streamed
 
 
 def like(table: object, rows: list[Row]) -> Any:
@@ -223,7 +223,7 @@ def _all_trained(ids: list[int]) -> Row:
 
 
 def _pretokenized(row: Row) -> Row:
-    """Return a row of ids, with its labels or those that its masks leave."""
+    """Return a row of ids, with its labels or the labels that its masks leave."""
     ids = list(row["input_ids"])
     if row.get("labels") is not None:
         return {"input_ids": ids, "labels": list(row["labels"])}
@@ -238,16 +238,17 @@ def _pretokenized(row: Row) -> Row:
 def cut_language(row: Row, args: Arguments) -> Row | None:
     """Return a row of at most ``max_length`` tokens; None if no trained token is left."""
     span = _kept(args)
-    cut = {"input_ids": row["input_ids"][span], "labels": row["labels"][span]}
+    shortened = {"input_ids": row["input_ids"][span], "labels": row["labels"][span]}
     # The first token is predicted by nothing.
-    return cut if any(label != UNTRAINED for label in cut["labels"][1:]) else None
+    return shortened if any(label != UNTRAINED for label in shortened["labels"][1:]) else None
 
 
 def _kept(args: Arguments) -> slice:
-    most = args.max_length
-    if most is None:
+    max_length = args.max_length
+    if max_length is None:
         return slice(None)
-    return slice(-most, None) if getattr(args, "truncation_mode", "") == "keep_end" else slice(0, most)
+    keeps_end = getattr(args, "truncation_mode", "") == "keep_end"
+    return slice(-max_length, None) if keeps_end else slice(0, max_length)
 
 
 def preference_row(reader: RowReader, row: Row) -> Row:
@@ -272,19 +273,19 @@ def split_pair(row: Row) -> Row:
 
 def cut_preference(row: Row, args: Arguments) -> Row | None:
     """Return a pair of at most ``max_length`` tokens each; None if nothing is left of an answer."""
-    most = args.max_length
-    if most is None:
+    max_length = args.max_length
+    if max_length is None:
         return row
     before = row["prompt_ids"]
     longest = max(len(row["chosen_ids"]), len(row["rejected_ids"]))
-    if getattr(args, "truncation_mode", "") == "keep_end" and len(before) + longest > most:
-        before = before[len(before) + longest - most :] or before[-1:]
-    room = most - len(before)
-    cut = {
+    if getattr(args, "truncation_mode", "") == "keep_end" and len(before) + longest > max_length:
+        before = before[len(before) + longest - max_length :] or before[-1:]
+    room = max_length - len(before)
+    shortened = {
         "prompt_ids": before,
         **{name: row[name][: max(room, 0)] for name in ("chosen_ids", "rejected_ids")},
     }
-    return cut if cut["chosen_ids"] and cut["rejected_ids"] and cut["prompt_ids"] else None
+    return shortened if all(shortened.values()) else None
 
 
 def judged_alone(pair: Row) -> list[Row]:
@@ -307,8 +308,8 @@ def judged_row(reader: RowReader, row: Row) -> Row:
 def cut_judged(row: Row, args: Arguments) -> Row | None:
     """Return a judged answer of at most ``max_length`` tokens; None if nothing is left of it."""
     room = len(row["completion_ids"]) if args.max_length is None else args.max_length - len(row["prompt_ids"])
-    cut = {**row, "completion_ids": row["completion_ids"][: max(room, 0)]}
-    return cut if cut["completion_ids"] else None
+    shortened = {**row, "completion_ids": row["completion_ids"][: max(room, 0)]}
+    return shortened if shortened["completion_ids"] else None
 
 
 def scored_row(reader: RowReader, row: Row) -> Row:
@@ -336,8 +337,8 @@ def scored_row(reader: RowReader, row: Row) -> Row:
 
 def cut_scored(row: Row, args: Arguments) -> Row | None:
     """Return a pair, None if one of them is longer than ``max_length``."""
-    most = args.max_length
-    fits = most is None or max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= most
+    max_length = args.max_length
+    fits = max_length is None or max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= max_length
     return row if fits and row["chosen_ids"] != row["rejected_ids"] else None
 
 

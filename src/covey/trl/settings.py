@@ -105,7 +105,7 @@ def sampled_schedule(args: Arguments, rows: int) -> Schedule:
     prompts = size // group
     updates = size // step * passes
     per_epoch = rows // prompts
-    # Rounded up, as all counts of optimizer steps.
+    # Rounded up, like all counts of optimizer steps.
     steps = (
         math.ceil(args.max_steps / updates) if args.max_steps > 0 else int(per_epoch * args.num_train_epochs)
     )

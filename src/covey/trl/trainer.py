@@ -252,7 +252,7 @@ class Trainer(Observer):
         """Do nothing: `train` has finished the trackers, and no group of processes is open after it."""
 
     def __getattr__(self, name: str) -> Any:
-        # Called for names that are not found: those of transformers' trainer get their reason.
+        # Called for names that are not found: names of transformers' trainer get their reason.
         reason = ""
         if not name.startswith("_") and hasattr(transformers.Trainer, name):
             reason = "; covey makes batches, loss and optimizer in its own loop, which no subclass changes"
@@ -403,7 +403,7 @@ class Trainer(Observer):
         )
 
     def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return metrics by TRL's names, those that it has."""
+        """Return the metrics that TRL has, by TRL's names."""
         return {name: metrics[ours] for ours, name in self.names.items() if ours in metrics}
 
     def _output(self, seconds: float) -> TrainOutput:

@@ -32,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def score(arguments: argparse.Namespace, functions: Sequence[RewardFunction]) -> int:
     """Print each row with its rewards, then the mean of each reward.
 
-    Return 1 if one of them judged no row.
+    Return 1 if one of the functions judged no row.
     """
     records = score_file(arguments.file, functions, say)
     for record in records:
@@ -75,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         "score": "apply rewards to the completions of a file",
         "stress": "list incorrect texts that rewards pay",
     }
-    for name, what in helps.items():
-        command = commands.add_parser(name, help=what)
+    for name, summary in helps.items():
+        command = commands.add_parser(name, help=summary)
         command.add_argument(
             "file", type=Path, help="JSONL file of rows with the columns that the rewards ask for"
         )
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _functions(arguments: argparse.Namespace) -> list[RewardFunction]:
-    # Called only for a reward that runs code, as the choice probes the machine.
+    # Called only for a reward that runs code, because the choice probes the machine.
     def sandbox() -> SandboxBackend:
         return choose(arguments.sandbox, arguments.sandbox_url, arguments.unsafe_local).sandbox
 

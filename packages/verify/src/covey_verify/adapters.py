@@ -106,7 +106,7 @@ def for_verl(named: Named, unjudged: float = 0.0, **settings: object) -> Callabl
 def for_rubric(named: Named, **settings: object) -> Callable[..., float]:
     r"""Return a function for a Rubric of verifiers; a completion that cannot be judged counts as 0.
 
-    The columns are `answer` and those of ``info``.
+    The columns are `answer` and the keys of ``info``.
 
     >>> for_rubric("math_answer")(completion=[{"role": "assistant", "content": r"\boxed{4}"}], answer="4")
     1.0

@@ -106,8 +106,8 @@ def how_ended(code: int) -> str:
     """
     if code >= 0:
         return f"exit code {code}"
-    named = {int(one): one.name for one in signal.Signals}  # those of real time have no name
-    return f"killed by {named.get(-code, f'signal {-code}')} ({signal.strsignal(-code)})"
+    names = {int(sig): sig.name for sig in signal.Signals}  # real-time signals have no name
+    return f"killed by {names.get(-code, f'signal {-code}')} ({signal.strsignal(-code)})"
 
 
 def prctl(option: int, *arguments: int | ctypes.Array[ctypes.c_char]) -> None:

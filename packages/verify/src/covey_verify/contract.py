@@ -4,7 +4,7 @@
     def reward(completion, **columns) -> float | None             # one completion
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> float      # verl's
 
-It may be sync or async. Columns of the dataset are passed by name, only those that the signature accepts.
+It may be sync or async. Columns of the dataset are passed by name, if the signature accepts them.
 Instead of a number each may return a bool, StepRewards or a Score.
 """
 
@@ -30,7 +30,7 @@ from covey_verify.types import Positive, Row, Score, Status, StepRewards
 
 FROM_TRAINER = {"trainer_state", "log_extra", "log_metric"}
 """Arguments that only a trainer can provide."""
-# Arguments with a value for each completion of the group, and those with a value for one completion.
+# Arguments with a value for each completion of the group, and arguments with a value for one completion.
 GROUP_ARGUMENTS = {
     "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
     "template_arguments", *FROM_TRAINER,
@@ -61,7 +61,7 @@ class Options:
 
     weight: float = 1.0
     columns: tuple[str, ...] = ()
-    """Columns that it needs besides those in its signature."""
+    """Columns that it needs besides the parameters of its signature."""
     timeout: Positive | None = None
     """Seconds that a call may take; None: the config's value."""
     isolate: Place = "worker"
@@ -162,7 +162,7 @@ class RewardFunction:
         required = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind in kinds]
         available = {*PROVIDED, *self.settings, *columns}
         if "answer" not in columns and "ground_truth" not in {*self.settings, *columns}:
-            available.discard("ground_truth")  # its value would be that of ``answer``
+            available.discard("ground_truth")  # its value would be the value of ``answer``
         for name in (*required, *self.options.columns):
             if name not in available:
                 kind = self.parameters[name].kind if name in self.parameters else None
@@ -272,9 +272,9 @@ class RewardFunction:
                 return float(value)
         raise ValueError(f"{_shown(value)}, not a finite number or None")
 
-    def broken(self, row: str, what: str) -> RewardError:
+    def broken(self, row: str, fault: str) -> RewardError:
         """Return an error that names the function and the row."""
-        return RewardError(f"reward {self.name} on problem {row}: {what}")
+        return RewardError(f"reward {self.name} on problem {row}: {fault}")
 
 
 def canaries(function: RewardFunction, columns: Mapping[str, object]) -> Iterator[tuple[str, str]]:
@@ -287,7 +287,7 @@ def canaries(function: RewardFunction, columns: Mapping[str, object]) -> Iterato
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:
-    """Call one of ``isolated``'s functions in a process that can be killed."""
+    """Call a function of ``isolated`` in a process that can be killed."""
     return verifier_server(ISOLATED).call(f"{ISOLATED}:{name}", *arguments, limits=LIMITS)
 
 
@@ -358,5 +358,5 @@ def _spans(rewards: StepRewards) -> tuple[tuple[int, int, float], ...]:
             "the indices of the last token of each step, from 0 up"
         )
     after = [end + 1 for end in ends]
-    # Each step begins where the one before it ends.
+    # Each step begins where the step before it ends.
     return tuple(zip((0, *after), after, rewards.values, strict=False))

@@ -13,7 +13,8 @@ TextOrMessages = str | list[dict[str, Any]]
 Turns = Sequence[Mapping[str, Any]]
 """The turns of the model and its tools as {role, content}, with `tool_calls` if the model called any."""
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
 LONGEST = 50_000
 """Number of characters at the end in which an answer is searched; the text before is never read."""
 # NUMBER: sign, currency, thousands, decimals or a denominator. CHOICE: an option from A to J outside of
@@ -92,7 +93,7 @@ def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:
 def extract(completion: TextOrMessages, rule: Rule, turns: Turns = ()) -> str | None:
     r"""Return the answer that ``rule`` finds after the reasoning; None if there is none.
 
-    `whole` reads only the last of several turns, as the calls before it do not belong to an answer.
+    `whole` reads only the last of several turns: the calls before it do not belong to an answer.
 
     >>> extract("<think>2+2</think><answer> 4 </answer>", "answer_tag")
     '4'
@@ -131,12 +132,12 @@ def tagged(text: str, tag: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the content of the last complete \boxed{...} with balanced braces; escaped ones do not count.
+    r"""Return the content of the last complete \boxed{...} with balanced braces; escaped braces do not count.
 
     >>> boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
-    # One pass pairs all braces: closing[index of "{"] = index of its "}". The pattern skips escaped ones.
+    # One pass pairs all braces: closing[index of "{"] = index of its "}". The pattern skips escaped braces.
     opened: list[int] = []
     closing: dict[int, int] = {}
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):

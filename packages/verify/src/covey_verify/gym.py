@@ -17,7 +17,7 @@ EXECUTING = {
     "polynomial_multiplication", "simple_integration", "intermediate_integration",
 }  # fmt: skip
 """Tasks whose scorers evaluate the answer as Python. In the sandbox it can do no harm, but it could still
-forge a verdict, so it may contain only names of one letter and those of the reference answer."""
+forge a verdict, so it may contain only names of one letter and the names in the reference answer."""
 # Longest answer in characters.
 MAX_ANSWER = 4_000
 

@@ -1,6 +1,6 @@
 """The work of verifiers that is done in a killable subprocess, because untrusted text could make it hang.
 
-This module has few imports, as the fork server preloads it.
+This module has few imports, because the fork server preloads it.
 """
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ def group_limits(controller: str, *versions: tuple[str, ...]) -> Iterator[list[i
 def _groups(controller: str) -> Iterator[Path]:
     """Yield the folders of control groups, this process's own before its parents.
 
-    Version 2 has one hierarchy without a name, version 1 has one for each controller; a machine may have
-    both. A container often sees its own group as the root, so the path of its group does not exist there.
+    Version 2 has one hierarchy without a name, version 1 has a hierarchy for each controller; a machine may
+    have both. A container often sees its own group as the root, so the path of its group does not exist
+    there.
     """
     paths = {"": "", controller: ""}
     try:

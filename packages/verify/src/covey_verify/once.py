@@ -12,10 +12,13 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A cache of the latest ``most`` answers; one that ``keeps`` refuses goes only to the waiting threads."""
+    """A cache of the latest ``size`` answers.
 
-    def __init__(self, most: int, keeps: Callable[[T], bool]) -> None:
-        self.most = most
+    An answer that ``keeps`` refuses goes only to the threads that wait for it.
+    """
+
+    def __init__(self, size: int, keeps: Callable[[T], bool]) -> None:
+        self.size = size
         self.keeps = keeps
         self._lock = threading.Lock()
         self._answers: OrderedDict[Hashable, Future[T]] = OrderedDict()
@@ -28,7 +31,7 @@ class Once(Generic[T]):
             mine = future is None
             if future is None:
                 future = self._answers[question] = Future()
-                if len(self._answers) > self.most:
+                if len(self._answers) > self.size:
                     self._answers.popitem(last=False)
             self._answers.move_to_end(question)
         if mine:

@@ -41,7 +41,7 @@ STUCK = ("infra_error", "timeout", "crashed")
 """Statuses of a user's function that did not end by itself."""
 STATUS_OF_END: Mapping[str, Status] = {"timeout": "timeout", "crashed": "crashed", "flood": "crashed"}
 """The end of a process -> the status of a score; any other end is the machinery's."""
-# Short texts whose evaluation takes forever, and long ones that overflow parsers.
+# Short texts whose evaluation takes forever, and long texts that overflow parsers.
 BOMBS = ("9^{9^{9^9}}", "100000000!", "(" * 3000, "9" * 100_000, "\\binom{10^9}{500000000}")
 INJECTIONS = (
     "__import__('os')._exit(0)",
@@ -165,7 +165,7 @@ class Correct(NamedTuple):
 
 
 def attack(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> Report:
-    """Attack functions on a few rows. Raises DataError or ConfigError if one cannot judge the rows at all."""
+    """Attack functions on a few rows. Raises DataError or ConfigError if a function cannot judge any row."""
     chosen = different(rows)
     tried = 0
     findings = list[StressFinding]()
@@ -199,7 +199,7 @@ def unavailable(function: RewardFunction) -> str:
 
 def different(rows: Sequence[Row]) -> list[Row]:
     """Return a few rows with different reference answers."""
-    # Read backwards, so that of several rows with one answer the first one stays.
+    # Read backwards, so that of several rows with the same answer the first row stays.
     by_answer = {json.dumps(r.columns.get("answer", r.id), default=str): r for r in reversed(rows)}
     return list(by_answer.values())[::-1][:ROWS]
 
@@ -264,8 +264,8 @@ def paid(
 def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Correct:
     """Return a completion that has to be paid, and the form of its answer.
 
-    It is the function's own example. Without one it is the reference answer in the form that the function
-    pays best, or the worked answer if it pays none.
+    It is the function's own example. Without an example it is the reference answer in the form that the
+    function pays best, or the worked answer if it pays no form.
     """
     if judges_something_else(function):
         return Correct()
@@ -296,7 +296,7 @@ def _each(call: Callable[[Row, str], Score], row: Row, texts: Sequence[str]) -> 
 
 
 def _here(function: RewardFunction, row: Row, text: str) -> Score:
-    """Return a built-in verifier's score, in this process, as its dangerous work is in subprocesses."""
+    """Return a built-in verifier's score, in this process, because its dangerous work is in subprocesses."""
     (score,) = scores_of(function, row, [text])
     return score
 

@@ -46,7 +46,9 @@ class Call(Generic[T]):
     def __init__(
         self, limit: float, function: Callable[[], T] | None = None, pool: ThreadPool | None = None
     ) -> None:
-        self.limit, self.function, self.pool = limit, function, pool
+        self.limit = limit
+        self.function = function
+        self.pool = pool
         self.future = Future[T]()
         self.started: float | None = None
         self.kept_waiting: Callable[[], float] = lambda: 0.0
@@ -58,7 +60,8 @@ class Call(Generic[T]):
     ) -> Call[T]:
         """Return a call that begins now and is answered by something other than a thread pool."""
         call = cls(limit)
-        call.future, call.started = future, time.monotonic()
+        call.future = future
+        call.started = time.monotonic()
         call.kept_waiting = kept_waiting or call.kept_waiting
         return call
 
@@ -111,9 +114,11 @@ class ThreadPool:
     """A pool of up to ``size`` daemon threads with one queue."""
 
     def __init__(self, name: str, size: int) -> None:
-        self.name, self.queue = name, queue.SimpleQueue[Call[Any] | None]()
+        self.name = name
+        self.queue = queue.SimpleQueue[Call[Any] | None]()
         self.unfinished: set[Call[Any]] = set()
-        self.threads, self.size = 0, size
+        self.threads = 0
+        self.size = size
 
     def submit(self, function: Callable[[], T], limit: float) -> Call[T]:
         """Queue a call."""
@@ -150,7 +155,7 @@ class ThreadPool:
             given_up = call.future.cancelled()
             del call  # so that a waiting thread keeps no call alive
             if given_up:
-                return  # another thread has replaced this one
+                return  # another thread has replaced this thread
 
 
 class Executor:

@@ -18,7 +18,7 @@ IMPORTING: list[Path] = []
 
 
 def load_function(spec: str, folder: Path) -> Callable[..., object]:
-    """Return the function that ``spec`` names, its file relative to ``folder`` (that of the config).
+    """Return the function that ``spec`` names, its file relative to ``folder`` (the config's folder).
 
     Raises ConfigError naming the file, the function or the line that failed to import.
     """
@@ -41,7 +41,7 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
 
 
 def name_of(function: object) -> str:
-    """Return a function's name; for an object its class's name, for a partial that of its function.
+    """Return a function's name; for an object its class's name, for a partial its function's name.
 
     >>> import functools
     >>> name_of(name_of), name_of(Path()), name_of(functools.partial(print, 1))
@@ -69,7 +69,7 @@ def _load(path: Path) -> ModuleType:
     source = path.read_bytes()
     for module in tuple(sys.modules.values()):
         # The program's own modules must not run a second time. A module that was loaded here has to, if its
-        # file has been edited since, as between two runs of a notebook.
+        # file has been edited since, such as between two runs of a notebook.
         variables = getattr(module, "__dict__", {})
         file = variables.get("__file__")
         same_file = isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
@@ -95,7 +95,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def code_folder(module: str) -> Path:
-    """Return the folder of a file's code, or that of the topmost package of an imported module."""
+    """Return the folder of a file's code, or the folder of an imported module's topmost package."""
     if module.endswith(".py"):
         return Path(module).parent
     # A package without __init__.py has no file; then it is the module's own folder.

@@ -95,7 +95,7 @@ def ask(
                 if time.monotonic() > ends:
                     raise TimeoutError(f"no whole reply within {timeout:g} s")
     except urllib.error.HTTPError as error:
-        with error:  # closed here, as a caller may forget to close it
+        with error:  # closed here, because a caller may forget to close it
             raise _detached(error) from None
     return json.loads(received) if received.strip() else None
 
@@ -124,7 +124,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return a server's error message, or that of a failed connection, in one line."""
+    """Return a server's error message, or the reason of a failed connection, in one line."""
     if isinstance(error, urllib.error.HTTPError):
         message = error.read().decode(errors="replace")
         return f"HTTP {error.code} {error.reason} {' '.join(message.split())[:200]}".strip()

@@ -75,7 +75,7 @@ def f(x):
     return (x, {1: {2}}, 2.0)
 """
     inputs = [([x], {}) for x in (1, "hang", "raise", "die", [])]
-    results = list(sandbox.calls(code, "f", inputs, LIMITS, each=0.3))
+    results = list(sandbox.calls(code, "f", inputs, LIMITS, call_seconds=0.3))
     assert [r.kind for r in results] == ["ok", "timeout", "error", "crashed", "ok"]
     assert decode_value(results[0].value) == (1, {1: {2}}, 2.0)
     assert results[2].text.startswith("KeyError")
@@ -83,7 +83,7 @@ def f(x):
 
 def test_code_that_does_not_load_fails_every_call(sandbox: ProcessSandbox) -> None:
     for code in ("def g(): pass", "1 / 0", "def f(:", "import os; os._exit(0)", "f = 3"):
-        results = list(sandbox.calls(code, "f", [([], {})] * 3, LIMITS, each=1.0))
+        results = list(sandbox.calls(code, "f", [([], {})] * 3, LIMITS, call_seconds=1.0))
         assert [r.kind == "ok" for r in results] == [False] * 3, code
 
 

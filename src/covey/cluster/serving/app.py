@@ -213,7 +213,7 @@ class Service:
             raise Refusal(403, f"weights are only taken from folders in {root}")
 
         def take() -> None:
-            # Before the load: if it fails halfway, the weights are not those of the old instance either.
+            # Before the load: if it fails halfway, the weights are not the old instance's either.
             self.model.instance = new_instance()
             try:
                 self.model.policy.load_weights(folder)

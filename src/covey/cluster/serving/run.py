@@ -76,7 +76,7 @@ def service_of(
     Raises ConfigError.
     """
     loaded = load_config(None, settings, {"model": model})
-    # The run whose folder the weights will come from, else the one that the model was saved by.
+    # The run whose folder the weights will come from, else the run that saved the model.
     run = (enclosing_run(weights) if weights is not None else None) or source_run(loaded)
     policy = served_policy(loaded, run)
     return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)

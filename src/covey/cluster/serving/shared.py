@@ -131,7 +131,7 @@ class SharedModel:
             self._sample([x for x, same in zip(before, alike, strict=True) if same])
 
     def _arrived(self, wait: bool) -> Iterator[_QueuedRequest | _QueuedWork[None]]:
-        """Yield new entries of the queue; with ``wait`` at least one, and those that follow shortly."""
+        """Yield new entries of the queue; with ``wait`` at least one, and entries that follow shortly."""
         if wait:
             yield self._queue.get()
         until = time.monotonic() + (GATHERING if wait else 0)
@@ -144,8 +144,8 @@ class SharedModel:
     def _sample(self, together: list[_QueuedRequest]) -> None:
         with self._lock:
             self._waiting -= sum(x.count for x in together)
-        made = [(x, _made(x)) for x in together]
-        open_ = [(x, request) for x, request in made if request is not None]
+        pairs = [(x, _made(x)) for x in together]
+        open_ = [(x, request) for x, request in pairs if request is not None]
         if not open_:
             return
         completions: list[dict[int, Completion]] = [{} for _ in open_]

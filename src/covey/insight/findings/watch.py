@@ -40,7 +40,7 @@ class Watch:
     _bytes: int = -1
     _view: RunView = field(default_factory=lambda: RunView(()))
 
-    def after(
+    def record_findings(
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> list[Finding]:
         """Make and log new findings after a step, whose metrics are logged, or after the last evaluation."""

@@ -20,8 +20,9 @@ OUTPUTS_INPUTS = ((64, 32), (300, 48), (97, 272))
 """Outputs and inputs of the products that are compared."""
 SPLITS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
 """Query heads, key heads and head width of the attentions that are compared."""
-READ, DRAWN, ROOM = 19, 37, 64
-"""Tokens of the prompt and of the completion, and positions of the key/value cache."""
+PROMPT_TOKENS = 19
+COMPLETION_TOKENS = 37
+CACHE_POSITIONS = 64
 
 
 def first_difference(numbers: Numbers) -> str:
@@ -55,7 +56,7 @@ def _products(numbers: Numbers) -> Iterator[Pair]:
 def _attention(dtype: torch.dtype) -> Iterator[Pair]:
     for sizes in SPLITS:
         heads = _Heads(dtype, *sizes)
-        total = READ + DRAWN
+        total = PROMPT_TOKENS + COMPLETION_TOKENS
         # Without window and cap, with a window shorter than the prompt, and with a cap.
         for window, cap in ((total, 0.0), (8, 0.0), (total, 0.5)):
             sampled = heads.decoded(window, cap)
@@ -66,7 +67,7 @@ class _Heads:
     """Random queries, keys and values of a prompt and a completion, and their attention in both ways."""
 
     def __init__(self, dtype: torch.dtype, queries: int, keys: int, width: int) -> None:
-        total = READ + DRAWN
+        total = PROMPT_TOKENS + COMPLETION_TOKENS
         self.dtype = dtype
         self.sizes = (queries, keys, width)
         self.qkv = torch.randn(total, (queries + 2 * keys) * width).to(dtype)
@@ -79,33 +80,41 @@ class _Heads:
         call("split_heads", *inputs, *self.parts, total, *self.sizes, dtype=dtype)
 
     def trained(self, window: int, cap: float) -> Tensor:
-        """Attend from all tokens at once, and return the rows of the completion, (DRAWN, H E)."""
+        """Attend from all tokens at once, and return the rows of the completion, (COMPLETION_TOKENS, H E)."""
         h, _, e = self.sizes
-        total = READ + DRAWN
+        total = PROMPT_TOKENS + COMPLETION_TOKENS
         # One prompt and one completion that sees it, as `Sequences.spans`.
-        spans = torch.tensor([[0, 0, 0, READ], [0, READ, READ, DRAWN]])
+        spans = torch.tensor([[0, 0, 0, PROMPT_TOKENS], [0, PROMPT_TOKENS, PROMPT_TOKENS, COMPLETION_TOKENS]])
         out = self.qkv.new_empty(total, h, e)
         levels = torch.empty(total, h)
         lengths = (*self.sizes, total, window)
         call("attend", *self.parts, spans, 2, 0.2, cap, out, levels, *lengths, dtype=self.dtype)
-        return out[READ:].flatten(1)
+        return out[PROMPT_TOKENS:].flatten(1)
 
     def decoded(self, window: int, cap: float) -> Tensor:
-        """Attend from one token of the completion after the other, the prompt in a cache. (DRAWN, H E)."""
+        """Attend from one token of the completion after the other, with the prompt in a cache.
+
+        Returns (COMPLETION_TOKENS, H E).
+        """
         h, k, e = self.sizes
-        # Keys and values of the prompt, then those of the completion, which decode_attend fills itself.
-        shapes = (ROOM // NEIGHBOURS, e, NEIGHBOURS), (ROOM, e)
+        # Keys and values of the prompt, then the completion's, which decode_attend fills itself.
+        shapes = (CACHE_POSITIONS // NEIGHBOURS, e, NEIGHBOURS), (CACHE_POSITIONS, e)
         stores = [torch.zeros(1, k, *s) for s in shapes * 2]
-        columns = key_columns(self.parts[1][:READ])
+        columns = key_columns(self.parts[1][:PROMPT_TOKENS])
         stores[0][0, :, : columns.shape[1]] = columns
-        stores[1][0, :, :READ] = self.parts[2][:READ].transpose(0, 1)
+        stores[1][0, :, :PROMPT_TOKENS] = self.parts[2][:PROMPT_TOKENS].transpose(0, 1)
         slot = torch.zeros(1, dtype=torch.int64)
-        before = torch.tensor([READ])
-        sampled = self.qkv.new_empty(DRAWN, h * e)
-        for t in range(DRAWN):
-            inputs: tuple[Tensor | float, ...] = (self.qkv[READ + t], *self.norms, 1e-6, *self.tables)
+        before = torch.tensor([PROMPT_TOKENS])
+        sampled = self.qkv.new_empty(COMPLETION_TOKENS, h * e)
+        for t in range(COMPLETION_TOKENS):
+            inputs: tuple[Tensor | float, ...] = (
+                self.qkv[PROMPT_TOKENS + t],
+                *self.norms,
+                1e-6,
+                *self.tables,
+            )
             slots = (slot, before, torch.tensor([t]))
-            lengths = (1, *self.sizes, ROOM, ROOM, window)
+            lengths = (1, *self.sizes, CACHE_POSITIONS, CACHE_POSITIONS, window)
             call("decode_attend", *inputs, *slots, *stores, 0.2, cap, sampled[t], *lengths, dtype=self.dtype)
         return sampled
 

@@ -43,7 +43,7 @@ TRIAL = (
 working folder.
 """
 COMPILERS = ("cc", "gcc", "clang")
-"""Compilers in the order they are tried, after the one that CC names."""
+"""Compilers in the order they are tried. The compiler that CC names is tried before them."""
 COST = "torch does their work: rollouts and updates take about three times as long"
 REMEDY = "install gcc or clang (apt-get install gcc), or choose another compiler, such as CC=clang"
 
@@ -143,7 +143,7 @@ def _from_the_wheel() -> Iterator[Candidate]:
 
 
 def _ways() -> list[list[str]]:
-    """Sets of compiler options, that of the fastest library first."""
+    """Sets of compiler options; the first one makes the fastest library."""
     # A system may not permit the AMX tiles that its processor has; then the library without them is next.
     return [[], [WITHOUT_TILES]] if "amx_bf16" in processor().split() else [[]]
 
@@ -164,7 +164,10 @@ def no_compiler() -> str:
 
 
 def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate]:
-    """The libraries that a compiler makes; a note tells of one that makes none, before the next is tried."""
+    """Yield the libraries that this compiler can build.
+
+    If the last attempt failed, print a note before the next compiler is tried.
+    """
     failed: Exception | None = None
     for way in ways:
         try:
@@ -229,7 +232,7 @@ def _tried(content: bytes, path: Path) -> Trial:
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or how_ended(done.returncode)
         trial = Trial(problem=f"they fail on this processor: {last:.200}")
-        lasts = -done.returncode in CRASHES  # anything else, as a lack of memory, may pass
+        lasts = -done.returncode in CRASHES  # anything else, such as a lack of memory, may pass
     if lasts:
         with contextlib.suppress(OSError):
             keep_file(record, sealed(vars(trial)).encode())

@@ -48,7 +48,7 @@ class _RecordedCall(ctypes.Structure):
 
     @classmethod
     def from_arguments(cls, name: str, address: ctypes.c_void_p, arguments: Operands) -> _RecordedCall:
-        # Integers and pointers go by one list and floats by another, as the C calling convention has it.
+        # Integers and pointers go by one list and floats by another: so the C calling convention says.
         # A stride of 0 bytes is an argument that all rows share.
         factors = [a for a in arguments if isinstance(a, float)]
         values = list[int]()
@@ -85,14 +85,14 @@ class _Lending(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> Tensor:
         """Handle a torch function, which torch passes here instead of running it."""
-        made = function(*args, **(kwargs or {}))
+        tensor = function(*args, **(kwargs or {}))
         self.alone = self.alone and function in NEW
         if not self.alone:  # what torch makes of lent memory may be a view of it
-            return made
-        free = self._free[made.shape, made.dtype]
-        memory = free.pop() if free else made
+            return tensor
+        free = self._free[tensor.shape, tensor.dtype]
+        memory = free.pop() if free else tensor
         # The work gets a view; when the last holder drops that, its memory is free for the next tensor.
-        lent = memory.view(made.shape)
+        lent = memory.view(tensor.shape)
         weakref.finalize(lent, free.append, memory).atexit = False
         return lent
 

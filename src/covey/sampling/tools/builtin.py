@@ -80,7 +80,7 @@ except BaseException as error:
 """
 """The program around a model's program for `python`: an exception is printed for the model to read.
 
-The line number is that of the innermost frame in the model's own program.
+The line number belongs to the innermost frame in the model's own program.
 """
 
 

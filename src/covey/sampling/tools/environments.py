@@ -5,7 +5,8 @@
         def guess(self, number: int) -> str: ...            # a tool that the model may call
         def get_reward(self) -> float: ...                  # optional: its own reward at the end
 
-The process is forked from one that has imported the class. If it hangs or dies, only its completion is lost.
+The process is forked from a server that has imported the class. If it hangs or dies, only one completion is
+lost.
 """
 
 from __future__ import annotations

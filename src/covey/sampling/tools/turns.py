@@ -1,7 +1,7 @@
 """The sampler of several turns: the results of a turn's calls are inserted, and the completion continues.
 
 A turn that ends with calls is answered while others are still being sampled. Once all turns of a round have
-ended, those that were answered continue from their tokens, each with its own random stream. Inserted tokens
+ended, the answered turns continue from their tokens, each with its own random stream. Inserted tokens
 are read and never trained (``Completion.sampled``). With an environment, each completion has an object of
 its own from its first call on, and ends with that object's final state.
 """

@@ -102,7 +102,7 @@ def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[
 
 
 def _ending_with(problem: Problem, text: str) -> Problem:
-    """Add a text to a prompt, unless it ends with it already, as in completions of an earlier stage."""
+    """Add a text to a prompt, unless it ends with it already. Completions of an earlier stage do."""
     if problem.sampled is not None or problem.ends_with(text):
         return problem
     prompt = problem.prompt

@@ -1,8 +1,8 @@
 """The check of a call's arguments against the JSON schema that the model was told.
 
-It covers the keywords that Transformers' `get_json_schema` writes, and those that people add: `type`,
+It covers the keywords that Transformers' `get_json_schema` writes, and the keywords that people add: `type`,
 `nullable`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `prefixItems`,
-`anyOf`, `oneOf`, `allOf`. Others, such as `pattern`, are left to the tool. The only conversion is that of a
+`anyOf`, `oneOf`, `allOf`. Others, such as `pattern`, are left to the tool. The only conversion is of a
 whole number written as a decimal: JSON has one kind of number, so `2.0` is an integer.
 """
 
@@ -54,7 +54,7 @@ def _of_type(value: object, kind: object, where: str) -> object:
     """Return the value; a whole number as an int if the type asks for an integer. Raises Misfit."""
     names = [kind] if isinstance(kind, str) else kind
     if not isinstance(names, Sequence) or not set(names) <= set(NOUNS):
-        return value  # no type, or one that JSON Schema does not have
+        return value  # no type, or a type that JSON Schema does not have
     types = _types_of(value)
     if not set(names) & types:
         words = " or ".join(NOUNS[name] for name in names)
@@ -80,7 +80,7 @@ def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> No
     # ``canonical`` compares as JSON does: 1 and 1.0 are equal, 1 and true are not.
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(allowed, Sequence) and canonical(value) not in map(canonical, allowed):
-        words = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in allowed)
+        words = ", ".join(json.dumps(choice, ensure_ascii=False, default=str) for choice in allowed)
         raise Misfit(f"{where} must be one of {words[:300]}, but is {_shown(value)}")
 
 

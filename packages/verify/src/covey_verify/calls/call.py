@@ -46,7 +46,7 @@ def no_json(error: ValueError) -> ToolCall:
     """Return the call for a text that is not JSON; ``error`` may say why."""
     if not isinstance(error, json.JSONDecodeError):
         return ToolCall("", {}, f"{NO_JSON}: {error}")
-    # The words are those of Python's decoder.
+    # Python's decoder chose these words.
     return ToolCall("", {}, UNENDED if error.msg.startswith("Unterminated string") else NO_JSON)
 
 

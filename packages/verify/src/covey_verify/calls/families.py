@@ -25,7 +25,8 @@ GEMMA_QUOTE = '<|"|>'
 GEMMA_PART = re.compile(r'<\|"\|>.*?<\|"\|>|[{}\[\]]|<\|tool_call>', re.DOTALL)
 """A string as a whole, a bracket, or the beginning of another call."""
 GEMMA_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
-GEMMA_OPEN, GEMMA_CLOSE = "<|tool_call>", "<tool_call|>"
+GEMMA_OPEN = "<|tool_call>"
+GEMMA_CLOSE = "<tool_call|>"
 LFM2 = "<|tool_call_start|>"
 LFM2_CLOSE = "<|tool_call_end|>"
 LFM2_BODY = re.compile(
@@ -84,7 +85,7 @@ def python_calls(text: str, start: int, _: Types) -> tuple[list[ToolCall], int]:
         listed = ast.parse(body[0].strip(), mode="eval").body
         calls = listed.elts if isinstance(listed, ast.List) else [listed]
         return [_python_call(call) for call in calls], body.end()
-    # Python's parser raises each of these for some text; MemoryError for one that is nested too deeply.
+    # Python's parser raises each of these for some text; MemoryError for a text that is nested too deeply.
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return [ToolCall("", {}, NO_LIST)], body.end()
 
@@ -107,7 +108,7 @@ def _literal(node: ast.expr) -> object:
     if isinstance(node, ast.Name) and node.id in CONSTANTS:
         return CONSTANTS[node.id]  # JSON's words for Python's
     if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(one) for one in node.elts]
+        return [_literal(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return _unique([(str(_literal(key)), _literal(value)) for key, value in pairs if key is not None])

@@ -33,7 +33,8 @@ from covey_verify.calls.families import (
 from covey_verify.extract import THINK_CLOSE
 from covey_verify.isolated import after_blanks, strict_json, strict_json_at
 
-OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+OPEN_CALL = "<tool_call>"
+CLOSE_CALL = "</tool_call>"
 TOOL_CALLS = "[TOOL_CALLS]"
 PYTHON_WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Python's words for JSON's constants, common in forms that write values as texts."""
@@ -134,7 +135,7 @@ def _marked_calls(marks: ValueMarks, text: str, start: int, types: Types) -> tup
 
 
 def _marked_call(types: Types, marks: ValueMarks, text: str, position: int) -> tuple[ToolCall, int]:
-    """Read the call at a position. Return it, or one that tells its fault, and where reading continues."""
+    """Read the call at a position. Return it, or a call that tells its fault, and where reading continues."""
     named = marks.name.match(text, position)
     if named is None:
         return ToolCall("", {}, f"this is no {marks.shown}"), position + 1
@@ -178,7 +179,7 @@ def _marked_value(
     if closed is None:
         return MarkedValue("", _next(text, THINK_CLOSE, start), unclosed)
     value = text[start : closed.start()]
-    # The closing mark may belong to another call, if this one was abandoned within a thought that ended.
+    # The closing mark may belong to another call, if this call was abandoned within a thought that ended.
     thought_end = value.find(THINK_CLOSE)
     if thought_end >= 0 and OPEN_CALL in value[thought_end:]:
         return MarkedValue("", start + thought_end, f"this is no {marks.shown}")

@@ -71,7 +71,7 @@ def _marks(form: CallForm, opening: str, closing: str) -> re.Pattern[str]:
     """Return the pattern of a call's beginning and of the marks of thoughts, if a model has such marks."""
     begin = rf"(?:\A|(?<={re.escape(closing)}))" if form.first else ""
     named = {"open": opening, "close": closing}
-    # The call comes first, because it is the longer one where both begin.
+    # The call comes first, because it is the longer match where both begin.
     kinds = [f"{begin}(?P<call>{form.mark.pattern})"]
     kinds += [f"(?P<{name}>{re.escape(mark)})" for name, mark in named.items() if mark]
     return re.compile("|".join(kinds), re.DOTALL)

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from covey_verify.contract import reward, unfinished
 from covey_verify.errors import ConfigError
@@ -28,7 +28,6 @@ from covey_verify.types import Score, Share, Status
 SYMBOLIC_LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey_verify.mathematics.symbolic"
 NEEDS_ALGEBRA = "comparing it needs SymPy: pip install 'covey-verify[math]'"
-CANNOT_READ = "the reference answer cannot be read"
 OUTCOMES: Once[Outcome] = Once(2048, keeps=lambda result: result.kind != "lost")
 """Outcomes of subprocesses, timeouts included: equal answers to a problem cost one subprocess."""
 NO_ANSWER = frozenset(
@@ -65,29 +64,37 @@ def _fault(row: Mapping[str, object], reading: Reading | None) -> str | None:
     if declared not in (None, *get_args(Reading)):
         return f"column 'reading' has to be real or complex, not {declared!r}"
     node = _read_reference(reference_of(row["answer"]))
-    if isinstance(node, str):
-        return node
+    if isinstance(node, ReferenceFault):
+        return node.text
     return None if has_algebra() or decidable(node) else f"the reference answer is a formula; {NEEDS_ALGEBRA}"
 
 
+class ReferenceFault(NamedTuple):
+    """The reason why no answer can be compared with a reference answer."""
+
+    text: str
+    unreadable: bool = False
+    """Whether the reader does not understand it; an answer with the same words is right all the same."""
+
+
 @lru_cache(4096)
-def _read_reference(reference: str) -> Node | str:
-    """Return a reference answer's tree, or its fault as a text."""
+def _read_reference(reference: str) -> Node | ReferenceFault:
+    """Return a reference answer's tree, or its fault."""
     shown = repr(reference[:60])
     if not reference:
-        return "the reference answer is empty"
+        return ReferenceFault("the reference answer is empty")
     if reference == "NA" or reference.casefold().strip(" .?!") in NO_ANSWER:
-        return f"the reference answer is no answer: {shown}"
+        return ReferenceFault(f"the reference answer is no answer: {shown}")
     try:
         node = read(reference)
     except TooLarge as error:
-        return f"the reference answer is too large: {shown} ({error})"
+        return ReferenceFault(f"the reference answer is too large: {shown} ({error})")
     except Unreadable as error:
-        return f"{CANNOT_READ}: {shown} ({error})"
+        return ReferenceFault(f"the reference answer cannot be read: {shown} ({error})", unreadable=True)
     if node.text.casefold().strip(" .?!") in NO_ANSWER:
-        return f"the reference answer is no answer: {shown}"
+        return ReferenceFault(f"the reference answer is no answer: {shown}")
     if any(map(_is_sentence, _texts(node))):
-        return f"the reference answer is a sentence, no answer: {shown}"
+        return ReferenceFault(f"the reference answer is a sentence, no answer: {shown}")
     return node
 
 
@@ -101,7 +108,7 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _is_sentence(text: str) -> bool:
-    """Return whether a text has three words or more; if it is an unknown unit, one that is not a noun."""
+    """Return whether a text has three words or more; if it is an unknown unit, a word that is not a noun."""
     words = re.findall(r"[^\W\d_]+", text)
     if folded(text) in STATEMENTS.values():
         return False
@@ -171,10 +178,10 @@ def _judged(reference: str, answer: str | None, policies: tuple[Percent, Ratio, 
     if len(answer) <= 400 and all(text.isascii() and text.isdigit() for text in (answer, reference)):
         return Score(float(int(answer) == int(reference)), extracted=answer)
     ours = _read_reference(reference)
-    if isinstance(ours, str):
-        if ours.startswith(CANNOT_READ) and answer.split() == reference.split():
+    if isinstance(ours, ReferenceFault):
+        if ours.unreadable and answer.split() == reference.split():
             return Score(1.0, extracted=answer)
-        return Score(None, "bad_reference", answer, detail=ours)
+        return Score(None, "bad_reference", answer, detail=ours.text)
     if GLUED.search(answer) and not GLUED.search(reference):
         return Score(0.0, "ambiguous", answer, detail="x^23 is x^2 times 3 in print: write x^{23}")
     try:
@@ -206,10 +213,10 @@ def _hedged(answer: str) -> bool:
     return any(word in HEDGES for word in re.findall(r"[^\W\d_]+", answer.casefold()))
 
 
-def _ask(function: str, reference: str, answer: str, *more: str) -> Outcome:
+def _ask(function: str, reference: str, answer: str, *policies: str) -> Outcome:
     """Return the result of a function of ``symbolic`` for a pair. Each pair is asked about once."""
     server = verifier_server(SYMBOLIC)
-    arguments = (reference, answer, *more)
+    arguments = (reference, answer, *policies)
     ask = partial(server.call, f"{SYMBOLIC}:{function}", *arguments, limits=SYMBOLIC_LIMITS)
     return OUTCOMES.get((function, *arguments), ask)
 

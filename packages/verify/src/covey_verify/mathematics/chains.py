@@ -28,7 +28,7 @@ def is_name(node: Node, products: bool = False) -> bool:
 def chain_values(chain: Node, *, named: bool) -> list[tuple[Node, str]] | None:
     """Return the values in `name = value = ...`, each with the relation before it, or None.
 
-    With ``named`` also those of `1/2 = 0.5`, which has no name, and of `xy = 5`.
+    With ``named`` also the values of `1/2 = 0.5`, which has no name, and of `xy = 5`.
     """
     if chain.kind == "list" or not chain.marks or not set(chain.marks) <= EQUATIONS:
         return None
@@ -62,7 +62,7 @@ def about(value: Node, approximation: Node) -> bool:
 
 
 def unknown(node: Node) -> str:
-    """Return the one variable of all values of a list, as in `x = 1 or x = 2` and `x = 1, 2`, or ""."""
+    """Return the only variable of all values of a list, such as `x = 1 or x = 2` and `x = 1, 2`, or ""."""
     if node.kind != "list" or assigned(node.parts[0]) is None:
         return ""
     names = {assigned_name(part) for part in node.parts if part.kind == "chain"}
@@ -82,7 +82,7 @@ def solutions(node: Node, unknown: str) -> Node:
 
 
 def joined_otherwise(ours: Node, theirs: Node) -> bool:
-    """Return whether one joins relations by `or` and the other by `and`; a comma may mean either."""
+    """Return whether one list joins relations by `or` and the other by `and`; a comma may mean either."""
     if not ours.kind == theirs.kind == "list" or all(p.kind != "chain" for p in theirs.parts):
         return False
     return {ours.text, theirs.text} == {"and", "or"} or (theirs.text == "or" and not ours.text)

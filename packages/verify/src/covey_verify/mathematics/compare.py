@@ -1,7 +1,7 @@
 """The comparison of an answer with the reference answer, by structure, part by part.
 
 It is three-valued: None means that only algebra can tell. ``symbolic``, in a subprocess, passes a ``leaf``
-that decides by algebra; the default one knows exact arithmetic.
+that decides by algebra; the default ``leaf`` knows exact arithmetic.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Comparison:
     """Compares a reference answer with an answer; ``reason`` afterwards says why they differ."""
 
     def __init__(self, leaf: Leaf = exact, percent: Percent = "ignored", ratio: Ratio = "exact") -> None:
-        self.leaf, self.percent, self.ratio = leaf, percent, ratio
+        self.leaf = leaf
+        self.percent = percent
+        self.ratio = ratio
         self.reason = ""
 
     def no(self, reason: str) -> bool:
@@ -74,9 +76,9 @@ class Comparison:
         if {"text", "word"} & {ours.kind, theirs.kind}:
             return self._words(*(_clock(n) for n in (ours, theirs)))
         if _set_like(ours) or _set_like(theirs):
-            verdict = self._regions(ours, theirs)
-            if verdict is not NotImplemented:
-                return verdict
+            pair = as_regions(ours, theirs)
+            if pair is not None:
+                return self._ends_agree(*pair)
         return self._structures(ours, theirs)
 
     def _structures(self, ours: Node, theirs: Node) -> bool | None:
@@ -100,7 +102,7 @@ class Comparison:
             if all(len(p) == shorter or p[shorter:] == (number(0),) for p in parts):
                 return self._in_order(parts[0][:shorter], parts[1][:shorter])
         if theirs.text == "or" and theirs.kind == "set" and ours.kind not in STRUCTURES:  # 3/4 or 0.75
-            return together([self.compare(ours, one) for one in theirs.parts])
+            return together([self.compare(ours, part) for part in theirs.parts])
         return self._kinds(ours, theirs, kinds)
 
     def _kinds(self, ours: Node, theirs: Node, kinds: set[str]) -> bool | None:
@@ -130,7 +132,7 @@ class Comparison:
         return verdict if verdict is not False else self.no("the values differ")
 
     def _decimal_comma(self, ours: Node, theirs: Node) -> bool:
-        """Return whether one is `3,14` with a decimal comma, read as a list, and the other that number."""
+        """Return whether one side is `3,14` with a decimal comma, read as a list, and the other 3.14."""
         for one, other in ((ours, theirs), (theirs, ours)):
             if one.kind == "list" and len(one.parts) == 2 and not one.text and other.kind == "number":
                 whole, digits = one.parts
@@ -279,15 +281,6 @@ class Comparison:
             return self.compare(ours, theirs)
         return False
 
-    # ---- sets of real numbers
-
-    def _regions(self, ours: Node, theirs: Node) -> bool | None:
-        """Compare sets of real numbers; NotImplemented if they are not both known as such."""
-        try:
-            return self._ends_agree(region(ours), region(theirs))
-        except NoRegion:
-            return NotImplemented
-
     def _ends_agree(self, ours: Region, theirs: Region) -> bool | None:
         if ours.variable and theirs.variable and ours.variable != theirs.variable:
             return self.no(f"about {theirs.variable}, not {ours.variable}")
@@ -343,7 +336,7 @@ class Comparison:
             return verdict if verdict is not False else self.no("another relation")
         factor = proportional(apart[0], apart[1])
         if factor is None or not factor:
-            return self.no("another relation, or one that is not rational")
+            return self.no("another relation, or a relation that is not rational")
         mark = theirs.marks[0] if factor > 0 else FLIPPED[theirs.marks[0]]
         return mark == ours.marks[0] or self.no("another relation")
 
@@ -380,7 +373,7 @@ def together(results: Sequence[bool | None]) -> bool | None:
 
 
 def some(results: Sequence[bool | None]) -> bool | None:
-    """Return whether one is true; None if that is not known."""
+    """Return whether some result is true; None if that is not known."""
     if True in results:
         return True
     return None if None in results else False
@@ -405,6 +398,14 @@ def _set_like(node: Node) -> bool:
     if node.kind in ("union", "intersection", "difference", "builder") or node == name("ℝ"):
         return True
     return inequality(node) or (node.kind == "chain" and node.marks == ("∈",))
+
+
+def as_regions(ours: Node, theirs: Node) -> tuple[Region, Region] | None:
+    """Return two nodes as sets of real numbers; None if they are not both such sets."""
+    try:
+        return region(ours), region(theirs)
+    except NoRegion:
+        return None
 
 
 def _system(node: Node) -> Node:

@@ -13,20 +13,22 @@ END = Token("end of text", "")
 
 
 class Cursor:
-    """Reads tokens: a method takes those of one part and returns its node. Raises Unreadable, TooLarge."""
+    """Reads tokens: a method takes a part's tokens and returns its node. Raises Unreadable, TooLarge."""
 
     def __init__(self, tokens: Sequence[Token], sign: int = 1, level: int = 0) -> None:
         # Reversed, so that the next token is the last one, and a part of a token can be put back.
         self.remaining = [END, *reversed(tokens)]
-        self.sign, self.doubled = sign, False
-        self.level, self.bars = level, 0
+        self.sign = sign
+        self.doubled = False
+        self.level = level
+        self.bars = 0
         self.until = frozenset[str]()
         """Signs that end a factor here, such as the bar of a set {x | x > 2}."""
         self.outermost = 0
         """The level of the answer, or of the set, whose elements may have two signs."""
 
     def peek(self, ahead: int = 0) -> Token:
-        """Return the next token, or one after it, without taking it."""
+        """Return the next token, or a token after it, without taking it."""
         return self.remaining[-1 - ahead] if ahead < len(self.remaining) else END
 
     def take(self) -> Token:
@@ -39,7 +41,7 @@ class Cursor:
         return token.kind == "sign" and token.text in signs and len(token.text) == 1
 
     def is_to(self) -> bool:
-        """Return whether the next token is the word of a ratio, as in `3 to 5`."""
+        """Return whether the next token is the word of a ratio, such as `to` in `3 to 5`."""
         token = self.peek()
         return token.kind in ("word", "letters") and token.text == "to" and self.peek(1).kind == "number"
 

@@ -40,7 +40,7 @@ def infinite(node: Node) -> int:
 
 
 def _decimal(ours: Node, theirs: Node) -> bool:
-    """Return whether one is a decimal to which the other might round."""
+    """Return whether one side is a decimal to which the other might round."""
     for node, fewest_digits in ((ours, 3), (theirs, 10)):
         text = node.text if node.kind == "number" else ""
         if decimals(text) is not None and significant(text) >= fewest_digits:
@@ -49,10 +49,10 @@ def _decimal(ours: Node, theirs: Node) -> bool:
 
 
 def close(reference_text: str, reference: Fraction, answer_text: str, answer: Fraction) -> bool:
-    """Return whether two numbers are equal, or the one is a decimal to which the other rounds.
+    """Return whether two numbers are equal, or one number is a decimal to which the other rounds.
 
-    A more precise answer equals a decimal reference if that has 3 significant digits or more. A decimal
-    answer equals an exact reference by rounding only if it has 10 or more.
+    A more precise answer equals a decimal reference if the reference has 3 significant digits or more.
+    A decimal answer equals an exact reference by rounding only if it has 10 digits or more.
 
     >>> close("3.14", Fraction("3.14"), "22/7", Fraction(22, 7))
     True

@@ -1,4 +1,4 @@
-r"""The reader of formulas: a recursive descent over tokens, by TeX's rules and those of printed mathematics.
+r"""The reader of formulas: a recursive descent over tokens, by the rules of TeX and of printed mathematics.
 
 An argument without braces is one digit, one letter or one command, as TeX has it: `\frac1n`, `\sqrt\frac12`.
 Whatever may mean two things (`a/bc`) is unreadable, and the reason says so.
@@ -68,7 +68,8 @@ class Formulas(Measures):
         """Read a product, with the unit after it."""
         factors = [self.factor()]
         while True:
-            token, last = self.peek(), factors[-1]
+            token = self.peek()
+            last = factors[-1]
             if self.is_sign("*/×"):
                 self.take()
                 factor = self.signed_factor()
@@ -289,7 +290,8 @@ class Formulas(Measures):
             digits = self.take()
             closed = self.take().text == "}"
         else:
-            digits, closed = self.peek(), True
+            digits = self.peek()
+            closed = True
             digits = self.first() if digits.kind == "number" else self.take()
         return digits.text if closed and digits.kind == "number" and digits.text.isdigit() else ""
 
@@ -367,7 +369,8 @@ class Formulas(Measures):
             if token.kind not in ("number", "letters", "command", "word"):
                 raise Unreadable("an index that is not a name")
             return token.text
-        depth, written = 1, ""
+        depth = 1
+        written = ""
         while depth and self.peek() != END:
             token = self.take()
             depth += (token.text == "{") - (token.text == "}")

@@ -1,4 +1,4 @@
-r"""The reader of commands and functions, by TeX's rules and those of printed mathematics.
+r"""The reader of commands and functions, by the rules of TeX and of printed mathematics.
 
 A function's argument in parentheses or braces ends with them; any other ends at an operator, at a relation,
 at another function, and at parentheses after a name: `\ln 2 \cdot 3` is 3 ln 2, `\sin x(1+\cos x)` is
@@ -91,7 +91,7 @@ class Functions(Cursor):
         return "i" in inside and bool({"+", "-"} & set(inside))
 
     def _domain(self, letter: str) -> Node:
-        """Return a set of numbers; of the real ones, those with the sign that follows."""
+        """Return a set of numbers; with a sign after ℝ only the numbers that have this sign."""
         if letter == "R" and self.is_sign("^_"):
             ahead = "".join(self.peek(k).text for k in range(4))
             for written in ("^+", "^{+}", "_+", "_{+}", "^-", "^{-}"):
@@ -108,7 +108,7 @@ class Functions(Cursor):
             raise Unreadable(f"\\{command} is missing")
 
     def _accented(self, command: str) -> str:
-        """Take the letters that get an accent, or all those after an angle or a triangle."""
+        """Take the letters that get an accent, or all letters after an angle or a triangle."""
         if self.is_sign("{"):
             return self.index()
         token = self.take() if command in PREFIXES else self.first()
@@ -207,9 +207,10 @@ class Functions(Cursor):
             raise Unreadable(f"\\{written} with an index")
         arguments = self.function_argument(title)
         if power == number(-1, "1") and title in INVERSE:
-            title, power = INVERSE[title], None
+            title = INVERSE[title]
+            power = None
         if title in ("lg", "log"):
-            # The base of a logarithm without one is unknown: 10, e or 2.
+            # The base of a logarithm without an index is unknown: 10, e or 2.
             arguments += (number(10) if title == "lg" else base or name("base of log"),)
             title = "log"
         call = Node("call", arguments, title)
@@ -218,7 +219,7 @@ class Functions(Cursor):
         return call if power is None else Node("power", (call, power))
 
     def _base(self) -> Node:
-        """Read a logarithm's base: several digits only where a single one makes no sense, as in log_10."""
+        """Read a logarithm's base: several digits only where the first makes no sense, such as in log_10."""
         token = self.peek()
         if token.kind != "number" or token.text.startswith("1") or self.is_sign("(", 1):
             return (

@@ -13,8 +13,13 @@ from collections.abc import Callable, Mapping
 
 from covey_verify.mathematics.tree import Node, TooLarge
 
-MAX_EXPONENT, MAX_FACTORIAL, MAX_NUMBER, MAX_TERMS = 10_000, 2_000, 30_000, 10_000
-"""Limits of an exponent, of the argument of a factorial, of the digits of a number, of the terms of a sum."""
+MAX_EXPONENT = 10_000
+MAX_FACTORIAL = 2_000
+"""The argument of the first factorial that is too large."""
+MAX_NUMBER = 30_000
+"""Most digits of a number."""
+MAX_TERMS = 10_000
+"""Most terms of a sum."""
 CONSTANTS = {"e": math.e, "π": math.pi, "∞": math.inf}
 FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "sin": math.sin, "cos": math.cos, "tan": math.tan, "arcsin": math.asin, "arccos": math.acos,

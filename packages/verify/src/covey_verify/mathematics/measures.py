@@ -1,4 +1,4 @@
-r"""The reader of amounts: units with their powers, smaller units after larger ones, minutes of arc."""
+r"""The reader of amounts: units with their powers, smaller units after larger units, minutes of arc."""
 
 from __future__ import annotations
 

@@ -19,8 +19,12 @@ Monomial: TypeAlias = tuple[tuple[str, int], ...]
 Polynomial: TypeAlias = dict[Monomial, Fraction]
 Quotient: TypeAlias = tuple[Polynomial, Polynomial]
 ONE: Polynomial = {(): Fraction(1)}
-MAX_WORK, MAX_POWER, MAX_RADICAND = 5_000, 64, 10**8
-"""Limits of the products of terms (of 64 bits) in a comparison, of a power, and of what is factored."""
+MAX_WORK = 5_000
+"""Most products of terms (of 64 bits) in a comparison."""
+MAX_POWER = 64
+"""Largest exponent of a power that is multiplied out."""
+MAX_RADICAND = 10**8
+"""Largest radicand that is factored."""
 ROOT = "√"
 
 
@@ -86,7 +90,7 @@ def linear(node: Node, variable: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _independent(polynomial: Polynomial) -> bool:
-    """Return whether a polynomial is zero only if it has no terms, as its atoms have no relation."""
+    """Return whether a polynomial is zero only if it has no terms, because its atoms have no relation."""
     atoms = {atom for monomial in polynomial for atom, _ in monomial}
     return len(atoms & {"π", "e"}) < 2 and not any("(" in atom for atom in atoms)
 
@@ -243,14 +247,18 @@ def _root(value: Fraction) -> Polynomial:
     if not value:
         return {}
     rest = abs(value.numerator * value.denominator)
-    outside, primes, divisor = 1, [], 2
+    outside = 1
+    primes = []
+    divisor = 2
     if rest > MAX_RADICAND:
-        outside, rest = math.isqrt(rest), 1
+        outside = math.isqrt(rest)
+        rest = 1
         if outside**2 != abs(value.numerator * value.denominator):
             raise Inexact
     while divisor * divisor <= rest:
         while rest % divisor**2 == 0:
-            outside, rest = outside * divisor, rest // divisor**2
+            outside *= divisor
+            rest //= divisor**2
         if rest % divisor == 0:
             primes.append(divisor)
             rest //= divisor

@@ -159,7 +159,8 @@ class Reader(Formulas):
 
     def _named_function(self) -> Node | None:
         """Read f(x), or the name of a probability, if it is all that stands before `=`."""
-        token, depth = self.peek(), 0
+        token = self.peek()
+        depth = 0
         # f^{-1}(x) is a name too.
         begin = 6 if "".join(self.peek(k).text for k in range(1, 6)) == "^{-1}" else 1
         if token.kind not in ("letters", "command") or len(token.text) > 1 or not self.is_sign("(", begin):
@@ -195,14 +196,17 @@ class Reader(Formulas):
 
     def side(self) -> Node:
         """Read one side of a relation, with both values of a ±."""
-        start, outer = list(self.remaining), self.sign
+        start = list(self.remaining)
+        outer = self.sign
         doubled, self.doubled = self.doubled, False
         node = self.union()
         if self.doubled and self.level <= self.outermost + 2:
             outer_tokens = self.remaining
-            self.remaining, self.sign = start, -outer
+            self.remaining = start
+            self.sign = -outer
             other = self.union()
-            self.remaining, self.sign = outer_tokens, outer
+            self.remaining = outer_tokens
+            self.sign = outer
             node = Node("list", (node, other))
         self.doubled |= doubled
         return node
@@ -242,7 +246,8 @@ class Reader(Formulas):
         until, self.until = self.until, frozenset()
         bars, self.bars = self.bars, 0
         node = self.elements(allowed=(",", ";", "and"))
-        self.until, self.bars = until, bars
+        self.until = until
+        self.bars = bars
         closing = self.take().text
         if closing not in ((")", "]", "[") if opening != "⟨" else ("⟩",)):
             raise Unreadable(f"{opening} is not closed")
@@ -261,9 +266,11 @@ class Reader(Formulas):
             self.taken(r"\}")
             return system
         until, self.until = self.until, frozenset({"|", ":", "∣"})
-        doubled, outermost, self.outermost = self.doubled, self.outermost, self.level
+        doubled = self.doubled
+        outermost, self.outermost = self.outermost, self.level
         node = self.elements(allowed=(",", ";", "and"))
-        self.doubled, self.outermost = doubled, outermost
+        self.doubled = doubled
+        self.outermost = outermost
         if self.peek().text in ("|", ":", "∣"):
             self.take()
             self.until = frozenset()
@@ -326,7 +333,7 @@ class Reader(Formulas):
 
 
 def as_product(node: Node) -> Node:
-    r"""Return letters in brackets, as in \frac{ab}{c} or |AB|, as the product of these letters."""
+    r"""Return letters in brackets, such as AB in |AB|, as the product of these letters."""
     if node.kind == "word":
         return node.parts[0]
     letters = node.text if node.kind == "text" and node.text.isascii() and node.text.isalpha() else ""

@@ -1,7 +1,7 @@
 """Sets of real numbers: unions of intervals and points, from intervals, unions, builders and inequalities.
 
 The ends on a number line divide it into cells, points and the gaps between them in turn. A set is the cells
-that belong to it, so that unions, intersections and complements are those of cells.
+that belong to it, so unions, intersections and complements are operations on sets of cells.
 """
 
 from __future__ import annotations
@@ -187,9 +187,9 @@ def _half_line(left: Node, mark: str, right: Node) -> Region:
         return _with_name(_compared(mark, right), variable)
     size = _size(left, right)
     if size is not None and mark in FLIPPED and approximate(size[1]) > 0:
-        inside, most = size
+        inside, limit = size
         kind = "intersection" if mark in "<≤" else "union"
-        halves = _half_line(inside, mark, most), _half_line(inside, FLIPPED[mark], negative(most))
+        halves = _half_line(inside, mark, limit), _half_line(inside, FLIPPED[mark], negative(limit))
         return combined(kind, halves)
     slopes = linear(Node("sum", (left, negative(right))), variable)
     if slopes is None or not slopes[0]:

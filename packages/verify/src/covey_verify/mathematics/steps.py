@@ -71,9 +71,9 @@ def token_spans(spans: Sequence[Span], token_ends: Sequence[int]) -> list[Span]:
 def calculations(
     completion: TextOrMessages, token_ends: list[int], *, split_by: SplitRule = "lines", total: Total = "min"
 ) -> Score:
-    r"""Return whether the annotations `<<48/2=24>>` of a completion, as in GSM8K, are correct.
+    r"""Return whether the annotations `<<48/2=24>>` of a completion, such as GSM8K's, are correct.
 
-    A step is correct if all of its annotations are; ``total`` is that of ``score_steps``.
+    A step is correct if all of its annotations are; ``total`` has the meaning that ``score_steps`` gives it.
 
     >>> calculations("48/2 = <<48/2=24>>24\n24+1 = <<24+1=26>>26", []).value
     0.0
@@ -126,7 +126,7 @@ def score_steps(
     """Return the score of a process reward from values of its steps: 0 incorrect, 1 correct, None unknown.
 
     The score's value is the least of the known values (`min`), their mean or the `last`. As step rewards they
-    are mapped to -1 .. 1, unknown ones to 0.
+    are mapped to -1 .. 1, unknown values to 0.
     """
     judged = [v for v in values if v is not None]
     if not judged:

@@ -9,30 +9,28 @@ SymPy integrals, limits and infinite sums. Both get objects from our own reader,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any
 
 import mpmath
 
 from covey_verify.mathematics.compare import Comparison, Percent, Ratio, Reading
 from covey_verify.mathematics.exact import exact, rounding
 from covey_verify.mathematics.magnitude import MAX_TERMS, approximate
-from covey_verify.mathematics.rational import constant, linear
+from covey_verify.mathematics.points import INTEGRAL, TooManyEdges, Value, points
+from covey_verify.mathematics.rational import constant
 from covey_verify.mathematics.reader import read
-from covey_verify.mathematics.tree import CONSTANTS, Node, TooLarge, Unreadable, name, negative
+from covey_verify.mathematics.tree import CONSTANTS, Node, TooLarge, Unreadable, name
 from covey_verify.mathematics.vocabulary import CIRCULAR, HYPERBOLIC
 
-Value: TypeAlias = Any
-"""A number of mpmath, which declares no types."""
-ENOUGH, LEAST, MOST_PLACES, MOST_EDGES = 48, 3, 120, 10
-"""Points that decide, points that suffice if there are no more, points that are tried, numbers looked at."""
-RANGES = ((0, 1), (1, 2), (2, 5), (5, 60))
-BROKEN = frozenset({"abs", "floor", "ceil", "max", "min", "root"})
-"""Functions that may be equal to others on a part of the line."""
-INTEGRAL = frozenset({"mod", "gcd", "lcm"})
+POINTS_TO_DECIDE = 48
+"""Points at which two formulas have to agree."""
+MIN_POINTS = 3
+"""Points that suffice if both formulas have a value at no more of them."""
 MOST_DIGITS = 30_000
 FUNCTIONS = {
     **{f: getattr(mpmath, f) for f in (*CIRCULAR, *HYPERBOLIC)},
@@ -41,6 +39,13 @@ FUNCTIONS = {
     "ln": mpmath.ln, "abs": abs, "floor": mpmath.floor, "ceil": mpmath.ceil, "factorial": mpmath.factorial,
     "double factorial": mpmath.fac2, "binomial": mpmath.binomial,
 }  # fmt: skip
+
+
+class NoValue(Enum):
+    """The reason why a formula has no value at a point."""
+
+    NOT_REAL = auto()
+    UNDEFINED = auto()
 
 
 class NotReal(ValueError):
@@ -89,7 +94,7 @@ class Algebra:
         return False
 
     def leaf(self, ours: Node, theirs: Node, multiple: bool) -> bool:
-        """Return whether two formulas are equal, or one is a ``multiple`` of the other."""
+        """Return whether two formulas are equal, or one formula is a ``multiple`` of the other."""
         verdict = exact(ours, theirs, multiple)
         if verdict is not None:
             return verdict
@@ -100,15 +105,15 @@ class Algebra:
         free = sorted({n.text for n in both.walk() if n.kind == "name"} - CONSTANTS)
         names = [n for n in free if "#" not in n]
         # Without variables, or if i is written, values may be complex.
-        plural = not names or any(n == name("i") for n in both.walk())
+        allows_complex = not names or any(n == name("i") for n in both.walk())
         digits = 100 + 2 * _digits(both)
         if digits > MOST_DIGITS:
             return self.no("too many digits to compare")
         allowed = rounding(ours.text, theirs.text) if {ours.kind, theirs.kind} & {"number"} else None
         with mpmath.workdps(digits):
             try:
-                return self._at_points(ours, theirs, names, plural, multiple, allowed)
-            except Undefined:
+                return self._at_points(ours, theirs, names, allows_complex, multiple, allowed)
+            except TooManyEdges:
                 return self.no("too many places at which they may change")
 
     def _at_points(
@@ -116,7 +121,7 @@ class Algebra:
         ours: Node,
         theirs: Node,
         names: Sequence[str],
-        plural: bool,
+        allows_complex: bool,
         multiple: bool,
         allowed: Fraction | None,
     ) -> bool:
@@ -124,55 +129,55 @@ class Algebra:
         factor: Value | None = None
         for at in points(ours, theirs, names):
             where = ", ".join(f"{n} = {mpmath.nstr(v, 6)}" for n, v in at.items())
-            values = [self._value(side, at, plural) for side in (ours, theirs)]
-            if "undefined" in values:
+            our_value, their_value = (self._value(side, at, allows_complex) for side in (ours, theirs))
+            if our_value is NoValue.UNDEFINED or their_value is NoValue.UNDEFINED:
                 continue
-            if values[0] is None or values[1] is None:
-                if values[0] is values[1] or self.real:
+            if isinstance(our_value, NoValue) or isinstance(their_value, NoValue):
+                if our_value is their_value or self.real:
                     continue
-                return self.no(f"only one of them is real at {where}")
-            a, b = values
+                return self.no(f"only one of the formulas is real at {where}")
             if multiple:
-                if not a or not b:
-                    if bool(a) != bool(b):
+                if not our_value or not their_value:
+                    if bool(our_value) != bool(their_value):
                         return self.no("another relation")
                     continue
-                factor = a / b if factor is None else factor
-                b = b * factor
-            near = _near(a, b, allowed)
+                factor = our_value / their_value if factor is None else factor
+                their_value = their_value * factor
+            near = _near(our_value, their_value, allowed)
             if not near and factor is None:
-                near = self._near_in_the_end((ours, theirs), (a, b), at, plural)
+                near = self._near_in_the_end((ours, theirs), (our_value, their_value), at, allows_complex)
             if not near:
                 return self.no(f"they differ at {where}" if names else "the values differ")
             tried += 1
-            if tried == ENOUGH or not names:
+            if tried == POINTS_TO_DECIDE or not names:
                 return True
-        return tried >= LEAST or self.no("there are too few points at which both have a value")
+        return tried >= MIN_POINTS or self.no("there are too few points at which both have a value")
 
     def _near_in_the_end(
-        self, sides: tuple[Node, Node], values: Sequence[Value], at: Mapping[str, Value], plural: bool
+        self, sides: tuple[Node, Node], values: Sequence[Value], at: Mapping[str, Value], allows_complex: bool
     ) -> bool:
         """Return whether only rounding made the difference: large terms that cancel need more digits."""
-        for more in (2, 10):
-            with mpmath.workdps(min(more * mpmath.mp.dps, MOST_DIGITS)):
-                better = [self._value(side, at, plural) for side in sides]
-                if "undefined" in better or None in better:
+        for factor in (2, 10):
+            with mpmath.workdps(min(factor * mpmath.mp.dps, MOST_DIGITS)):
+                ours, theirs = (self._value(side, at, allows_complex) for side in sides)
+                if isinstance(ours, NoValue) or isinstance(theirs, NoValue):
                     return False
-                if _near(better[0], better[1], None):
+                if _near(ours, theirs, None):
                     return True
-                if all(abs(a - b) <= abs(b) * 1e-20 for a, b in zip(values, better, strict=True)):
+                pairs = zip(values, (ours, theirs), strict=True)
+                if all(abs(rough - precise) <= abs(precise) * 1e-20 for rough, precise in pairs):
                     return False  # both had enough digits
         return False
 
-    def _value(self, node: Node, at: Mapping[str, Value], plural: bool) -> Value:
-        """Return a formula's value at a point; None if it is not real, "undefined" if it has none."""
+    def _value(self, node: Node, at: Mapping[str, Value], allows_complex: bool) -> Value | NoValue:
+        """Return a formula's value at a point, or the reason why there is none."""
         try:
-            value = Evaluation(at, plural, self.real).value(node)
+            value = Evaluation(at, allows_complex, self.real).value(node)
         except NotReal:
-            return None
+            return NoValue.NOT_REAL
         except (Undefined, ZeroDivisionError, ValueError, TypeError, OverflowError):
-            return "undefined"
-        return value if mpmath.isfinite(value) else "undefined"
+            return NoValue.UNDEFINED
+        return value if mpmath.isfinite(value) else NoValue.UNDEFINED
 
 
 def _near(a: Value, b: Value, allowed: Fraction | None) -> bool:
@@ -200,89 +205,13 @@ def _digits(node: Node) -> int:
     return int(min(total, MOST_DIGITS))
 
 
-def points(ours: Node, theirs: Node, names: Sequence[str]) -> Iterator[dict[str, Value]]:
-    """Yield values of the variables, drawn from a hash of both formulas. Raises Undefined."""
-    if not names:
-        yield {}
-        return
-    seed = sha256(f"{ours}\0{theirs}".encode(errors="replace")).hexdigest()
-    both = Node("sum", (ours, theirs))
-    whole, counts = _integers(both)
-    edges = _edges(both, names)
-    has_steps = any(n.kind == "call" and n.text in ("floor", "ceil") for n in both.walk())
-    for number in range(MOST_PLACES):
-        at = {}
-        tries_integers = has_steps and number % 3 == 2
-        for k, variable in enumerate(names):
-            draw = int.from_bytes(sha256(f"{seed}{number}{variable}".encode()).digest()[:16])
-            if variable in counts:
-                at[variable] = mpmath.mpf(2 + (draw + number) % 40)
-            elif variable in whole:  # eight in a row have all remainders by 2, 4 and 8
-                at[variable] = mpmath.mpf(8 * (draw % 2**36) + number % 8)
-            elif tries_integers:  # where floor and ceil jump
-                at[variable] = mpmath.mpf(number // 3 % 9 - 3)
-            else:
-                positive = number < len(RANGES) or variable[:4] == "base"
-                at[variable] = _real(draw, number + k, positive, edges if number % 2 else [])
-        yield at
-
-
-def _edges(both: Node, names: Sequence[str]) -> list[float]:
-    """Return the sizes at which a formula may change, as |x - 70| does at 70: those of its numbers.
-
-    Raises Undefined if there are too many to look at.
-    """
-    edges: set[float] = set()
-    broken = [n for n in both.walk() if n.kind == "call" and n.text in BROKEN]
-    for part in broken:
-        for argument in part.parts:
-            others = [Node("sum", (argument, negative(p))) for p in part.parts if p is not argument]
-            lines = [linear(line, variable) for line in (argument, *others) for variable in names]
-            edges |= {abs(float(line[1] / line[0])) for line in lines if line and line[0]}
-    for part in both.walk():
-        size = abs(approximate(part))
-        if part.kind not in ("sum", "name") and 0 < size < 1e300:
-            edges.add(size)
-    edges.discard(0.0)
-    if broken and len(edges) > MOST_EDGES:
-        raise Undefined
-    return sorted(edges)[-MOST_EDGES:]
-
-
-def _real(draw: int, number: int, positive: bool, edges: Sequence[float]) -> Value:
-    """Return an irrational number in one of RANGES, or on one side of an edge; ``number`` says in which."""
-    share = (draw % 2**61 + mpmath.sqrt(2) - 1) / 2**61
-    low, high = RANGES[number % len(RANGES)]
-    value = low + (high - low) * share
-    if edges:
-        edge = mpmath.mpf(edges[number // 4 % len(edges)])
-        direction = 1 if number // 2 % 2 else -1
-        scale = (1, 1, 3, 30)[draw >> 70 & 3] if direction > 0 else 1
-        value = edge * (1 + direction * share) * scale
-    return -value if draw & 1 << 64 and not positive else value
-
-
-def _integers(node: Node) -> tuple[set[str], set[str]]:
-    """Return the variables that have to be integers, and the variables that count the terms of a sum."""
-    whole: set[str] = set()
-    counts: set[str] = set()
-    for part in node.walk():
-        inside: set[str] = set()
-        if part.kind == "power" and approximate(part.parts[0]) < 0:
-            inside = {n.text for n in part.parts[1].walk() if n.kind == "name"}
-        elif part.kind == "call" and part.text in INTEGRAL:
-            inside = {n.text for n in part.walk() if n.kind == "name"}
-        elif part.kind == "big" and len(part.parts) == 4 and part.text != "int":
-            counts |= {n.text for bound in part.parts[1:3] for n in bound.walk() if n.kind == "name"}
-        whole |= inside
-    return whole, counts
-
-
 class Evaluation:
     """The values of formulas at one point, to the digits that mpmath is set to."""
 
-    def __init__(self, at: Mapping[str, Value], plural: bool, real: bool) -> None:
-        self.at, self.plural, self.real = dict(at), plural, real
+    def __init__(self, at: Mapping[str, Value], allows_complex: bool, real: bool) -> None:
+        self.at = dict(at)
+        self.allows_complex = allows_complex
+        self.real = real
 
     def value(self, node: Node) -> Value:
         """Return a node's value. Raises NotReal, Undefined and what mpmath raises."""
@@ -290,7 +219,7 @@ class Evaluation:
         if isinstance(value, mpmath.mpc):
             if value.imag == 0:
                 return value.real
-            if not self.plural:
+            if not self.allows_complex:
                 raise NotReal
         return value
 

@@ -77,13 +77,14 @@ SYNONYMS = {
     "percent": "%", "prime": "'", "pi": "π", "lparen": "(", "rparen": ")", "doteq": "≈", "simeq": "≈",
 }  # fmt: skip
 """Names of signs, and the signs."""
-OPENING, CLOSING = {"(", "[", r"\{", "⟨"}, {")", "]", r"\}", "⟩"}
+OPENING = {"(", "[", r"\{", "⟨"}
+CLOSING = {")", "]", r"\}", "⟩"}
 
 
 def currency(text: str) -> str:
-    r"""Return the unit of the one sign of money in a text, or "".
+    r"""Return the unit of the only sign of money in a text, or "".
 
-    A dollar sign without a backslash is money only if no second one could close a formula.
+    A dollar sign without a backslash is money only if no second dollar sign could close a formula.
 
     >>> currency(r"\$5"), currency("$5$"), currency("$5"), currency("€5")
     ('dollar', '', 'dollar', 'euro')
@@ -173,7 +174,8 @@ def _tokens(text: str) -> Iterator[Token]:
             continue
         if match := OPERATOR.match(text, position):
             yield Token("command", match[1], gap)
-            position, gap = match.end(), False
+            position = match.end()
+            gap = False
             continue
         match = (WITHIN if depth else OUTSIDE).match(text, position)
         assert match is not None  # the last alternative is any character
@@ -244,7 +246,7 @@ def _braced(text: str, start: int) -> tuple[str, int]:
 
 
 def _words(body: str, gap: bool) -> Iterator[Token]:
-    r"""Yield the tokens of running text: words, separators, or formulas in it, as in \text{5 cm}."""
+    r"""Yield the tokens of running text: words, separators, or formulas in it, such as 5 in \text{5 cm}."""
     body = " ".join(re.sub(GAP, " ", body).split(" "))
     if re.match(r"[-+.$\s]*\d", body) or re.search(r"[\\^_=<>{}|%]", body):
         for token in _tokens(body):

@@ -10,8 +10,13 @@ from functools import reduce
 from typing import Literal
 
 Percent = Literal["ignored", "hundredths"]
-# Limits of a real answer: characters, nested brackets, digits of one number.
-MAX_LENGTH, MAX_DEPTH, MAX_DIGITS = 4_000, 40, 400
+# Limits of a real answer.
+MAX_LENGTH = 4_000
+"""Most characters."""
+MAX_DEPTH = 40
+"""Most nested brackets."""
+MAX_DIGITS = 400
+"""Most digits of a number."""
 HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}|\d[eE][-+]?\d{{4}}")
 RELATIONS = frozenset("=<>≤≥≠∈≈≡")
 FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
@@ -91,7 +96,7 @@ def name(text: str) -> Node:
 
 def product(*factors: Node) -> Node:
     """Return a product; products in it become part of it."""
-    flat = tuple(one for f in factors for one in (f.parts if f.kind == "product" else (f,)))
+    flat = tuple(factor for f in factors for factor in (f.parts if f.kind == "product" else (f,)))
     return flat[0] if len(flat) == 1 else Node("product", flat)
 
 
@@ -118,7 +123,8 @@ def too_large(text: str) -> bool:
     return len(text) > MAX_LENGTH or deepest > MAX_DEPTH or HUGE.search(text) is not None
 
 
-PI, INFINITY = name("π"), name("∞")
+PI = name("π")
+INFINITY = name("∞")
 CONSTANTS = frozenset("eiπ∞ℝℚℤℕℂ")
 """Names that are not variables."""
 
@@ -151,7 +157,8 @@ def combined(kind: str, parts: Sequence[Node]) -> Node:
 def _with_matrices(kind: str, parts: Sequence[Node]) -> Node:
     """Return a multiple of a matrix, or a sum of matrices, as a matrix."""
     matrices = [p for p in parts if p.kind == "matrix"]
-    first, others = matrices[0], [p for p in parts if p.kind != "matrix"]
+    first = matrices[0]
+    others = [p for p in parts if p.kind != "matrix"]
     if kind == "product" and len(matrices) == 1:
         return first.with_parts(tuple(combined("product", (*others, cell)) for cell in first.parts))
     if kind == "product" and not others:
@@ -184,7 +191,8 @@ def in_radians(node: Node) -> Node:
 
 def _times(left: Node, right: Node) -> Node:
     """Return the product of two matrices."""
-    rows, columns = _rows(left), list(zip(*_rows(right), strict=True))
+    rows = _rows(left)
+    columns = list(zip(*_rows(right), strict=True))
     if left.text or right.text or len(rows[0]) != len(_rows(right)):
         raise Unreadable("a product of matrices that do not fit")
     cells = tuple(
@@ -223,7 +231,7 @@ def determinant(rows: Sequence[tuple[Node, ...]]) -> Node:
 
 
 def _cofactor(rows: Sequence[tuple[Node, ...]], row: int, column: int) -> Node:
-    rest = [one[:column] + one[column + 1 :] for k, one in enumerate(rows) if k != row]
+    rest = [cells[:column] + cells[column + 1 :] for k, cells in enumerate(rows) if k != row]
     minor = determinant(rest)
     return negated(minor) if (row + column) % 2 else minor
 
@@ -253,7 +261,7 @@ def transposed(matrix: Node) -> Node:
 def multiplied(node: Node, other: Node, only_sums: bool = False) -> Node:
     """Return an answer with g(x + 1) as a product, if the other has g as a letter and not as a function.
 
-    ``only_sums``: g(x) stays a function, as it is meant in a reference.
+    ``only_sums``: g(x) stays a function, which it means in a reference.
     """
     letters = {n.text for n in other.walk() if n.kind == "name"}
     letters -= {n.text for n in other.walk() if n.kind == "apply"}

@@ -33,10 +33,8 @@ ACCENT_NAMES = """
 ACCENTS = PREFIXES | frozenset(ACCENT_NAMES.split())
 """Commands that make a name of the letters after them."""
 DOMAINS = {"R": "ℝ", "Q": "ℚ", "Z": "ℤ", "N": "ℕ", "C": "ℂ"}
-FRACTIONS, BINOMIALS = (
-    frozenset({"frac", "dfrac", "tfrac", "cfrac"}),
-    frozenset({"binom", "dbinom", "tbinom"}),
-)
+FRACTIONS = frozenset({"frac", "dfrac", "tfrac", "cfrac"})
+BINOMIALS = frozenset({"binom", "dbinom", "tbinom"})
 NO_FACTORS = frozenset(
     {"bmod", "mod", "pmod", "choose", "over", "to", "rightarrow", "rfloor", "rceil", "notin"}
 )

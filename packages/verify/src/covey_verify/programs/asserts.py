@@ -11,7 +11,7 @@ from collections.abc import Sequence
 def asserts_of(tests: object) -> list[str]:
     """Return the asserts of a column, or [] if it holds something else, such as {input, output}.
 
-    Raises ValueError for a list of texts if one of them has no assert or is not Python.
+    Raises ValueError for a list of texts if a text has no assert or is not Python.
     """
     if isinstance(tests, str):
         try:

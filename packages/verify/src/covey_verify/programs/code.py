@@ -38,7 +38,7 @@ SUSPICIOUS = re.compile(
 )
 """Signs of a program that manipulates its tester; they are logged and never change the score."""
 MOST_SECONDS = 300.0
-"""Longest check in seconds: well below the reward's own limit, so that one that hangs gets 0, not None."""
+"""Longest check in seconds: well below the reward's own limit, so a check that hangs gets 0, not None."""
 MOST_SOLUTIONS = 1_000
 """Number of solutions that are tried before a run, so that it takes seconds and not minutes."""
 NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
@@ -147,7 +147,7 @@ def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None
 
 
 def _example(row: Mapping[str, object], form: Form = "block", **_: object) -> str | None:
-    """Return the row's own solution, if it has one, as a completion."""
+    """Return the row's own solution, if it has a solution, as a completion."""
     solution = row.get("solution") or row.get("canonical_solution")
     if not isinstance(solution, str):
         return None
@@ -286,13 +286,13 @@ def _calls(
     entry: str,
     cases: Sequence[Case],
     limits: Limits,
-    each: float,
+    call_seconds: float,
     tolerance: float,
 ) -> Iterator[tuple[bool, Outcome]]:
     if limits.wall < LEAST_SECONDS:
         yield from [(False, too_long())] * len(cases)
         return
-    results = sandbox.calls(code, entry, [(c.args, c.settings) for c in cases], limits, each)
+    results = sandbox.calls(code, entry, [(c.args, c.settings) for c in cases], limits, call_seconds)
     for case, result in zip(cases, results, strict=False):
         yield result.kind == "ok" and same(case.expected, result.value, tolerance), result
 
@@ -318,9 +318,9 @@ def _scripts(
 def _tally(
     outcomes: Iterator[tuple[bool, Outcome]], cases: Sequence[Case], points: Points
 ) -> tuple[float, Outcome]:
-    """Return the fraction that the passed tests earn, and the outcome of the first that failed.
+    """Return the fraction that the passed tests earn, and the outcome of the first failed test.
 
-    The outcome's seconds are those of all tests.
+    The outcome's seconds are the time of all tests.
     """
     weights = [c.weight if points == "weighted" else 1.0 for c in cases]
     earned = 0.0

@@ -34,11 +34,11 @@ MALFORMED = "column 'theorem' has to be a proposition, 'header' and 'prover' tex
 """The fault of a row without a question for a prover."""
 TRIVIAL = "True"
 """The theorem that is stated to try a header alone."""
-Made = tuple[Outcome, bytes]
+Build = tuple[Outcome, bytes]
 """(how the build ended, the compiled file)."""
 Question = tuple[str, str, tuple[str, ...], str]
 """(prover, header, permitted axioms, theorem)."""
-STATEMENTS = Once[Made](256, lambda made: made[0].kind in ("ok", "error"))
+STATEMENTS = Once[Build](256, lambda build: build[0].kind in ("ok", "error"))
 """Compiled statements: all completions of a group have the same one."""
 ANSWERS = Once[Outcome](4096, lambda outcome: outcome.kind in ("ok", "error"))
 """Outcomes of proofs: each is checked once, however many completions give it."""
@@ -60,7 +60,7 @@ def _bad_theorems(
     """
     defaults = {"prover": prover, "axioms": axioms, "header": ""}
     questions = [_question({**defaults, **row}) for row in rows]
-    # One trial per distinct (prover, header, axioms), as most rows share a few headers.
+    # One trial per distinct (prover, header, axioms), because most rows share a few headers.
     headers = dict.fromkeys((*question[:3], TRIVIAL) for question in questions if question)
     theorems = [question for question in questions[:MOST_TRIED] if question]
     trials = [*islice(headers, MOST_TRIED), *theorems]
@@ -95,7 +95,7 @@ def _question(row: Mapping[str, Any]) -> Question | None:
 def _proof(
     row: Mapping[str, object], prover: object = "coq", form: Form = "block", **_: object
 ) -> str | None:
-    """Return the row's own proof, if it has one, as a completion."""
+    """Return the row's own proof, if it has a proof, as a completion."""
     proof = row.get("proof")
     if not isinstance(proof, str) or form == "continue":
         return proof if isinstance(proof, str) else None
@@ -124,8 +124,8 @@ def proves(
 ) -> Score:
     """Return 1 if the last code block proves ``theorem`` with tactics of Coq or Lean 4, 0 otherwise.
 
-    ``header`` precedes the theorem: imports, definitions, notations. ``axioms`` names those that a proof may
-    use; axioms in the theorem itself, and those of Lean's logic, need no permission.
+    ``header`` precedes the theorem: imports, definitions, notations. ``axioms`` names the axioms that a
+    proof may use; axioms in the theorem itself, and the axioms of Lean's logic, need no permission.
     """
     kind = _kind(prover, axioms)
     backend = _backend(sandbox)
@@ -167,7 +167,7 @@ def _backend(sandbox: SandboxBackend | None) -> ProcessSandbox:
     return sandbox
 
 
-def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Made:
+def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Build:
     """Return a row's statement, compiled."""
     prover, header, axioms, theorem = question
     kind = _kind(prover, axioms)
@@ -183,8 +183,8 @@ def _refusal(result: Outcome, question: Question) -> str | None:
     """Return why a statement was not accepted, or None."""
     if result.kind in ("ok", "lost"):
         return None
-    what = "header" if question[3] == TRIVIAL else f"theorem {question[3][:80]!r}"
-    return f"{question[0]} does not accept the {what}: {result.text[:400]}"
+    part = "header" if question[3] == TRIVIAL else f"theorem {question[3][:80]!r}"
+    return f"{question[0]} does not accept the {part}: {result.text[:400]}"
 
 
 def _filled(template: str, header: str, **texts: str) -> str:
@@ -196,14 +196,14 @@ def _filled(template: str, header: str, **texts: str) -> str:
 
 def _compile(
     sandbox: ProcessSandbox, kind: Prover, name: str, text: str, limits: Limits, **compiled: bytes
-) -> Made:
+) -> Build:
     tools = kind.tools()
     product = f"{name}{kind.compiled}"
     files = {f"{other}{kind.compiled}": content for other, content in compiled.items()}
     files[f"{name}{kind.source}"] = text.encode("utf-8", "replace")
     argv = [part.format(name) for part in tools.compiler]
-    result, made = sandbox.build(argv, files, limits, product, tools.readable, tools.environment)
-    return _refused(result), made
+    result, content = sandbox.build(argv, files, limits, product, tools.readable, tools.environment)
+    return _refused(result), content
 
 
 def _judge(
@@ -215,13 +215,13 @@ def _judge(
     result, answer = _compile(sandbox, kind, "Answer", text, limits, Statement=statement)
     beyond = list[str]()
     tools = kind.tools()
-    made = {"Statement": statement, "Answer": answer}
+    built = {"Statement": statement, "Answer": answer}
     if result.kind == "ok":
-        result, verdict = _compile(sandbox, kind, "Verdict", kind.verdict, limits, **made)
+        result, verdict = _compile(sandbox, kind, "Verdict", kind.verdict, limits, **built)
         beyond = kind.beyond(str(result.value), axioms) if result.kind == "ok" else []
-        made["Verdict"] = verdict
+        built["Verdict"] = verdict
     if result.kind == "ok" and not beyond and tools.checker:
-        files = {f"{name}{kind.compiled}": content for name, content in made.items()}
+        files = {f"{name}{kind.compiled}": content for name, content in built.items()}
         result, _ = sandbox.build(tools.checker, files, limits, "", tools.readable, tools.environment)
         beyond = coqchk_beyond(str(result.value)) if result.kind == "ok" else []
     if beyond:

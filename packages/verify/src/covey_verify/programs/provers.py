@@ -77,13 +77,13 @@ def coq() -> Tools:
     library = re.search(r"^COQLIB=(.+)$", _output_of(coqc, "-config"), re.MULTILINE)
     if library is None:
         raise ConfigError(f"rewards: proves: `{coqc} -config` names no COQLIB")
-    more = os.environ.get("COQPATH", "")
+    coq_path = os.environ.get("COQPATH", "")
     paths = (Path(coqc).resolve().parent, Path(library[1]).resolve().parent, "/etc/ocamlfind.conf")
     return Tools(
         [coqc, "-q", "-noglob", "-w", "none", "-Q", ".", "Covey", "{}.v"],
         [coqchk, "-silent", "-o", "-Q", ".", "Covey", "-norec", "Covey.Answer", "-norec", "Covey.Verdict"],
-        _existing(*paths, *more.split(os.pathsep)),
-        {"COQPATH": more} if more else {},
+        _existing(*paths, *coq_path.split(os.pathsep)),
+        {"COQPATH": coq_path} if coq_path else {},
     )
 
 
@@ -92,9 +92,9 @@ def lean() -> Tools:
     """Return the installed Lean 4, with the libraries of LEAN_PATH (`lake env` sets it)."""
     program = _installed("lean", "install Lean 4 with elan, https://lean-lang.org/install")
     root = _output_of(program, "--print-prefix").strip()
-    more = os.environ.get("LEAN_PATH", "")
-    path = os.pathsep.join([".", *filter(None, [more])])
-    readable = (*_existing(root, *more.split(os.pathsep)), PROCESSES)
+    lean_path = os.environ.get("LEAN_PATH", "")
+    path = os.pathsep.join([".", *filter(None, [lean_path])])
+    readable = (*_existing(root, *lean_path.split(os.pathsep)), PROCESSES)
     return Tools([f"{root}/bin/lean", "-o", "{}.olean", "{}.lean"], (), readable, {"LEAN_PATH": path})
 
 
@@ -203,7 +203,7 @@ def coqchk_beyond(output: str) -> list[str]:
 
 
 def lean_beyond(output: str, axioms: Sequence[str]) -> list[str]:
-    """Return the axioms that `Verdict.lean` lists besides those of Lean's logic and the permitted ones."""
+    """Return the axioms that `Verdict.lean` lists and that are neither of Lean's logic nor permitted."""
     match = re.fullmatch(r"axioms \[(.*)\]\s*", output)
     if match is None:
         return ["a list of axioms that cannot be read"]
@@ -262,8 +262,8 @@ open Lean
   let axioms ← withEnv environment (collectAxioms `Covey.checked)
   IO.println s!"axioms {axioms.toList}"
 """
-"""The answer is not imported, as its macros would be in force here: its constants are read as data, and the
-kernel checks each of them again."""
+"""The answer is not imported, because its macros would be in force here: its constants are read as data, and
+the kernel checks each of them again."""
 PROVERS: Mapping[str, Prover] = {
     "coq": Prover(coq, coq_tactics, coq_beyond, ".v", ".vo", COQ_STATEMENT, COQ_ANSWER, COQ_VERDICT),
     "lean": Prover(

@@ -42,9 +42,9 @@ class SandboxBackend(Protocol):
         ...
 
     def calls(
-        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, call_seconds: float
     ) -> Iterator[Outcome]:
-        """Call ``entry`` with each input, (args, settings), allowing ``each`` seconds for one.
+        """Call ``entry`` with each input, (args, settings), allowing ``call_seconds`` for each.
 
         ``limits.wall`` bounds all of them together.
         """

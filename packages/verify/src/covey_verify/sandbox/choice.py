@@ -24,7 +24,7 @@ MAKERS: Mapping[str, Callable[[str, Sequence[str]], SandboxBackend]] = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """A sandbox that passed its probe, and the reasons against stronger ones."""
+    """A sandbox that passed its probe, and the reasons against stronger sandboxes."""
 
     sandbox: SandboxBackend
     rejected: Mapping[str, str] = field(default_factory=dict)
@@ -86,9 +86,9 @@ def choose(
         failures[name] = "; ".join(gaps)
     if unsafe_local:
         return Chosen(ProcessSandbox("unsafe_local", packages), failures)
-    tried = "".join(f"\n  {name}: {why}" for name, why in failures.items())
+    reasons = "".join(f"\n  {name}: {reason}" for name, reason in failures.items())
     raise SandboxUnavailable(
-        f"no sandbox for model-written code withstands its probe:{tried}\nInstall bubblewrap, use a "
+        f"no sandbox for model-written code withstands its probe:{reasons}\nInstall bubblewrap, use a "
         "Linux kernel with Landlock (5.13), pip install 'covey-verify[wasm]', or set sandbox.url to a "
         f"SandboxFusion service. sandbox.unsafe_local: true runs it with your rights: not blocked are "
         f"{NOT_BLOCKED}"

@@ -63,7 +63,7 @@ SHORTEST_WAIT = 0.01
 
 
 def trusted_environment() -> dict[str, str]:
-    """Return the environment of a process that runs the user's own code: the current one of this process."""
+    """Return the environment of a process that runs the user's own code: the environment of this process."""
     return {"PYTHONHASHSEED": "0", **os.environ}
 
 
@@ -100,10 +100,10 @@ class ForkServer:
         """Prepare a server, which starts at the first request.
 
         ``confined=False`` is for trusted code, which keeps this user's rights and environment. ``at_once``
-        limits the children of ``call`` that run at the same time; None: one for each CPU. ``folder`` is the
-        working directory of all children. ``packages`` names the packages that a model's programs may
-        import, ``importable`` those of a user's functions; with either of them children read ``readable``
-        alone, not all that is installed. The other settings are those of ``Confinement``.
+        limits the children of ``call`` that run at the same time; None: a child for each CPU. ``folder`` is
+        the working directory of all children. ``packages`` names the packages that a model's programs may
+        import, ``importable`` the packages that a user's functions may import; with either setting children
+        read only ``readable`` and not all that is installed. ``Confinement`` explains the other settings.
         """
         self.at_once = at_once or available_cpus()
         self.options = {
@@ -199,7 +199,7 @@ class ForkServer:
         """Start a child on a job, and kill it with its whole group when the block is left.
 
         ``channel`` connects it to another process in place of this one, ``peer`` to another child or a file
-        in addition. It works in ``folder``, if one is given, and may write there.
+        in addition. It works in ``folder``, if this is given, and may write there.
         """
         # Two connections: the server reports the child's end on `status`, the child itself talks on the
         # channel. Closing `status` makes the server kill the child.
@@ -327,11 +327,11 @@ class ChildProcess:
             try:
                 return self.channel.recv(size)
             except TimeoutError:
-                more = self.kept_waiting() - self.granted
-                if more < SHORTEST_WAIT or time.monotonic() >= self.deadline:
+                extension = self.kept_waiting() - self.granted
+                if extension < SHORTEST_WAIT or time.monotonic() >= self.deadline:
                     raise
-                self.granted += more
-                self.patience = min(self.deadline, self.patience + more)
+                self.granted += extension
+                self.patience = min(self.deadline, self.patience + extension)
 
     def kept_waiting(self) -> float:
         """Return the seconds in which it, or its partner, had no processor."""

@@ -19,14 +19,27 @@ from pathlib import Path
 from covey_verify.children import limit, prctl
 from covey_verify.sandbox import seccomp
 
-# Numbers of the kernel: prctl options, the Landlock system calls and Landlock's access rights (bits), from
-# linux/prctl.h, asm-generic/unistd.h and linux/landlock.h.
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
+# Options of prctl, from linux/prctl.h.
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_FILTER = 2
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+# The system calls of Landlock, from asm-generic/unistd.h.
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
+# Landlock's access rights, which are bits, from linux/landlock.h.
 CAPABILITY_VERSION = 0x20080522
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1, 2, 4, 8, 1 << 14
-REMOVE_FOLDER, REMOVE_FILE, MAKE_FOLDER, MAKE_FILE = 16, 32, 128, 256
+EXECUTE = 1 << 0
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+REMOVE_FOLDER = 1 << 4
+REMOVE_FILE = 1 << 5
+MAKE_FOLDER = 1 << 7
+MAKE_FILE = 1 << 8
+TRUNCATE = 1 << 14
 
 
 LARGEST_FILE = 16 << 20
@@ -38,8 +51,8 @@ class Limits:
     """The resources that one check may use."""
 
     wall: float = 6.0
-    """Seconds from its start, after which its process group is killed. Those in which other work kept it from
-    a processor do not count, up to MOST_WAIT of the server."""
+    """Seconds from its start, after which its process group is killed. The seconds in which other work kept
+    it from a processor do not count, up to MOST_WAIT of the server."""
     cpu: int = 5
     """Seconds of processor time."""
     memory: int = 1 << 30

@@ -22,8 +22,10 @@ from typing import Any
 from covey_verify.sandbox.wire import decode_value, encode_value, frame, read_frame
 
 MAX_FRAME = 64 << 20
-CHANNEL, PEER = 3, 4
-"""Descriptors of a child: the connections to its parent and to another child."""
+CHANNEL = 3
+"""Descriptor of a child's connection to its parent."""
+PEER = 4
+"""Descriptor of a child's connection to another child."""
 PACKAGES: Sequence[str] | None = None
 """Packages that a model's programs may import besides the standard library; None if no such program runs."""
 READY = b"R"
@@ -278,10 +280,10 @@ def _check() -> None:
 
 
 def as_exception(reply: Mapping[str, object]) -> BaseException:
-    """Return a candidate's exception as the built-in one of that name; any other ends the test.
+    """Return a candidate's exception as the built-in of this name; any other exception ends the test.
 
-    StopIteration would end the test's own loops silently, as in `zip(map(candidate, inputs), expected)`; it
-    becomes a RuntimeError, as in a generator.
+    StopIteration would end the test's own loops silently, such as in `zip(map(candidate, inputs), expected)`;
+    it becomes a RuntimeError, which it becomes in a generator too.
     """
     kind = getattr(__import__("builtins"), str(reply["error"]), None)
     if kind in (StopIteration, StopAsyncIteration):

@@ -1,4 +1,4 @@
-"""The packages that a model's programs may import: the standard library and those that a config names.
+"""The packages that a model's programs may import: the standard library and the packages that a config names.
 
 Everything else that is installed, such as verifiers and problem generators, would give answers away. The file
 system hides it if the backend can, and the import refuses it everywhere.
@@ -65,12 +65,12 @@ def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], 
     listed = list[str]()
     for folder in folders:
         real = Path(folder).resolve()
-        # The folder is hidden itself, or within a hidden one. Python still has to list a package folder
+        # The folder is hidden itself, or within a hidden folder. Python still has to list a package folder
         # that is on sys.path.
-        if any(real.is_relative_to(one) for one in hidden):
+        if any(real.is_relative_to(path) for path in hidden):
             listed += [folder] if real in hidden and real != OWN else []
             continue
-        inside = [one for one in hidden if one.is_relative_to(real)]
+        inside = [path for path in hidden if path.is_relative_to(real)]
         if not inside:
             readable.append(folder)
             continue

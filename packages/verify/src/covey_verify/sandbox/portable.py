@@ -62,10 +62,10 @@ class WholeProgramBackend(ABC):
         """Run a program, as ``script`` does."""
 
     def calls(
-        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, call_seconds: float
     ) -> Iterator[Outcome]:
         """Call ``entry`` with each input; all of them share ``limits``."""
-        del each
+        del call_seconds
         encoded = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
         setup = json.dumps({"code": code, "entry": entry, "inputs": encoded})
         program = Path(wire.__file__).read_text(encoding="utf-8") + CALLS
@@ -108,7 +108,7 @@ class Wasm(WholeProgramBackend):
 
     def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
         try:
-            done = self.python(
+            process = self.python(
                 ["-c", code],
                 stdin=stdin.encode("utf-8", "surrogateescape"),
                 deadline_s=limits.wall,
@@ -117,13 +117,13 @@ class Wasm(WholeProgramBackend):
             )
         except Exception as error:
             return Outcome("lost", text=f"{type(error).__name__}: {error}")
-        output = done.stdout.decode("utf-8", "surrogateescape")
-        if done.truncated:
+        output = process.stdout.decode("utf-8", "surrogateescape")
+        if process.truncated:
             return Outcome("flood", output, f"more than {limits.output} bytes of output")
-        if done.trapped == "deadline":
+        if process.trapped == "deadline":
             return Outcome("timeout", output, f"no answer within {limits.wall:g} s")
-        if done.trapped or done.exit_code:
-            return Outcome("crashed", output, done.trapped or f"exit status {done.exit_code}")
+        if process.trapped or process.exit_code:
+            return Outcome("crashed", output, process.trapped or f"exit status {process.exit_code}")
         return Outcome("ok", output)
 
 

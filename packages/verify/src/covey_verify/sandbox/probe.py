@@ -14,7 +14,7 @@ from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.confine import Limits
 
 PROBE_LIMITS = Limits(wall=20.0, cpu=10, memory=512 << 20)
-# Each attack succeeds unless it raises or returns False; the names of the successful ones are printed.
+# Each attack succeeds unless it raises or returns False; the names of successful attacks are printed.
 ATTACKS = """
 import json, sys
 setup = json.loads(sys.stdin.read())

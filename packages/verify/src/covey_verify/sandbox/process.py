@@ -109,14 +109,14 @@ class ProcessSandbox:
         self,
         exec_too: bool = False,
         preload: Sequence[str] = (),
-        more: Sequence[str] = (),
+        programs: Sequence[str] = (),
         writable: str = "",
     ) -> ForkServer:
-        programs = [*(PROGRAMS if exec_too else []), *more]
+        visible = [*(PROGRAMS if exec_too else []), *programs]
         return ForkServer(
-            prefix=self._prefix(programs, writable),
+            prefix=self._prefix(visible, writable),
             preload=preload,
-            readable=[folder for folder in programs if folder != PROCESSES],
+            readable=[folder for folder in visible if folder != PROCESSES],
             landlock=self._confines,
             syscalls=self._confines,
             exec_too=exec_too,
@@ -189,7 +189,7 @@ class ProcessSandbox:
         with self._building:
             if readable not in self._builders:
                 workshop = mkdtemp(prefix="covey-")
-                builder = self._start(exec_too=True, more=readable, writable=workshop)
+                builder = self._start(exec_too=True, programs=readable, writable=workshop)
                 weakref.finalize(builder, shutil.rmtree, workshop, ignore_errors=True)
                 self._builders[readable] = (builder, workshop)
         server, workshop = self._builders[readable]
@@ -205,13 +205,13 @@ class ProcessSandbox:
                 child.send(setup)
                 output = child.output().decode("utf-8", "surrogateescape")
                 ended = child.ended()._replace(value=output)
-            made = Path(folder, product)
-            if ended.kind == "ok" and product and not made.is_file():
+            file = Path(folder, product)
+            if ended.kind == "ok" and product and not file.is_file():
                 ended = Outcome("crashed", output, f"it made no {product}")
-            return ended, made.read_bytes() if made.is_file() else b""
+            return ended, file.read_bytes() if file.is_file() else b""
 
     def calls(
-        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, call_seconds: float
     ) -> Iterator[Outcome]:
         """Call ``entry`` with each input; after a hang or a crash the next input gets a new process.
 
@@ -233,7 +233,7 @@ class ProcessSandbox:
                 self.server.child("calls", whole, folder=folder) as child,
             ):
                 child.send({"code": code, "entry": entry})
-                result = _reply(child, each)
+                result = _reply(child, call_seconds)
                 spent = 0.0
                 if result.kind != "ok":
                     # The code itself cannot be loaded, so no input can be tried.
@@ -245,7 +245,7 @@ class ProcessSandbox:
                     child.send(
                         {"id": 0, "args": encode_value(tuple(args)), "settings": encode_value(settings)}
                     )
-                    result = _reply(child, each)
+                    result = _reply(child, call_seconds)
                     before = spent
                     spent = child.own_seconds()
                     yield result._replace(seconds=spent - before)
@@ -281,14 +281,14 @@ class ProcessSandbox:
                 return Outcome("lost", text=reply["lost"])
             if reply["passed"]:
                 return Outcome("ok", reply["calls"])
-            why = f"{reply['error']}: {reply['text'][:200]}"
+            error = f"{reply['error']}: {reply['text'][:200]}"
             # The checker only sees the connection close; the candidate's own end tells why.
             ended = candidate.ended() if reply["error"] == "CandidateGone" else Outcome("error")
-            return Outcome("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or why)
+            return Outcome("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or error)
 
 
-def _reply(child: ChildProcess, each: float) -> Outcome:
-    reply = child.receive(each)
+def _reply(child: ChildProcess, call_seconds: float) -> Outcome:
+    reply = child.receive(call_seconds)
     if reply is None:
         return child.without_reply()
     return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
@@ -334,9 +334,9 @@ def _code_in(folder: Path) -> list[Path]:
 
 
 def _mounts_over(hidden: Sequence[Path], allowed: Sequence[str], visible: Sequence[str]) -> list[str]:
-    """Return the mounts that cover hidden folders within visible ones, except for the allowed paths."""
-    # The order matters, as later mounts cover earlier ones: empty folders over the hidden ones, then the
-    # allowed packages within them, then no more writing.
+    """Return the mounts that cover hidden folders within visible folders, except for the allowed paths."""
+    # The order matters, because later mounts cover earlier mounts: empty folders over hidden folders, then
+    # the allowed packages within them, then no more writing.
     roots = [Path(folder).resolve() for folder in visible]
     covered = [str(folder) for folder in hidden if any(map(folder.is_relative_to, roots))]
     ours = (str(Path(__file__).resolve().parent), str(Path(children.__file__).resolve()))

@@ -75,10 +75,18 @@ ARCHES = {
     "aarch64": Arch(0xC00000B7, 1),
     "arm64": Arch(0xC00000B7, 1),
 }
-# Return values of a filter, opcodes of classic BPF, and the bit that marks x32 calls.
-KILL, ALLOW, ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
-LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+# Return values of a filter.
+KILL = 0x80000000
+ALLOW = 0x7FFF0000
+ERRNO = 0x00050000
+# Opcodes of classic BPF.
+LOAD = 0x20
+EQUAL = 0x15
+AT_LEAST = 0x35
+AND = 0x54
+RETURN = 0x06
 X32_BIT = 0x40000000
+"""The bit that marks x32 calls."""
 
 
 def numbers(table: str, arch: Arch) -> dict[str, int]:
@@ -104,12 +112,12 @@ def build(
         return None
     # An instruction is (opcode, jump if true, jump if false, operand); jumps skip that many instructions.
     # Offsets into struct seccomp_data: 0 the call number, 4 the architecture, 16 + 8 i argument i. A process
-    # of another architecture is killed, as its numbers mean other calls.
+    # of another architecture is killed, because its numbers mean other calls.
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, arch.audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if arch.column == 0:  # x32 calls have other numbers
         code += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    more = (";" + EXEC if allow_exec else "") + (";" + SCRATCH if scratch else "")
-    allowed = numbers(ALLOWED + more, arch)
+    additions = (";" + EXEC if allow_exec else "") + (";" + SCRATCH if scratch else "")
+    allowed = numbers(ALLOWED + additions, arch)
     for number in allowed.values():
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]  # libc then tries clone

@@ -30,8 +30,12 @@ from covey_verify.sandbox.confine import Confinement, Limits, adopt_orphans
 REQUEST_SIZE = 512
 LONGEST_WAIT = 1e6
 """Longest wait in seconds, since ``poll`` takes milliseconds in 31 bits."""
-MOST_THREADS, MOST_FILES, MOST_BYTES = 64, 1_000, 64 << 20
-"""Threads, files and bytes in its folder that a model's program may have before it is ended."""
+# Limits of a model's program, which is ended if it passes one.
+MOST_THREADS = 64
+MOST_FILES = 1_000
+"""Most files in the program's folder."""
+MOST_BYTES = 64 << 20
+"""Most bytes of all files in the program's folder."""
 MOST_WAIT = 120.0
 """Seconds for which other work on the machine may keep a child from a processor before it is given up."""
 WATCH = 0.02
@@ -87,11 +91,11 @@ class RunningChild:
         with contextlib.suppress(OSError):
             self.status.sendall(json.dumps(report).encode() + b"\n")
 
-    def look(self, now: float) -> None:
+    def look(self, clock: float) -> None:
         """See how long it was kept waiting, and end it if its own seconds are over."""
         self.kept_waiting = max(self.kept_waiting, seconds_kept_waiting(self.pid))
         self.deadline = self.started + self.wall + min(self.kept_waiting, MOST_WAIT)
-        if now >= self.deadline:
+        if clock >= self.deadline:
             self.ending = "starved" if self.kept_waiting > MOST_WAIT else "timeout"
             kill_group(self.pid)
 
@@ -129,13 +133,13 @@ class Server:
                         children = self.children.values()
                         self._answer(next(c for c in children if c.status.fileno() == descriptor))
                 self._reap()
-                now = time.monotonic()
+                clock = time.monotonic()
                 for pid, child in self.children.items():
                     # ``roots`` is set for a model's programs only.
                     if self.confinement.roots and self._greedy(pid, child):
                         kill_group(pid)
-                    if now >= child.deadline:
-                        child.look(now)
+                    if clock >= child.deadline:
+                        child.look(clock)
         finally:
             for pid in self.children:
                 kill_group(pid)
@@ -166,10 +170,10 @@ class Server:
         for descriptor in theirs:
             os.close(descriptor)
         if pid > 0:
-            now = time.monotonic()
+            start = time.monotonic()
             wall = job.limits.wall
             self.children[pid] = RunningChild(
-                pid, socket.socket(fileno=status), now, wall, now + wall, job.folder
+                pid, socket.socket(fileno=status), start, wall, start + wall, job.folder
             )
             self.poll.register(status, select.POLLIN)
         return True
@@ -262,7 +266,7 @@ class Server:
 
 
 def seconds_kept_waiting(pid: int) -> float:
-    """Return for how long the threads of a process, and of those it has started, had no processor to run on.
+    """Return for how long a process's threads, and its descendants' threads, had no processor to run on.
 
     0 where the system does not tell (only Linux does).
     """

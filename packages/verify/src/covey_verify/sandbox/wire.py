@@ -18,7 +18,7 @@ BIG = 1 << 53
 """Integers from this size on are sent as hexadecimal text, since parsing decimals is quadratic."""
 DEPTH = 99
 FRAME_DEPTH = DEPTH + 10
-"""Depth of a frame: an encoded value and its message. A deeper one would exceed the recursion limit."""
+"""Depth of a frame: an encoded value and its message. A deeper frame would exceed the recursion limit."""
 
 
 class Attributes:

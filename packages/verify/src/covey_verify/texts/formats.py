@@ -41,7 +41,7 @@ def think_format(completion: TextOrMessages, turns: Turns = (), *, strict: bool 
     """Return 1 for `<think>some reasoning</think>` and something after it, else 0.
 
     If ``strict``, each tag occurs exactly once, with nothing before. Otherwise one closing tag with text on
-    both sides is enough, as for models whose prompt opens the reasoning. With tools, the tags may occur once
+    both sides is enough, for models whose prompt opens the reasoning. With tools, the tags may occur once
     in the completion or once in each turn.
     """
     model_texts = model_turns(completion, turns)

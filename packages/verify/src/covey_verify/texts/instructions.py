@@ -40,7 +40,7 @@ class Instruction(NamedTuple):
 def bad_instructions(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
     """Return the reason why each row's instructions cannot be checked, or None.
 
-    Raises ConfigError if one needs a library that is not installed.
+    Raises ConfigError if an instruction needs a library that is not installed.
     """
     complaints: list[str | None] = []
     for row in rows:
@@ -74,8 +74,8 @@ def instructions(
 ) -> Score:
     """Return 1 if all instructions of the row are met, else 0; under ``points: fraction`` the fraction met.
 
-    The columns are those of IFEval: ``instruction_id_list`` names kinds (see ``kinds.KINDS``), ``kwargs``
-    has the arguments of each. The text after the reasoning is judged, or that of the last turn if there are
+    The columns are IFEval's: ``instruction_id_list`` names kinds (see ``kinds.KINDS``), ``kwargs``
+    has the arguments of each. The text after the reasoning is judged, in the last turn if there are
     several. A text without words, or with nothing but the prompt or a repetition, is not an answer and
     meets nothing. The metrics are the fractions met, in all and by kind.
     """
@@ -88,9 +88,9 @@ def instructions(
     if answer is not None and len(answer) > LONGEST_TEXT:
         return Score(0.0, "too_large", metrics=_metrics(row_instructions, none_met))
     text = normalized(answer or "")
-    why = "the reasoning never ended" if answer is None else no_answer(text, prompt)
-    if why:
-        return Score(0.0, "no_answer", metrics=_metrics(row_instructions, none_met), detail=why)
+    complaint = "the reasoning never ended" if answer is None else no_answer(text, prompt)
+    if complaint:
+        return Score(0.0, "no_answer", metrics=_metrics(row_instructions, none_met), detail=complaint)
     met = list[bool]()
     reasons = list[str]()
     for instruction in row_instructions:
@@ -132,7 +132,7 @@ def _instruction(kind: object, kwargs: object) -> Instruction:
         raise ValueError(f"there is no instruction {kind!r}; {advice}")
     if not isinstance(kwargs, Mapping | None):
         raise ValueError(f"{kind}: its kwargs must be an object such as {{}}, not {kwargs!r}")  # noqa: TRY004
-    # In a table each row has the arguments of all kinds, with None for those that do not apply.
+    # In a table each row has the arguments of all kinds, with None for the arguments that do not apply.
     values = {name: value for name, value in (kwargs or {}).items() if value is not None}
     readers = KINDS[kind].arguments
     for name in readers:

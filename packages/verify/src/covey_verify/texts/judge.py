@@ -105,14 +105,14 @@ class Endpoint:
         self.failures = 0
         return verdicts
 
-    async def _speaks_plainly(self, question: Question, key: str, patience: Patience, why: str) -> None:
+    async def _speaks_plainly(self, question: Question, key: str, patience: Patience, complaint: str) -> None:
         """Ask about CANARY, and raise JudgeFailed if that reply is unreadable too."""
         model = str(question.body["model"])
         plain = Question.of(model, CANARY[0], CANARY[1], ["Is the answer right?"], None)
         try:
             await self._asked(plain, key, patience)
         except Unreadable as error:
-            failure = ValueError(f"{why}; for a plain question: {error}")
+            failure = ValueError(f"{complaint}; for a plain question: {error}")
             self._failed(failure, patience)
             raise JudgeFailed(f"{self.url}: {self.last_failure}") from None
 
@@ -299,7 +299,7 @@ def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | M
 
 @cache
 def endpoint(url: str) -> Endpoint:
-    """Return the endpoint of an address, one for all rewards, which share its cache and its health."""
+    """Return the endpoint of an address, the same for all rewards, which share its cache and its health."""
     return Endpoint(url)
 
 
@@ -342,8 +342,8 @@ async def judge(
     """Return the weighted fraction of ``criteria`` that the completion meets according to a language model.
 
     With ``split_by`` the judge is asked about each step of the completion, reasoning included, and the value
-    is that of ``score_steps``. ``reference``, a setting or a column, is shown to the judge. The key is read
-    from the environment variable ``key_variable``.
+    is computed by ``score_steps``. ``reference``, a setting or a column, is shown to the judge. The key is
+    read from the environment variable ``key_variable``.
     """
     text = text_of(completion)
     answer = after_reasoning(text) if split_by is None else text[:LONGEST]

@@ -76,7 +76,7 @@ def response_language(text: str, *, language: str) -> str:
 
 
 def number_sentences(text: str, *, num_sentences: int, relation: str) -> str:
-    """So many sentences: `at least` counts those that end with punctuation, `less than` all."""
+    """So many sentences: `at least` counts the sentences that end with punctuation, `less than` all."""
     ended, every = sentences(text)
     return compared(ended if relation == "at least" else every, relation, num_sentences, "sentences")
 
@@ -170,7 +170,8 @@ def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> 
 def json_format(text: str) -> str:
     """The whole text, or the one code block that it is, is strict JSON: an object or list with content."""
     lines = text.split("\n")
-    mark, language = text[:3], lines[0].lstrip("`~").strip().casefold()
+    mark = text[:3]
+    language = lines[0].lstrip("`~").strip().casefold()
     if mark in FENCES and language in ("", "json") and len(lines) > 2 and lines[-1].strip() == mark:
         text = "\n".join(lines[1:-1])
     try:
@@ -214,7 +215,7 @@ def end_checker(text: str, *, end_phrase: str) -> str:
 
 
 def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> str:
-    """So many words are in capitals; those of one letter (`I`, `A`) are not counted."""
+    """So many words are in capitals; words of one letter (`I`, `A`) are not counted."""
     count = sum(w.isupper() and sum(map(str.isalpha, w)) > 1 for w in words(text))
     return compared(count, capital_relation, capital_frequency, "words in capitals")
 
@@ -230,7 +231,7 @@ def english_lowercase(text: str) -> str:
 
 
 def no_comma(text: str) -> str:
-    """There is no comma, nor one of another script."""
+    """There is no comma, nor a comma of another script."""
     return "there is a comma" if COMMA.search(text) else ""
 
 
@@ -251,14 +252,14 @@ def quotation(text: str) -> str:
     return "" if has_words(text) else "the quotation is empty"
 
 
-def compared(count: int, relation: str, limit: int, what: str) -> str:
+def compared(count: int, relation: str, limit: int, counted: str) -> str:
     """Return "" if a count meets its limit, otherwise both in words."""
-    return "" if RELATIONS[relation](count, limit) else f"{count} {what}, not {relation} {limit}"
+    return "" if RELATIONS[relation](count, limit) else f"{count} {counted}, not {relation} {limit}"
 
 
-def exactly(count: int, expected: int, what: str) -> str:
+def exactly(count: int, expected: int, counted: str) -> str:
     """Return "" if a count is the expected one, otherwise both in words."""
-    return "" if count == expected else f"{count} {what}, not {expected}"
+    return "" if count == expected else f"{count} {counted}, not {expected}"
 
 
 def a_phrase(value: object) -> str:

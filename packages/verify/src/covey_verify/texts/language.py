@@ -51,7 +51,8 @@ SCRIPT_OF: Mapping[str, str] = {
 # A word, or a single character of the scripts that put no space between words.
 WORD = re.compile(f"[{SCRIPTS['ja']}{SCRIPTS['th']}]|[^\\W\\d_]+")
 KANA = re.compile("[\u3040-\u30ff]")
-LATIN_WORD, GREEK_WORD = (re.compile(f"[{SCRIPTS[name]}]+") for name in ("latin", "el"))
+LATIN_WORD = re.compile(f"[{SCRIPTS['latin']}]+")
+GREEK_WORD = re.compile(f"[{SCRIPTS['el']}]+")
 SENTENCE = re.compile(r"(?<![\\a-z])[a-z]{2,}(?:,? [a-z]{2,}){2,}", re.IGNORECASE)
 FEWEST = 10
 """Fewest words that are judged: `x = 4` could be in any language."""
@@ -63,7 +64,7 @@ LONG_PIECE = 15
 """Words of a piece in which ``in_language`` looks for another language."""
 MOST_PIECES = 40
 ENTIRE = 0.8
-"""Fraction of its words that makes a text one of a language: names and quotations may be in another."""
+"""Fraction of a text's words that have to be in its language: names and quotations may be in another."""
 CERTAIN = 5.0
 """Nats by which another language must be likelier before a piece counts as written in it."""
 
@@ -73,9 +74,9 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
     """Return the fraction of words in the script of ``language``, without formulas, code and tags.
 
     Prose within these does count, so that another language cannot hide there. DeepSeek-R1, arXiv 2501.12948,
-    section 2.3.2. Languages of one script are not distinguished, except that ``detect`` distinguishes those
-    of the Latin script: words then count in pieces that py3langid finds to be in ``language``. The score is
-    None if there are too few words.
+    section 2.3.2. Languages of one script are not distinguished, except that ``detect`` tells languages
+    of the Latin script apart: words then count in pieces that py3langid finds to be in ``language``. The
+    score is None if there are too few words.
 
     >>> language_consistency("we add two and three, \u6240\u4ee5 so it is five").value
     0.8181818181818182
@@ -96,11 +97,11 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
 
 
 def in_language(text: str, language: str) -> bool:
-    """Return whether a text is in a language of SCRIPT_OF; one without words is in none.
+    """Return whether a text is in a language of SCRIPT_OF; a text without words is in none.
 
     ENTIRE of its words must be in the language's script and, if other languages share the script, in pieces
-    that are not clearly in one of these. Formulas, code and addresses do not count. Capitals are read as
-    small letters. Raises ConfigError without py3langid if the script is shared.
+    that are not clearly in one of these languages. Formulas, code and addresses do not count. Capitals are
+    read as small letters. Raises ConfigError without py3langid if the script is shared.
     """
     name = SCRIPT_OF[language]
     script = re.compile(f"[{SCRIPTS[name]}]+")

@@ -1,6 +1,6 @@
 """Rewards that shape length and repetition. They see the whole group; lengths are in tokens.
 
-They get the tokens that the model sampled, so inserted ones do not count.
+They get the tokens that the model sampled, so inserted tokens do not count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cosine_length(
 
     ``exceeded`` is ``long`` by default. Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1,
     uses it twice: for correct answers, where brevity pays (`gated_by: math_answer:correct`, 2 to 1), and for
-    incorrect ones, where effort does (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
+    incorrect answers, where effort does (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
 
     >>> cosine_length([[], [0] * 5, [0] * 10, [0] * 20], limit=10)
     [1.0, 0.75, 0.5, 0.5]
@@ -107,7 +107,7 @@ def majority_vote(
 ) -> list[float]:
     """Return 1 for the most frequent answer of the group, without a reference answer: TTRL, arXiv 2504.16084.
 
-    Answers are compared as texts; a missing one does not vote. Ties go to the answer that was given first.
+    Answers are compared as texts; a missing answer does not vote. Ties go to the answer that was given first.
 
     >>> majority_vote(["4", "5", "4"], rule="whole")
     [1.0, 0.0, 1.0]

@@ -78,8 +78,8 @@ def json_schema(
 ) -> Score:
     """Return 1 if the text after the reasoning is JSON that conforms to ``schema``, if there is one, else 0.
 
-    ``schema`` is a setting or a column. Validation runs in a killable subprocess, as a schema's pattern may
-    backtrack endlessly.
+    ``schema`` is a setting or a column. Validation runs in a killable subprocess, because a schema's pattern
+    may backtrack endlessly.
     """
     text = model_turns(completion, turns)[-1] if where == "whole" else text_of(completion)
     answer = after_reasoning(text)
@@ -143,36 +143,36 @@ def tool_calls(
 ) -> Score:
     """Return 1 if exactly the expected calls are made, else 0; with ``partial`` the fraction that matches.
 
-    The calls are those that the run has parsed, in the form that its model writes; without them those of the
+    If the run has parsed calls, in the form that its model writes, these count; otherwise the calls of the
     messages, or of the text after the reasoning. ``compare`` names the comparator of an argument, by
     `tool.argument` or `argument`; 2.0 equals 2. Unexpected calls count against the completion.
     """
     expected = _expected(tool_calls)
     try:
-        made = _made(completion, turns)
+        calls = _calls_of(completion, turns)
     except ValueError as error:
         return Score(0.0, "unparsable", detail=str(error)[:200])
-    if made is None:
+    if calls is None:
         return Score(0.0, "no_answer")
     # Dividing by the larger number counts both missing and unexpected calls.
-    most = max(len(expected), len(made))
-    fraction = _matches(expected, made, ordered, compare or {}) / most if most else 1.0
+    larger = max(len(expected), len(calls))
+    fraction = _matches(expected, calls, ordered, compare or {}) / larger if larger else 1.0
     value = fraction if partial else float(fraction == 1.0)
     return Score(
         value,
-        extracted=json.dumps([as_message(call)["function"] for call in made])[:500],
-        metrics={"calls": float(len(made))},
+        extracted=json.dumps([as_message(call)["function"] for call in calls])[:500],
+        metrics={"calls": float(len(calls))},
     )
 
 
 def _matches(
-    expected: Sequence[ToolCall], made: Sequence[ToolCall], ordered: bool, compare: Mapping[str, Comparator]
+    expected: Sequence[ToolCall], calls: Sequence[ToolCall], ordered: bool, compare: Mapping[str, Comparator]
 ) -> int:
     """Count the expected calls that were made; if ``ordered``, at the same position."""
     if ordered:
-        return sum(_same_call(ours, theirs, compare) for ours, theirs in zip(expected, made, strict=False))
+        return sum(_same_call(ours, theirs, compare) for ours, theirs in zip(expected, calls, strict=False))
     matches = 0
-    unmatched = list(made)
+    unmatched = list(calls)
     for call in expected:
         match = next((other for other in unmatched if _same_call(call, other, compare)), None)
         if match is not None:
@@ -186,10 +186,10 @@ def _expected(column: object) -> list[ToolCall]:
         calls = json.loads(column) if isinstance(column, str) else column
     except ValueError:
         calls = None
-    read = [call_of(_function_of(call)) for call in calls] if isinstance(calls, Sequence) else None
-    if read is None or any(call.wrong for call in read):
+    expected = [call_of(_function_of(call)) for call in calls] if isinstance(calls, Sequence) else None
+    if expected is None or any(call.wrong for call in expected):
         raise ValueError("column 'tool_calls' must be a list of {name, arguments}")
-    return read
+    return expected
 
 
 def _function_of(call: object) -> object:
@@ -210,7 +210,7 @@ def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | N
     return list(map(complaint, rows))
 
 
-def _made(completion: TextOrMessages, turns: Turns) -> Sequence[ToolCall] | None:
+def _calls_of(completion: TextOrMessages, turns: Turns) -> Sequence[ToolCall] | None:
     """Return the calls of a completion; None if its reasoning never ended. Raises ValueError."""
     messages = completion if isinstance(completion, list) else ()
     of_messages = _calls_in(messages)
@@ -220,27 +220,27 @@ def _made(completion: TextOrMessages, turns: Turns) -> Sequence[ToolCall] | None
     # Unfinished reasoning is not an answer, unless a tool has answered calls made before it.
     if answer is None and not of_messages and not (of_turns and answered):
         return None
-    calls = [*of_messages, *of_turns]
-    made = [call_of(_function_of(call)) for call in calls]
-    wrong = [call["error"] for call in calls if isinstance(call, Mapping) and call.get("error")]
-    if not calls:  # the text's calls have not been read yet
+    raw_calls = [*of_messages, *of_turns]
+    calls = [call_of(_function_of(call)) for call in raw_calls]
+    wrong = [call["error"] for call in raw_calls if isinstance(call, Mapping) and call.get("error")]
+    if not raw_calls:  # the text's calls have not been read yet
         text = model_turns(completion, turns)[-1]
         turn = read_turn(text, form=form_of_text(text))
-        made = list(turn.written)
-        wrong = [NOT_LAST] if made and not turn.ended else []
-    if complaints := [*wrong, *(call.wrong for call in made if call.wrong)]:
+        calls = list(turn.written)
+        wrong = [NOT_LAST] if calls and not turn.ended else []
+    if complaints := [*wrong, *(call.wrong for call in calls if call.wrong)]:
         raise ValueError(complaints[0])
-    return made
+    return calls
 
 
 def _calls_in(turns: Turns) -> list[Any]:
     return [call for turn in turns for call in turn.get("tool_calls") or ()]
 
 
-def _same_call(expected: ToolCall, made: ToolCall, compare: Mapping[str, Comparator]) -> bool:
+def _same_call(expected: ToolCall, call: ToolCall, compare: Mapping[str, Comparator]) -> bool:
     ours = expected.arguments
-    theirs = made.arguments
-    if expected.name != made.name or set(ours) != set(theirs):
+    theirs = call.arguments
+    if expected.name != call.name or set(ours) != set(theirs):
         return False
     for name, value in ours.items():
         comparator = compare.get(f"{expected.name}.{name}", compare.get(name, "exact"))

@@ -1,0 +1,51 @@
+"""The turns of policy and critic in an update: which of them learn in a step, by which objective."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from covey.learner.learner import Objective
+from covey.learner.objectives import PolicyObjective, ValueObjective, ValueStats
+from covey.objective.diagnostics import TokenStats
+from covey.training.metrics import StepUpdates
+from covey.training.run import AnyLearner, Run
+
+
+class LearnerTurn(NamedTuple):
+    """The part of one learner in each update of a step."""
+
+    learner: AnyLearner
+    objective: Objective[TokenStats | ValueStats]
+    norms: list[float]
+    """The norms of its gradients so far; each update appends one."""
+
+
+def policy_waits(run: Run, step: int) -> bool:
+    """Whether only the critic learns in this step (``critic.warmup``)."""
+    critic = run.loaded.algorithm.critic
+    return critic is not None and step < critic.warmup
+
+
+def set_value_pull(run: Run, waits: bool) -> None:
+    """Set how far a value head's gradient reaches the policy's trunk; it does not while the policy waits."""
+    critic = run.loaded.algorithm.critic
+    head = run.learner.policy.value
+    if critic is not None and head is not None:
+        head.pull = 0.0 if waits else critic.pull
+
+
+def learner_turns(run: Run, waits: bool, done: StepUpdates) -> list[LearnerTurn]:
+    """Return the turns of a step's updates: the policy's, unless it ``waits``, and that of a critic."""
+    algorithm = run.loaded.algorithm
+    rollout = run.loaded.config.rollout
+    has_head = run.learner.policy.value is not None
+    values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
+    turns = []
+    if not waits:
+        loss = (algorithm, rollout.temperature, rollout.max_tokens, run.state.coefficients)
+        policy = PolicyObjective(*loss, values if has_head else None)
+        turns.append(LearnerTurn(run.learner, policy, done.norms))
+    # A head on the policy learns with it in one pass, unless the policy waits.
+    if values is not None and (waits or not has_head):
+        turns.append(LearnerTurn(run.critic or run.learner, values, done.value_norms))
+    return turns
