@@ -250,7 +250,7 @@ MUTANTS = [
         ("half-life as a discount", "0.5 ** (1 / half_life)", "1 - 1 / half_life"),
         ("outliers kept", "mask & (log_ratio.exp() <= outlier)", "mask"),
         ("safety for positives", "risky = (advantages < 0)", "risky = (advantages > 0)"),
-        ("missing detach in the influence", "    log_ratio = log_ratio.detach()\n    # Outliers", "    # Outliers"),
+        ("missing detach in the influence", "    log_ratio = log_ratio.detach()\n    # An outlier", "    # An outlier"),
     ),
     *of(
         "objective/credit.py",

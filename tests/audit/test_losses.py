@@ -353,7 +353,7 @@ def test_tokens_of_the_prompt_are_not_in_the_loss(tmp_path: Path) -> None:
         (lambda d: d, ""),
         (lambda d: -d, "arguments exchanged"),
         (lambda d: d * d / 2, "the KL is k2"),
-        (lambda d: 3 * d, "not that of its estimator"),
+        (lambda d: 3 * d, "not what its estimator gives"),
     ],
 )
 def test_the_kl_is_that_of_policy_and_reference(
@@ -393,8 +393,8 @@ def test_returns_are_those_of_gamma_and_lambda(tmp_path: Path) -> None:
         return str([f for f in report.findings if f.id == "returns_differ"])
 
     assert said(0.99, 0.8) == "[]"
-    assert "but of gamma 0.8 and lambda 0.99" in said(0.8, 0.99)
-    assert "but of gamma 0.99 and lambda 0.99" in said(0.99, 0.99)
+    assert "but from gamma 0.8 and lambda 0.99" in said(0.8, 0.99)
+    assert "but from gamma 0.99 and lambda 0.99" in said(0.99, 0.99)
 
 
 def test_importance_weights_are_trainer_over_sampler(tmp_path: Path) -> None:

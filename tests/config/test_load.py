@@ -57,7 +57,7 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("output: ''\n", "output = '': write a path"),
         ("rewards: math_answer\n", "rewards = 'math_answer': write a list, as [first"),
         ("stages: {a: 1}\n", "stages = {'a': 1}: write a list"),
-        ("loss: [1]\n", "loss = [1]: write a mapping, as {"),
+        ("loss: [1]\n", "loss = [1]: write a mapping, for example {"),
         ("model: a\nmodel: b\n", "run.yaml:2: model is set twice"),
         ("train: [1]\n", "run.yaml:1: train = [1]"),
         ("- 1\n", "a config must be a mapping"),

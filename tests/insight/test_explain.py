@@ -89,7 +89,7 @@ def test_a_function_of_the_user_is_explained_though_it_describes_no_setting(
         ("num_train_epochs", "write train.steps"),
         ("kl", "algorithm.kl ("),
         ("clip_high", "algorithm.surrogate.clip_high (a setting of clip"),
-        ("algorithm", "every ratio is 1: no setting of ratio or surrogate"),
+        ("algorithm", "all ratios are 1 and clip settings have no effect"),
         ("Rollout.Group_Size", "rollout.group_size (default: 8"),
     ],
 )

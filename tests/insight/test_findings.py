@@ -454,7 +454,7 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     (stage / "metrics.jsonl").write_text(lines + '{"step": 40, "half')
     assert main(["explain", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "are truncated at rollout.max_tokens; 90 % of those that ended" in said
+    assert "are truncated at rollout.max_tokens; 90 % of the ended ones" in said
     assert "Try: rollout.max_tokens: 640" in said
     assert main(["explain", str(tmp_path), "--json"]) == 0
     (finding, *_) = json.loads(capsys.readouterr().out)["findings"]

@@ -141,7 +141,7 @@ def _one(advantage: float | Numbers | None, mask: list[bool] | None) -> float | 
 
 
 def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
-    """Return the advantages that the framework's convention gives, of those that are trained; None if it is
+    """Return the trained advantages that the framework's convention gives; None if the convention is
     not known. Completions that are scored and not trained count in the statistics of their groups.
     """
     algorithm = convention_of(record)
@@ -171,7 +171,7 @@ def _with_kl(record: AuditRecord, rollout: Scored, kl: KL | None) -> Tensor | No
     if kl.level == "token":
         # It would make the advantages of a completion's tokens differ: where they do not, none was charged.
         return rollout.rewards if rollout.one_per_completion else None
-    # The rewards of TRL are those of its functions, without the KL; of others they may have it.
+    # TRL's rewards come from its functions alone. Other frameworks may have subtracted the KL from theirs.
     if record.header.framework != "trl" or not record.fields >= {"old_logprobs", "ref_logprobs"}:
         return None
     return rollout.rewards - kl.coef * rollout.kl
@@ -186,7 +186,7 @@ def fits(used: Tensor, candidate: Tensor) -> bool:
 
 
 class Compared(NamedTuple):
-    """The advantages of a rollout, with those that the convention gives."""
+    """The advantages of a rollout, and the advantages that the convention gives."""
 
     rollout: Scored
     expected: Tensor
@@ -203,7 +203,7 @@ def negated(compared: Compared) -> bool:
 
 
 def in_another_order(compared: Compared) -> bool:
-    """The advantages are those of other completions: the same numbers in another order."""
+    """The advantages belong to other completions: the same numbers in another order."""
     return fits(compared.rollout.used.sort().values, compared.expected.sort().values)
 
 
@@ -257,7 +257,7 @@ def scaled(compared: Compared) -> bool:
 
 
 def anything(_compared: Compared) -> bool:
-    """The advantages are not those of the settings, and no known mistake explains them."""
+    """The advantages do not follow from the settings, and no known mistake explains them."""
     return True
 
 
@@ -320,12 +320,12 @@ def explained_by(name: str) -> Predicate:
 
 
 def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
-    """An update uses an advantage that is not the one that the completion got from its rollout, and the
-    numbers of the update are among those of the rollout.
+    """An update uses another advantage than the completion got from its rollout, and the update's numbers
+    are among the rollout's numbers.
     """
     for rollout in record.rollouts:
         of_rollout = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
-        # Each use of a completion: the advantage of its update, and that of its rollout.
+        # Each use of a completion: the advantage in its update, and in its rollout.
         used = [
             (use, _one(use.row.advantage, use.row.mask), use.sample.advantage)
             for use in record.uses
@@ -341,7 +341,7 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
 
 
 def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
-    """The ids of an update are those of other completions of the rollout, whose advantages stayed behind."""
+    """The ids of an update belong to other completions of the rollout, whose advantages stayed behind."""
     for rollout in record.rollouts:
         sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
         uses = [use for use in record.uses if use.row.rollout == rollout.number]
@@ -353,7 +353,7 @@ def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
             use, n = moved[0]
             sentence = "completions are trained with the advantages of others"
             evidence = {"completion": n or 0}
-            return Trouble(f"{sentence}: {n} with that of {use.row.completion}", use.update.step, evidence)
+            return Trouble(f"{sentence}: {n} with {use.row.completion}'s", use.update.step, evidence)
     return None
 
 

@@ -138,22 +138,22 @@ def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
     advantages = (
         np.full(size, advantage, np.float64) if isinstance(advantage, float) else _fitted(advantage, size)
     )
-    # The page shows a token without a number as one that no update saw.
+    # On the page, no number means that no update saw the token.
     mask = np.ones(size, bool) if first.mask is None else _fitted(first.mask, size) == 1
-    now = _fitted(last.logprobs, size)
+    present = _fitted(last.logprobs, size)
     inserted = _fitted(sample.inserted, size) == 1
     return {
         "tokens": ids,
         "sampled": ~inserted,
         "logprobs": _fitted(next((v for v in alternatives if v), None), size).astype(np.float32),
         "advantages": np.where(mask, advantages, np.nan).astype(np.float32),
-        "ratios": np.exp(now - _fitted(last.old_logprobs, size)).astype(np.float32),
-        "ref_log_ratios": (now - _fitted(last.ref_logprobs, size)).astype(np.float32),
+        "ratios": np.exp(present - _fitted(last.old_logprobs, size)).astype(np.float32),
+        "ref_log_ratios": (present - _fitted(last.ref_logprobs, size)).astype(np.float32),
     }
 
 
 def _fitted(values: Sequence[float | None] | None, size: int) -> np.ndarray:
-    """Return (size,) float64: the first values, NaN for those that are missing."""
+    """Return (size,) float64: the first values; missing ones are NaN."""
     fitted = np.full(size, np.nan)
     part = np.array((values or ())[:size], dtype=np.float64)
     fitted[: len(part)] = part
@@ -161,7 +161,7 @@ def _fitted(values: Sequence[float | None] | None, size: int) -> np.ndarray:
 
 
 def metrics_of(record: AuditRecord) -> list[dict[str, float]]:
-    """Return the metrics of each step by covey's names, those of completions counted if there are any."""
+    """Return each step's metrics by covey's names, with counts of its completions if there are any."""
     words = words_of(record.header.framework)
     steps: dict[int, dict[str, float]] = {}
     for update in record.updates:

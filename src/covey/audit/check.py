@@ -1,4 +1,4 @@
-"""Checks of a record, and the findings of those that fail."""
+"""Checks of a record, and the findings of failed checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Words(BaseModel):
     any: str = ""
     """The remedy, in words of no framework."""
     trl: str = ""
-    """The line to change, in the words of this framework, as in the two below."""
+    """The line to change, in the words of this framework; so are the two below."""
     verl: str = ""
     openrlhf: str = ""
     silences: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
 
 
 def _consequences(name: str, silences: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the checks that a finding silences: those of its own row, and of theirs."""
+    """Return the checks that a finding silences, directly or through another check."""
     consequences = set[str]()
     names = [*silences[name]]
     while names:

@@ -1,4 +1,4 @@
-"""The algorithm that a framework's settings mean, as covey's own functions compute it."""
+"""The algorithm that a framework's settings mean, computed by covey's own functions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _trl(record: AuditRecord) -> Algorithm | None:
 def _loss_settings(record: AuditRecord) -> dict[str, object]:
     """Return TRL's settings of the loss that are not its defaults.
 
-    Its arguments have values for every loss_type, and `algorithm_of` refuses those that have no effect.
+    Its arguments have values for every loss_type, and `algorithm_of` refuses arguments without effect.
     """
     settings = record.header.settings
     return {n: settings[n] for n, usual in LOSS.items() if n in settings and settings[n] != usual}

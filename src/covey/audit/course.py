@@ -31,7 +31,7 @@ def course_of(record: AuditRecord) -> list[Finding]:
 
 
 def translated(words: FrameworkWords, logged: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-    """Yield a framework's metrics under covey's names, without those that covey has no name for."""
+    """Yield a framework's metrics under covey's names. Metrics that covey has no name for are left out."""
     for name, value in logged.items():
         translation = words.metric(name)
         if translation is not None and value is not None and math.isfinite(value):
@@ -48,12 +48,12 @@ def _in_words_of(words: FrameworkWords, finding: Finding) -> Finding:
 
 
 def names_of(words: FrameworkWords) -> Mapping[str, str]:
-    """Return covey's settings -> those of a framework."""
+    """Return covey's names of settings -> the framework's names."""
     keys = {name: key for key, name in TRL_NAMES.items()}
     return {keys.get(name, name): theirs for name, theirs in words.settings.items()} or TRL_NAMES
 
 
 def named(names: Mapping[str, str], text: str) -> str:
-    """Return a sentence with other names of settings; those without a dot, as `model`, are words too."""
+    """Return a sentence with other names of settings. Names without a dot stay: `model` is a word too."""
     keys = "|".join(re.escape(key) for key in names if "." in key)
     return re.sub(rf"\b({keys})\b", lambda match: names[match[0]], text)

@@ -47,8 +47,8 @@ class Suspect(NamedTuple):
 
 
 def logprobs_are_in_another_order(record: AuditRecord) -> Trouble | None:
-    """The old log-probs, or the sampler's, are those of other completions of the same update: of those that
-    differ from the trainer's, nine in ten equal another one's.
+    """The old log-probs, or the sampler's, belong to other completions of the same update: nine in ten of the
+    completions that differ from the trainer have another completion's log-probs.
     """
     of_calls = _certain_by_calls(record)
     comparisons = [(old_logprobs, certain, "old") for certain in (recomputed, trainer, of_calls)]
@@ -84,16 +84,14 @@ def _in_another_order(
         moved = [(one, other) for one in off for other in _owners(one, every)[:1]]
         if len(moved) >= FEWEST and len(moved) >= 0.9 * len(off):
             first, other = moved[0]
-            sentence = (
-                f"the {whose} log-probs of {len(moved)} completions are those of others in the same batch"
-            )
-            example = f"{other.use.row.completion} has those of {first.use.row.completion}"
+            sentence = f"the {whose} log-probs of {len(moved)} completions belong to others in the same batch"
+            example = f"{other.use.row.completion} has the ones of {first.use.row.completion}"
             return Trouble(f"{sentence}: completion {example}", first.use.update.step, location(other.use))
     return None
 
 
 def _owners(one: Suspect, every: Sequence[Suspect]) -> list[Suspect]:
-    """Return the completions that have the log-probs of another one."""
+    """Return the completions that have this completion's log-probs."""
     least = min(APART, CLOSER * (one.distance(one) or 0.0))
     apart = [(other, one.distance(other)) for other in every if other is not one]
     return [other for other, nats in apart if nats is not None and nats < least]
@@ -103,7 +101,7 @@ def _owners(one: Suspect, every: Sequence[Suspect]) -> list[Suspect]:
 
 
 class Advantage(NamedTuple):
-    """The advantage that a loss got for a completion, and the one that its batch has for it."""
+    """The advantage that a loss got for a completion, and the advantage that its batch has for it."""
 
     call: LossCall
     use: Use
@@ -184,7 +182,7 @@ def _first(advantage: float | Numbers | None, mask: Sequence[bool]) -> float | N
 
 def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
     """The loss gets old log-probs that the batch never had, neither the present ones nor the sampler's, in
-    a quarter of its calls and in at least two, though it gets those of the batch in others.
+    a quarter of its calls and in at least two, though others get the batch's.
     """
     keys = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     keys |= {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
@@ -197,17 +195,15 @@ def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
 
 
 def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
-    """The loss gets old log-probs as the present ones, and the present ones as the old: where the two differ,
-    the former are those that the batch has as its old ones.
+    """The loss gets the old and the present log-probs exchanged: where the two differ, its present log-probs
+    are the batch's old ones.
     """
     kept = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     for call in record.calls:
         keys = [(key_of(row.logprobs, row.mask), key_of(row.old_logprobs, row.mask)) for row in call.rows]
         shown = [now in kept and old not in kept for now, old in keys if now and old and now != old]
         if shown and all(shown):
-            sentence = (
-                "the loss gets the old log-probs as those of the policy, and the policy's as the old ones"
-            )
+            sentence = "the loss gets the policy's log-probs and the old ones exchanged"
             return Trouble(f"{sentence} (call {call.step} of {call.name}): the gradient has the other sign")
     return None
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 
 class FrameworkWords(BaseModel):
-    """The words of one framework, as `frameworks.yaml` explains them."""
+    """The words of one framework; `frameworks.yaml` explains them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -66,7 +66,7 @@ def tensor_of(values: Sequence[float | None]) -> Tensor:
 
 
 def groups_of(samples: Sequence[Sample]) -> list[int]:
-    """Return the number of each completion's group: the recorded one, else that of its prompt."""
+    """Return the number of each completion's group: the recorded one, else its prompt's."""
     prompts = [s.prompt_text for s in samples]
     numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(prompts))}
     return [numbers[p] if s.group is None else s.group for s, p in zip(samples, prompts, strict=True)]

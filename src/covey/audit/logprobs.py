@@ -96,7 +96,7 @@ def distance(uses: Sequence[Use], a: Select, b: Select) -> float:
 
 
 def _fresh(record: AuditRecord) -> list[Use]:
-    """Return the completions of each rollout's first update: the weights are those that sampled them."""
+    """Return the completions of each rollout's first update: its weights have sampled them."""
     return [use for use in record.uses if use.first]
 
 
@@ -141,12 +141,12 @@ def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
 
 
 def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
-    """The trainer's log-probs differ from the model's own and equal those of the next token."""
+    """The trainer's log-probs differ from the model's own and equal the next token's log-probs."""
     return _apart(
         record,
         trainer,
         recomputed,
-        "the trainer's log-probs are those of the next token: they differ",
+        "the trainer's log-probs belong to the next token: they differ",
         following(recomputed),
     )
 
@@ -161,8 +161,8 @@ def temperature_is_missing(record: AuditRecord) -> Trouble | None:
 
 
 def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
-    """The trainer's log-probs differ from those of a plain forward pass by more than .05 nats a token."""
-    sentence = "the trainer's log-probs differ from those of its own model"
+    """The trainer's log-probs differ from a plain forward pass by more than .05 nats a token."""
+    sentence = "the trainer's log-probs differ from its own model's"
     return _apart(record, trainer, recomputed, sentence, least=ROUNDED)
 
 
@@ -170,7 +170,7 @@ def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
     """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
     the trainer's by more than .02 nats a token, and are not the sampler's.
     """
-    if distance(_fresh(record), old, sampler) == 0:  # the sampler's own, as verl's bypass_mode has it
+    if distance(_fresh(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
         return None
     return _apart(
         record, old, trainer, "no update came between, and old log-probs differ from the present ones"
@@ -202,18 +202,18 @@ def _is_on_policy(call: LossCall) -> bool:
 
 def updates_of_a_rollout(record: AuditRecord) -> float:
     """Return how many updates the settings make of a rollout; 1 if they do not say."""
-    each = record.number("update_prompts", 0.0)
-    each = each or record.number("update_completions", 0.0) / record.number("num_generations", 1.0)
-    prompts = record.number("rollout_prompts", each)
-    return record.number("num_iterations", 1.0) * (prompts / each if each else 1.0)
+    size = record.number("update_prompts", 0.0)
+    size = size or record.number("update_completions", 0.0) / record.number("num_generations", 1.0)
+    prompts = record.number("rollout_prompts", size)
+    return record.number("num_iterations", 1.0) * (prompts / size if size else 1.0)
 
 
 def sampler_is_shifted(record: AuditRecord) -> Trouble | None:
-    """The sampler's log-probs differ from the trainer's and equal those of the next token, or of the one
-    before.
+    """The sampler's log-probs differ from the trainer's and equal the next token's log-probs, or the previous
+    token's.
     """
     for shift, which in ((following, "next token"), (preceding, "token before")):
-        sentence = f"the sampler's log-probs are those of the {which}: they differ"
+        sentence = f"the sampler's log-probs belong to the {which}: they differ"
         trouble = _apart(record, sampler, present, sentence, shift(present))
         if trouble is not None:
             return trouble
@@ -303,8 +303,7 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
 
 def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     """More than a hundredth of the ratios are above 2, by 3.5 standard errors over completions, of updates in
-    which ratios have moved. Not asked where the ratio is that of a whole completion, whose tokens may differ
-    more.
+    which ratios have moved. Not asked of ratios of whole completions, whose tokens may differ more.
     """
     level = record.setting("importance_sampling_level")
     if level in ("sequence", "sequence_token") or is_rloo(record):

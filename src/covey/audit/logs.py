@@ -23,7 +23,7 @@ EVENTS = "events.out.tfevents."
 RUN = "run_name"
 """The name of the run, of a log that has several."""
 Logged = Mapping[str, Any]
-"""Metrics by name, as they were logged together."""
+"""Metrics by name that were logged together."""
 
 
 def read_log(path: Path) -> AuditRecord:
@@ -93,7 +93,7 @@ def _update(framework: str, step: int, metrics: dict[str, float]) -> Update | No
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, also one that is written as text; None for anything else."""
+    """Return a number, also if it is written as text; None for anything else."""
     try:
         return None if isinstance(value, bool | dict | list) or value in ("", None) else float(value)
     except (ValueError, TypeError):

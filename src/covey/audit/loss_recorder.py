@@ -1,7 +1,7 @@
 """The calls of a trainer's loss function, and how the terms of a loss enter the gradient.
 
-Nothing of the trainer is needed but its functions: the weights are those that a loss was computed from, and a
-term's factor is the gradient that comes back to it. torch is not imported.
+Nothing of the trainer is needed but its functions. The weights are found from the loss that was computed with
+them; a term's factor is the gradient that comes back to it. torch is not imported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LossRecorder:
         self._weight: Tensor | None = None
         self._seen: Tensor | None = None
         self._gradient: Tensor | None = None
-        """The weight's gradient, as the last backward pass left it."""
+        """The weight's gradient after the last backward pass."""
 
     def call(self, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the loss function."""
@@ -63,7 +63,7 @@ class LossRecorder:
     ) -> None:
         """Write a call, unless it shows nothing new.
 
-        ``values``: those of a `LossRow`, (N, T). ``counts``: the `tokens` and `completions` that it divides
+        ``values``: of a `LossRow`, (N, T). ``counts``: the `tokens` and `completions` that it divides
         by, and then multiplies by ``ranks``, over which gradients are averaged.
         """
         self.count += 1
@@ -92,8 +92,8 @@ class LossRecorder:
     def _write_term(self, line: Mapping[str, object], factor: Tensor) -> None:
         weight = self._weight
         gradient = None if weight is None else weight.grad
-        now = None if gradient is None else _first_values(gradient)
-        scale = _multiple(self._gradient, now)
+        gradient_values = None if gradient is None else _first_values(gradient)
+        scale = _multiple(self._gradient, gradient_values)
         kept = bool(gradient is not None and gradient.any())
         self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept, gradient_scaled=scale)
 
@@ -103,13 +103,13 @@ class LossRecorder:
             self._weight = _weight_behind(loss)
             if self._weight is not None:
                 self._weight.register_post_accumulate_grad_hook(self._keep_gradient)
-        now = None if self._weight is None else _first_values(self._weight)
+        weight_values = None if self._weight is None else _first_values(self._weight)
         before = self._seen
-        self._seen = now
-        return None if now is None or before is None else bool((now != before).any())
+        self._seen = weight_values
+        return None if weight_values is None or before is None else bool((weight_values != before).any())
 
     def _keep_gradient(self, weight: Tensor) -> None:
-        """Keep the gradient after a backward pass, as long as calls are recorded."""
+        """Keep the gradient after a backward pass, while calls are recorded."""
         gradient = weight.grad if self.kept < CALLS else None
         self._gradient = None if gradient is None else self.file.attempt(_first_values, gradient)
 
@@ -191,7 +191,7 @@ def _in_order(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]
 
 
 def replace_everywhere(inner: object, outer: object) -> None:
-    """Replace a function in every module that has it, those that have imported it by name included."""
+    """Replace a function in every module that has it, also where it was imported by name."""
     for module in list(sys.modules.values()):
         held = getattr(module, "__dict__", {})
         names = [name for name, value in list(held.items()) if value is inner]

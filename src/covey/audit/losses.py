@@ -62,7 +62,7 @@ class LossCase:
     """Relative difference that rounding may make; a fiftieth of it, absolute."""
 
     def is_that_of(self, other: LossCase) -> bool:
-        """Whether the loss that was found is the one that another case has by covey's formula."""
+        """Whether covey's formula gives the recorded loss in another case."""
         return _alike(self.recorded, float(other.value().total), self.precision)
 
     def value(self) -> Loss:
@@ -160,7 +160,7 @@ def _rows_of(uses: Sequence[Use]) -> list[LossRow]:
 def _inputs(
     rows: Sequence[LossRow], totals: Mapping[str, int], references: Sequence[Numbers] | None = None
 ) -> LossInputs:
-    """Return what a loss is made of. ``totals``: those that are not the counts of these rows."""
+    """Return what a loss is made of. ``totals``: numbers that replace the counts of these rows."""
     mask = _padded([[float(on) for on in row.mask] for row in rows]).bool()
     counts = {
         "tokens": int(mask.sum()),
@@ -245,7 +245,7 @@ def _with(case: LossCase, **axes: object) -> LossCase:
 
 
 def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Trouble | None]:
-    """Return the check that speaks if all losses that differ are those of a variation."""
+    """Return the check that speaks if a variation explains all losses that differ."""
 
     def fits(case: LossCase, _due: Loss) -> bool:
         other = variation(case)
@@ -260,13 +260,13 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
 
 def correction_is_inverted(record: AuditRecord) -> Trouble | None:
     """The importance correction is the sampler's probability over the trainer's: recorded weights are, or the
-    loss is that of such weights, or gets the two log-probs in the other order.
+    loss has such weights, or gets the two log-probs in the other order.
     """
     clear = [correction for use in record.uses for correction in _corrected(use)]
     wrong = [correction for correction in clear if correction.inverted]
     if len(wrong) >= 4 and len(wrong) > 0.5 * len(clear):
         use, token, weight, due = wrong[0][:4]
-        sentence = f"importance weights are those of the sampler over the trainer: {weight:.4g}"
+        sentence = f"importance weights are sampler over trainer: {weight:.4g}"
         return Trouble(f"{sentence} where {due:.4g} is expected", use.update.step, location(use, token))
     exchanged = exchanged_with_the_sampler(record)
     if exchanged is not None:
@@ -303,15 +303,15 @@ def _corrected(use: Use) -> Iterator[Correction]:
 
 
 def corrections_are_constant(record: AuditRecord) -> Trouble | None:
-    """More than nine in ten importance weights of an update are one number other than 1, as if all were
+    """More than nine in ten importance weights of an update are one number other than 1: probably all were
     cut at a bound, and not what the log-probs of trainer and sampler give.
     """
     for update in record.updates:
         weights = [w for use in record.uses_of(update) for w in _weights(use)]
         usual = mode(weights) if weights else 1.0
         count = weights.count(usual)
-        cut = not math.isclose(usual, 1.0, rel_tol=1e-3)
-        if cut and count >= FEWEST and count > 0.9 * len(weights):
+        capped = not math.isclose(usual, 1.0, rel_tol=1e-3)
+        if capped and count >= FEWEST and count > 0.9 * len(weights):
             sentence = f"{count} of {len(weights)} importance weights are {usual:.4g}"
             return Trouble(f"{sentence}: a bound cuts what it should let pass", update.step)
     return None
@@ -326,7 +326,7 @@ def _weights(use: Use) -> list[float]:
 
 
 def reduction_is_another(record: AuditRecord) -> Trouble | None:
-    """The loss is that of another mean: over tokens, over completions, or a sum."""
+    """The loss has another mean: over tokens, over completions, or a sum."""
     for mean in MEANS.values():
 
         def fits(case: LossCase, _due: Loss, mean: Callable[..., Tensor] = mean) -> bool:
@@ -408,7 +408,7 @@ def loss_is_scaled(record: AuditRecord) -> Trouble | None:
 
 
 def loss_differs(record: AuditRecord) -> Trouble | None:
-    """The loss differs from the one that covey computes from its log-probs, masks and advantages."""
+    """The loss differs from covey's loss of the same log-probs, masks and advantages."""
     return _explained(record, "the loss is not the one of its settings", lambda _case, _due: True)
 
 
@@ -419,7 +419,7 @@ CHECKS = {
     "clip_swapped": explained_by(
         bounds_exchanged,
         "the clip bounds are exchanged, the lower one is the upper one",
-        "The loss is that of the clip bounds exchanged: the lower one is the upper one.",
+        "The loss has the clip bounds exchanged: the lower bound is the upper one.",
     ),
     "clip_missing": explained_by(
         not_clipped, "no ratio is clipped", "The loss is that without a clip, where the settings have one."

@@ -35,11 +35,11 @@ VALUES = {
     "covey_rewards": "token_rewards",
     "covey_scores": "token_scores",
 }
-"""The name of an Experience -> the record's; those of covey are what its maker had and has not kept."""
+"""The name of an Experience -> the record's. `covey_...` is what its maker had and has not kept."""
 LOSSES = "openrlhf.models.loss"
-"""The module with the policy loss. A worker's process has it, and one that has it calls it."""
+"""The module with the policy loss. A worker's process that has it calls it."""
 PENALTIES = "openrlhf.models.utils"
-"""The module with the KL, which that one imports."""
+"""The module with the KL, which the module with the loss imports."""
 SUMS = {"get_cumulative_returns": 0, "get_advantages_and_returns": 1}
 """Methods of its experience maker that make returns of the rewards of tokens -> which argument these are."""
 LOSS_VALUES = {
@@ -49,8 +49,12 @@ LOSS_VALUES = {
     "rollout_log_probs": "sampler_logprobs",
 }
 COUNTS = {"batch_num_tokens": "tokens", "global_batch_size": "completions"}
-FORWARD, GATHER, MAKE = "_dispatch_forward", "_flatten_results", "make_experience"
-"""Methods of its experience maker."""
+FORWARD_METHOD = "_dispatch_forward"
+"""The method of its experience maker that asks a model for log-probs."""
+GATHER_METHOD = "_flatten_results"
+"""The method of its experience maker that gathers the answers of all ranks."""
+MAKE_METHOD = "make_experience"
+"""The method of its experience maker that makes a batch."""
 
 
 def record_run(
@@ -66,7 +70,7 @@ def record_run(
     maker = trainer.experience_maker
     maker.make_experience_batch = writer.make_experience_batch
     trainer.ppo_train = writer.ppo_train
-    for name in (*SUMS, FORWARD, GATHER, MAKE):
+    for name in (*SUMS, FORWARD_METHOD, GATHER_METHOD, MAKE_METHOD):
         if hasattr(maker, name):
             setattr(maker, name, partial(writer.noticed, name, getattr(maker, name)))
     if LOSSES in sys.modules:
@@ -131,11 +135,11 @@ class _OpenRlhfWriter:
         return result
 
     def _notice(self, name: str, arguments: Sequence[Any], result: Any) -> None:
-        if name == FORWARD and arguments[0] is getattr(self.maker, "initial_model_group", None):
+        if name == FORWARD_METHOD and arguments[0] is getattr(self.maker, "initial_model_group", None):
             self.asked = result
-        elif name == GATHER and arguments[0] is self.asked:
+        elif name == GATHER_METHOD and arguments[0] is self.asked:
             self.references = list(result)
-        elif name == MAKE:
+        elif name == MAKE_METHOD:
             for experience, reference in zip(result, self.references, strict=False):
                 experience.covey_reference = reference
                 # A KL in the loss is the workers', who get the reference for it; here it is 0.
@@ -161,7 +165,7 @@ class _OpenRlhfWriter:
         if self.file.count < self.batches:
             completions += _completions(self.experiences, self.trainer.args, self.trainer.tokenizer)
         if self.score is not None and self.file.count == 0:
-            # Its rewards read special tokens, too, as the one that ends a text.
+            # Its rewards read special tokens too, for example the end token.
             texts = [self.trainer.tokenizer.decode(c.sample["ids"]) for c in completions]
             score_again(partial(_scored, self.score), "reward", completions, texts)
         self.file.rollout(step, completions, self._logprobs_now())
@@ -179,8 +183,8 @@ class _OpenRlhfWriter:
         deepspeed = self.trainer.args.ds
         # Each rank of a ring or of a tensor group answers, all of them alike.
         copies = deepspeed.ring_attn_size * deepspeed.tensor_parallel_size
-        answers = getattr(self.maker, FORWARD)(self.trainer.actor_model_group, True, **fields)
-        return [row for batch in getattr(self.maker, GATHER)(answers, copies) for row in batch]
+        answers = getattr(self.maker, FORWARD_METHOD)(self.trainer.actor_model_group, True, **fields)
+        return [row for batch in getattr(self.maker, GATHER_METHOD)(answers, copies) for row in batch]
 
 
 def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt: str) -> Any:
@@ -190,7 +194,7 @@ def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt
 def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Iterator[RecordedCompletion]:
     for e in experiences:
         for n, number in enumerate(e.index):
-            # Sequences are padded on the right. The prompt's own length is not that of the mask.
+            # Sequences are padded on the right. The mask does not show the prompt's own length.
             ids = e.sequences[n][: int(e.attention_mask[n].sum())].tolist()
             prompt = tokenizer(text=e.prompts[n], add_special_tokens=False)["input_ids"]
             if ids[: len(prompt)] != prompt:

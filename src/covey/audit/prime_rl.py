@@ -107,7 +107,7 @@ def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sam
     ids = [token for node in nodes for token in node["token_ids"]]
     mask = [bool(on) for node in nodes for on in node["mask"]]
     start = mask.index(True)
-    # Log-probs and advantages are those of sampled tokens alone.
+    # Log-probs and advantages are of sampled tokens alone.
     logprobs = iter([value for node in nodes for value in node.get("logprobs") or ()])
     credit = {value for node in nodes for value in node.get("advantages") or ()}
     rewards = {name: reward for name, reward in trace["rewards"].items() if reward is not None}
@@ -129,7 +129,7 @@ def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sam
 
 
 def _rows(path: Path, step: int, traces: Sequence[_Trace]) -> Iterator[Row]:
-    """Yield a rank's sequences that are traces of the step, as its trainer has seen them."""
+    """Yield a rank's sequences that are traces of the step, in its trainer's form."""
     places = {trace.whole: index for index, trace in enumerate(traces)}
 
     def rows(row: dict[str, Any]) -> Iterator[Row]:

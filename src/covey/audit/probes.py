@@ -1,8 +1,8 @@
 """Rewards asked once more: for a completion alone, with another problem's row, and for two other texts.
 
-A reward that answers otherwise than in its batch mixes rows up, or is random. One that pays another problem's
-row as well, or an empty text, does not read the answer; one that pays a list of all answers finds the right
-one anywhere in a text. Only the standard library is needed.
+A reward that answers otherwise than in its batch mixes rows up, or is random. A reward that pays another
+problem's row as well, or an empty text, does not read the answer. A reward that pays a list of all answers
+finds the correct answer anywhere in a text. Only the standard library is needed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMAT: Final = "covey-audit"
 VERSION: Final = 2
 MOTION = 0.01
-"""Fraction of changed weights from which an update counts as one that moved the policy."""
+"""Fraction of changed weights from which an update counts as a move of the policy."""
 LEAST_CHANGE = 1e-4
 """The same of its log-probs: nats a token, on average."""
 
@@ -106,7 +106,7 @@ class Sample(_Part):
 
     @property
     def prompt_text(self) -> str:
-        """The prompt, or its ids, as a key: completions of one prompt have the same."""
+        """A key, the prompt or its ids: completions of one prompt have the same key."""
         return str(self.prompt if self.prompt is not None else self.prompt_ids)
 
 
@@ -118,16 +118,16 @@ class Row(_Part):
     completion: int
     """Index of the completion in that line, from 0."""
     ids: list[int] | None = None
-    """Only if they are not those of the sample."""
+    """Only if they differ from the sample's ids."""
     mask: list[Bit] | None = None
     """(T,) or longer, if padding is trained: the tokens in the loss."""
     logprobs: Numbers | None = None
-    """(T,) of the policy that is trained, as they enter the loss."""
+    """(T,) of the trained policy, the values in the loss."""
     old_logprobs: Numbers | None = None
     ref_logprobs: Numbers | None = None
     advantage: float | Numbers | None = None
     after_logprobs: Numbers | None = None
-    """(T,) after the update, as ``model_logprobs``."""
+    """(T,) after the update, computed like ``model_logprobs``."""
     prompt_trained: int | None = None
     """Number of the prompt's tokens in the loss."""
     token_rewards: Numbers | None = None
@@ -200,7 +200,7 @@ class LossCall(_Part):
     rows: list[LossRow]
     loss: float
     tokens: float | None = None
-    """Number of tokens that it divides by, where the caller says; else those of the mask."""
+    """Number of tokens that it divides by, where the caller says; else the tokens of the mask."""
     completions: float | None = None
     """The same for completions."""
     moved: bool | None = None
@@ -216,7 +216,7 @@ class Term(_Part):
     factor: float
     """The gradient: what the term is multiplied by in the whole loss."""
     exchanged: bool | None = None
-    """Whether a KL got the reference's log-probs as those of the policy, and the reverse."""
+    """Whether a KL got the log-probs of the reference and of the policy exchanged."""
     gradient_kept: bool | None = None
     """Whether the weight that is looked at had a gradient already."""
     gradient_scaled: float | None = None
@@ -282,7 +282,7 @@ class AuditRecord:
 
     def _uses(self) -> Iterator[Use]:
         rollouts: dict[int, Rollout] = {}
-        # Number of updates, and of those that changed the weights, by the time of each rollout.
+        # Number of updates, and of updates that changed the weights, by the time of each rollout.
         updates_at: dict[int, tuple[int, int]] = {}
         updates = changes = 0
         for line in self.lines:

@@ -65,13 +65,13 @@ class Recorder:
     def weights_changed(self, parameters: Iterable[Tensor]) -> float | None:
         """Return the fraction of the trained weights that have changed since the last call; at first None."""
         trained = [p.detach() for p in parameters if p.requires_grad]
-        now = [p.flatten()[:LOOKED_AT].clone() for p in trained[:: max(1, len(trained) // 32)]]
+        present = [p.flatten()[:LOOKED_AT].clone() for p in trained[:: max(1, len(trained) // 32)]]
         before = self._before
-        self._before = now
+        self._before = present
         if not before:
             return None
-        changed = sum(int((a != b).sum()) for a, b in zip(before, now, strict=True))
-        return changed / max(1, sum(len(a) for a in now))
+        changed = sum(int((a != b).sum()) for a, b in zip(before, present, strict=True))
+        return changed / max(1, sum(len(a) for a in present))
 
 
 class RecordedCompletion(NamedTuple):
@@ -166,7 +166,7 @@ def plain_logprobs(
     was_training = model.training
     input_ids = torch.tensor([[*prompt_ids, *ids]], device=next(model.parameters()).device)
     with torch.no_grad(), context:
-        # The logits at a token are those of the next one.
+        # The logits at a token predict the next one.
         logits = model.eval()(input_ids=input_ids).logits[0, len(prompt_ids) - 1 : -1].float()
     model.train(was_training)
     chosen = input_ids[0, len(prompt_ids) :, None]
@@ -197,9 +197,9 @@ def row_of(
     for name, value in values.items():
         paid = [n + 1 for n in value.nonzero()[-1:, 0].tolist()] if name in REWARDS else []
         row[name] = numbers(value[: max(end, *paid, 0)].detach())
-    each = [float(value) for value in advantage.reshape(-1)[:end].tolist()]
-    used = {each[n] for n in trained if len(each) > 1} or set(each[:1])
-    return {**row, "advantage": used.pop() if len(used) == 1 else each}
+    token_advantages = [float(value) for value in advantage.reshape(-1)[:end].tolist()]
+    used = {token_advantages[n] for n in trained if len(token_advantages) > 1} or set(token_advantages[:1])
+    return {**row, "advantage": used.pop() if len(used) == 1 else token_advantages}
 
 
 def settings_of(config: Any, name: str = "") -> dict[str, Any]:
@@ -228,7 +228,7 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
 
 def keep_tokenizer(tokenizer: Any, record: Path) -> None:
     """Save a tokenizer of the tokenizers library next to a record: by it, pages show the text of tokens."""
-    # A record is whole without it, so a failure, as of another kind of tokenizer, does not end the record.
+    # A record is whole without it, so a failure (another kind of tokenizer) does not end the record.
     with suppress(Exception):
         tokenizer.backend_tokenizer.save(str(tokenizer_file(record)))
 

@@ -71,7 +71,7 @@ class ScoredTwice(NamedTuple):
 
     @property
     def is_noise(self) -> bool:
-        """Whether the differences are small against those between completions, as of a judge that samples."""
+        """Whether differences are small next to the differences between completions: a judge that samples."""
         mean = fmean(score.paid for score in self.scores)
         variance = fmean((score.paid - mean) ** 2 for score in self.scores)
         # Two independent answers differ by twice the variance of one.
@@ -91,7 +91,7 @@ def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
 
 
 def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
-    """A function's rewards are those that it gives completions one by one, in another order."""
+    """A function's rewards are, in another order, the rewards that it gives to single completions."""
     for function in _scored_twice(record):
         scores, moved = function.scores, function.moved
         pairs = zip(sorted(s.paid for s in scores), sorted(s.alone for s in scores), strict=True)

@@ -57,12 +57,12 @@ def rewards_are_cut(record: AuditRecord) -> Trouble | None:
     low, high = map(float, bounds)
     scored = [(use, use.row.token_scores) for use in record.uses if use.row.token_scores]
     sums = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
-    cut = [use for use, score in sums if not low + LEAST < score < high - LEAST]
-    if len(cut) < FEWEST or len(cut) <= 0.1 * len(sums):
+    clipped = [use for use, score in sums if not low + LEAST < score < high - LEAST]
+    if len(clipped) < FEWEST or len(clipped) <= 0.1 * len(sums):
         return None
     name = record.own_name("reward_bounds")
-    sentence = f"{len(cut)} of {len(sums)} rewards, less their baseline, are cut to {name}"
-    return Trouble(f"{sentence}, {low:g} to {high:g}", cut[0].update.step, location(cut[0]))
+    sentence = f"{len(clipped)} of {len(sums)} rewards, less their baseline, are cut to {name}"
+    return Trouble(f"{sentence}, {low:g} to {high:g}", clipped[0].update.step, location(clipped[0]))
 
 
 def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
@@ -104,8 +104,8 @@ def _fits(charged: Tensor, due: Tensor) -> bool:
 
 
 def kl_is_another(record: AuditRecord) -> Trouble | None:
-    """The KL that is charged is not that of the settings' estimator: it has its arguments exchanged, or is
-    another estimator's. It is computed again from the log-probs of the policy and the reference.
+    """The charged KL is not what the settings' estimator gives: its arguments are exchanged, or it comes from
+    another estimator. It is computed again from the log-probs of the policy and the reference.
     """
     in_the_loss = kl_has_its_arguments_exchanged(record)
     if in_the_loss is not None:
@@ -116,9 +116,9 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     off = [(use, kl, d) for use, kl, d in _charged(record) if not _fits(kl, estimator(d))]
     if len(off) < FEWEST:
         return None
-    sentence = "the KL is not that of its estimator"
+    sentence = "the KL is not what its estimator gives"
     if all(_fits(kl, estimator(-d)) for _, kl, d in off):
-        sentence = "the KL has its arguments exchanged: it is that of the reference to the policy"
+        sentence = "the KL has its arguments exchanged: it is the KL of the reference to the policy"
     for name, other in ESTIMATORS.items():
         if other is not estimator and all(_fits(kl, other(d)) for _, kl, d in off):
             sentence = f"the KL is {name}, which the settings do not ask for"
@@ -192,7 +192,7 @@ class Summed(NamedTuple):
         return returns_of(self.rewards, self.values, by.gamma, by.lam)
 
     def follows(self, by: Discounts) -> bool:
-        """Whether the recorded returns are those of some settings."""
+        """Whether the recorded returns follow from some settings."""
         return torch.allclose(self.due(by), self.returns, 1e-2, 1e-3)
 
 
@@ -209,7 +209,7 @@ def _summed(record: AuditRecord) -> Iterator[Summed]:
 
 
 def _first(values: Numbers, size: int) -> list[float]:
-    """Return the first values, 0 for those that are missing."""
+    """Return the first values; missing ones are 0."""
     numbers = [value or 0.0 for value in values[:size]]
     return numbers + [0.0] * (size - len(numbers))
 
@@ -228,11 +228,11 @@ def returns_are_others(record: AuditRecord) -> Trouble | None:
     wrong = [one for one in every if not one.follows(discounts)]
     if len(wrong) < FEWEST:
         return None
-    sentence = f"returns are not those of gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
+    sentence = f"returns do not follow from gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
     # One setting in the place of the other, or left out.
     for other in starmap(Discounts, product((lam, gamma, 1.0), (gamma, lam, 1.0))):
         if other != discounts and all(one.follows(other) for one in every):
-            sentence += f" but of gamma {other.gamma:g} and lambda {other.lam:g}"
+            sentence += f" but from gamma {other.gamma:g} and lambda {other.lam:g}"
             break
     first = wrong[0]
     due = first.due(discounts)

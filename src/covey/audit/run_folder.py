@@ -130,7 +130,7 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
     """Write what a run folder of a record lacks. ``source``: where it was read, with its tokenizer beside it.
 
     ``grows``: the record is being written, so its last step waits until the next one begins. Lines are
-    appended only, as by a run that trains.
+    appended only, for example by a run that trains.
     """
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     settings = {**record.header.settings, **_own_settings(record)}
@@ -230,7 +230,7 @@ def _places(record: AuditRecord) -> dict[tuple[int, int], dict[str, int]]:
             page = {"step": step, "group": row["group"], "completion": row["sample"]}
             of_sample[row["rollout"], row["place"]] = page
             pages.setdefault((step, row["place"]), page)
-    # A finding on an update has the update's step, which may come after that of the rollout.
+    # A finding on an update has the update's step, which may come after the rollout's step.
     for use in reversed(record.uses):
         pages[use.update.step, use.row.completion] = of_sample[use.row.rollout, use.row.completion]
     return pages

@@ -31,7 +31,7 @@ STATE = "trainer_state.json"
 def open_run(path: Path) -> AuditRecord:
     """Read a run: a record, a folder of covey, TRL or prime-rl, trainer_state.json, verl's dumps, a log.
 
-    Raises ConfigError if there is none, DataError, with file and line, for one that is damaged.
+    Raises ConfigError if there is no record, DataError, with file and line, if it is damaged.
     """
     if path.is_dir():
         return _of_folder(path)
@@ -86,7 +86,7 @@ def _of_folder(folder: Path) -> AuditRecord:
 
 
 def covey_run(folder: Path) -> AuditRecord:
-    """Read a run folder of covey, or that of a pipeline's last stage. Raises ConfigError without a run."""
+    """Read a run folder of covey, of a pipeline its last stage's. Raises ConfigError without a run."""
     stage = last_stage(folder)
     loaded = load_for_reading(stage)
     steps = recorded_steps(stage)

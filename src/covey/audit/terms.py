@@ -35,7 +35,7 @@ def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
     if len(exchanged) < FEWEST or not all(exchanged):
         return None
     sentence = "the KL in the loss has its arguments exchanged"
-    return Trouble(f"{sentence}: it is that of the reference to the policy")
+    return Trouble(f"{sentence}: it is the KL of the reference to the policy")
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
@@ -65,7 +65,7 @@ def coefficient_is_another(record: AuditRecord) -> Trouble | None:
 
 def gradient_is_rescaled(record: AuditRecord) -> Trouble | None:
     """Between calls of the loss without a step of the optimizer, the gradient so far is multiplied by a
-    number other than 1, as if it was clipped after each micro-batch.
+    number other than 1: probably it was clipped after each micro-batch.
     """
     unmoved = {call.step for call in record.calls if call.moved is False}
     multiples = [(term.call, term.gradient_scaled) for term in record.terms if term.call in unmoved]

@@ -29,9 +29,9 @@ def _trained(record: AuditRecord) -> Iterator[tuple[Use, list[int], list[bool]]]
 def _most(
     record: AuditRecord, shows: Callable[[Use, list[int], list[bool]], int | None], words: str, share: float
 ) -> Trouble | None:
-    """Return trouble if more than ``share`` of the trained completions show it; ``shows`` gives the token.
+    """Return trouble if more than ``share`` of the trained completions have the fault, ``shows`` its token.
 
-    ``shows`` returns None for a completion that cannot show it, and -1 for one that does not.
+    ``shows`` returns None if a completion cannot show the fault, and -1 if it has no fault.
     """
     answers = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
     able = [(use, token) for use, token in answers if token is not None]
@@ -45,7 +45,7 @@ def _most(
 
 
 def location(use: Use, token: int | None = None) -> dict[str, int | float]:
-    """Return where a completion is, as evidence."""
+    """Return the place of a completion: evidence."""
     group = {} if use.sample.group is None else {"group": use.sample.group}
     return {**group, "completion": use.row.completion, **({} if token is None else {"token": token})}
 
@@ -56,7 +56,7 @@ def _end(record: AuditRecord, ids: list[int]) -> int | None:
 
 
 def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
-    """The ids in an update are not those that were sampled."""
+    """The ids in an update are not the sampled ids."""
     for use in record.uses:
         trained, sampled = use.row.ids, use.sample.ids
         if trained is None or sampled is None:
@@ -189,20 +189,20 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
     over prompts; of fewer than three prompts, each by those over its completions.
     """
     limit = record.number("max_completion_length", 0)
-    cut: dict[str, list[bool]] = {}
+    truncated: dict[str, list[bool]] = {}
     for _, _, sample in record.samples:
         if sample.ids:
             is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
-            cut.setdefault(sample.prompt_text, []).append(is_cut)
-    every = [one for of_prompt in cut.values() for one in of_prompt]
-    if len(every) < 16 or _least_share([*cut.values()]) <= MOSTLY:
+            truncated.setdefault(sample.prompt_text, []).append(is_cut)
+    every = [one for of_prompt in truncated.values() for one in of_prompt]
+    if len(every) < 16 or _least_share([*truncated.values()]) <= MOSTLY:
         return None
-    few = {1: " of one prompt", 2: " of two prompts"}.get(len(cut), "")
+    few = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
     return Trouble(f"{sum(every)} of {len(every)} completions{few} reach the limit of {limit:.0f} tokens")
 
 
 def _least_share(shown: Sequence[Sequence[bool]]) -> float:
-    """Return a lower bound of the share of completions that show something; ``found``: those of each prompt.
+    """Return a lower bound of the share of completions that show something. ``shown``: prompt by prompt.
 
     Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
     prompts, and two have a poor estimate of it: only these are judged then, each by its completions.

@@ -215,8 +215,8 @@ class _TrlRecorder:
 
 
 def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
-    """Return the log-probs of tokens that RLOOTrainer computes for a rollout, of which it keeps sums alone:
-    those of the policy, then those of the reference if there is one.
+    """Return the log-probs of tokens that RLOOTrainer computes for a rollout and of which it keeps only sums:
+    first the policy's, then the reference's if there is one.
     """
     if "old_logps" not in output or not passes or passes[0].shape != output["completion_mask"].shape:
         return {}
@@ -225,7 +225,7 @@ def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
 
 
 def _prompts(data: Any) -> list[Any]:
-    """Return the prompts of a dataset; none of one that is read as a stream."""
+    """Return the prompts of a dataset; none if the dataset is a stream."""
     named = hasattr(data, "__len__") and "prompt" in getattr(data, "column_names", ())
     return list(data["prompt"]) if named else []
 

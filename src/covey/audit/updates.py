@@ -96,7 +96,7 @@ def gradients_are_kept(record: AuditRecord) -> Trouble | None:
     kept = [term.call for term in record.terms if term.call in moved and term.gradient_kept]
     if len(kept) < FEWEST:
         return None
-    return Trouble(f"the gradient of a step is added to those of the steps before it (call {kept[0]})")
+    return Trouble(f"the gradient of a step is added to earlier steps' gradients (call {kept[0]})")
 
 
 def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:

@@ -44,7 +44,7 @@ OF_TOKENS = ("prompts", "responses", "attention_mask", "response_mask", "advanta
 OF_REWARDS = ("token_level_rewards", "token_level_scores", "rm_scores")
 """The first that a batch has is what advantages are made of, the last one before any KL."""
 LOSSES = "verl.trainer.ppo.core_algos"
-"""The module with the policy losses. A worker's process has it, and one that has it calls them."""
+"""The module with the policy losses. A worker's process that has it calls them."""
 LOSS_VALUES = {
     "log_prob": "logprobs",
     "old_log_prob": "old_logprobs",
@@ -52,8 +52,10 @@ LOSS_VALUES = {
     "rollout_is_weights": "corrections",
 }
 COUNTS = {"batch_num_tokens": "tokens", "global_batch_size": "completions"}
-UPDATE, FORWARD = "_update_actor", "_compute_old_log_prob"
-"""The trainer's methods."""
+UPDATE_METHOD = "_update_actor"
+"""The trainer's method that updates the actor."""
+LOGPROB_METHOD = "_compute_old_log_prob"
+"""The trainer's method that computes old log-probs."""
 OF_ROWS = ("uid", "score", "data_source", "reward_model", "extra_info")
 
 
@@ -68,7 +70,7 @@ def record_run(
     completion of the first batch.
     """
     writer = _VerlWriter(trainer, Path(path), batches, looks, score)
-    setattr(trainer, UPDATE, writer.update_actor)
+    setattr(trainer, UPDATE_METHOD, writer.update_actor)
     if LOSSES in sys.modules:
         _watch(writer.file)
 
@@ -114,7 +116,7 @@ class _VerlWriter:
         self.file = BatchRecorder(path, framework="verl", data=facts_of(*data), **words)
         keep_tokenizer(trainer.tokenizer, path)
         self.trainer = trainer
-        self.inner = getattr(trainer, UPDATE)
+        self.inner = getattr(trainer, UPDATE_METHOD)
         self.batches = batches
         self.looks = min(looks, batches)
         self.score = score
@@ -146,7 +148,7 @@ class _VerlWriter:
         """Return the actor's log-probs of a batch; None of a late one, or of one in the transfer queue."""
         if self.file.count >= self.looks or not hasattr(batch, "non_tensor_batch"):
             return None
-        return getattr(self.trainer, FORWARD)(batch)[0].batch["old_log_probs"]
+        return getattr(self.trainer, LOGPROB_METHOD)(batch)[0].batch["old_log_probs"]
 
 
 def _columns(batch: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ BESIDE_AXES: Mapping[str, Setting] = {
 }
 """Keys of the `algorithm` block that are no axes."""
 NEVER_LOADED = {"Tensor": object}
-"""Names in annotations of the objective that are not available here, as a config does not load torch."""
+"""Names in annotations of the objective that are not available here, because a config does not load torch."""
 FEW_WORDS = 40
 """Largest number of valid words that an error lists if none is similar."""
 
@@ -262,7 +262,7 @@ def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, o
 
 
 def own_code(algorithm: Algorithm) -> list[str]:
-    """Return the names of an algorithm's functions that a user wrote, as in a config."""
+    """Return the names that a config gives to a user's own functions of an algorithm."""
     return [bound.name for bound in algorithm.all_functions if ":" in bound.name]
 
 

@@ -213,8 +213,8 @@ def _ratio_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
     if updates > 1 and ratio == "on_policy":
         yield (
             f"algorithm.ratio on_policy: after the first of {updates} updates per batch the policy is no "
-            "longer the one that sampled, and on_policy does not correct for that; use ratio token, or one "
-            "update"
+            "longer the policy that sampled, and on_policy does not correct for that; use ratio token, or "
+            "one update"
         )
     if ratio == "on_policy" and surrogate.name in {"clip", "cispo", "sapo", "vespo"}:
         yield (
@@ -317,7 +317,7 @@ def _bound_problems(algorithm: Algorithm) -> Iterator[str]:
     surrogate = algorithm.surrogate.all_settings
     if surrogate.get("cap", 1) < 1:
         yield (
-            "algorithm.surrogate.cap below 1 caps even on-policy weights, as it bounds the ratio itself: "
+            "algorithm.surrogate.cap below 1 caps even on-policy weights, because it bounds the ratio: "
             "use 1 + eps_high, for example 5"
         )
     if surrogate.get("floor", 0) > 1:

@@ -27,7 +27,7 @@ OWN_KEYS = {
 
 
 class SweepAxis(NamedTuple):
-    """A setting and its values in a sweep, as written."""
+    """A setting and its values in a sweep, as the user wrote them."""
 
     key: str
     values: tuple[str, ...]
@@ -54,7 +54,7 @@ def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
         key, equals, listed = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
         if not key or not equals:
-            raise ConfigError(f"--set {text!r}: write a setting and its values, as train.lr=1e-4,2e-4")
+            raise ConfigError(f"--set {text!r}: write a setting and its values: train.lr=1e-4,2e-4")
         values = tuple(_in_one_notation(piece) for piece in pieces(listed))
         if "" in values:
             raise ConfigError(f"--set {text!r}: a value is empty; write {key}=first,second")
@@ -63,7 +63,7 @@ def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
         if key in OWN_KEYS:
             raise ConfigError(f"--set {text!r}: {OWN_KEYS[key]}")
         if any(key == other.key for other in choices):
-            raise ConfigError(f"--set {key} is given twice; give all its values at once, as {key}=1,2")
+            raise ConfigError(f"--set {key} is given twice; give all its values at once: {key}=1,2")
         choices.append(SweepAxis(key, values))
     return choices
 

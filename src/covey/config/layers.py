@@ -47,7 +47,7 @@ class Layers:
     everywhere: list[Assignment] = field(default_factory=list)
     """Settings that hold in every stage."""
     of_stages: list[Assignment] = field(default_factory=list)
-    """Settings of one stage, as `stages.2.train.steps`."""
+    """Settings of one stage, for example `stages.2.train.steps`."""
     of_trl: bool = False
     """Whether any name was TRL's."""
     names: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Layers:
             raise ConfigError(f"{origin}: {error}") from None
 
     def add(self, settings: Iterable[Assignment], over_stages: bool = True) -> None:
-        """Put settings over the present ones; with ``over_stages`` also over those of the stages."""
+        """Put settings over the present ones; with ``over_stages`` also over the settings of stages."""
         for key, value, origin in settings:
             if key.startswith("stages."):
                 self.of_stages.append(Assignment(key, value, origin))
@@ -145,7 +145,7 @@ class Layers:
         if self._method(base, values) != "rl":
             base = {k: v for k, v in base.items() if k not in trl.LOSS}
         merged = merge(base, values)
-        # The stage's own origins win over those of the run.
+        # The stage's own origins win over the run's.
         of_stage = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
         origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in of_stage.items()}}
         for key, value, origin in (*self.everywhere, *overrides):

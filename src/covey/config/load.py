@@ -53,7 +53,7 @@ class ResolvedConfig:
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     folder: Path = Path()
-    """The folder for relative paths and user code: that of the config file."""
+    """The folder for relative paths and user code: the config file's folder."""
     before: Path | None = None
     """In a pipeline, the folder of the earlier stage whose final model this stage starts from."""
     home: Path | None = None
@@ -61,7 +61,7 @@ class ResolvedConfig:
     loss: AnyBound | None = None
     """The loss of a method that learns from pairs or judged answers."""
     checkpoint: Path | None = None
-    """Checkpoint of an unfinished run, whose weights replace those of the config's model."""
+    """Checkpoint of an unfinished run, whose weights replace the config's model."""
     run: Path | None = None
     """The folder of the run, if this was read from its record."""
 
@@ -132,7 +132,7 @@ def with_settings(loaded: ResolvedConfig, settings: Sequence[str]) -> ResolvedCo
 
 
 def _set_in(section: Section) -> dict[str, object]:
-    """Return the values that were set in a section and in those below it, as a file would give them."""
+    """Return the values that were set in a section and in its subsections, in a file's format."""
     values = {name: getattr(section, name) for name in section.model_fields_set}
     return {name: _set_in(v) if isinstance(v, Section) else v for name, v in values.items()}
 
@@ -213,7 +213,7 @@ def _with_loss_of_trl(
     if method != "rl" and not raw.get("stages"):
         raise ConfigError(
             f"{_in_words(min(loss_origins.values()))}: {', '.join(loss)} set the reinforcement loss; set the "
-            f"loss of method {method} by `loss`, as loss: {{beta: 0.1}}"
+            f"loss of method {method} by `loss`, for example loss: {{beta: 0.1}}"
         )
     try:
         algorithm = algorithm_of(loss)
@@ -293,8 +293,8 @@ def _count_problems(
 
 MISTAKES_IN_WORDS: Mapping[str, str] = {
     "tuple_type": "write a list, as [first, second]",
-    "dict_type": "write a mapping, as {name: value}",
-    "model_type": "write a mapping, as {name: value}",
+    "dict_type": "write a mapping, for example {name: value}",
+    "model_type": "write a mapping, for example {name: value}",
     "string_type": "write a string",
     "path_type": "write the path of a file or folder",
     "bool_parsing": "write true or false",

@@ -24,7 +24,7 @@ class Method:
     loop: Loop | None
     """The training loop; None: no model is loaded."""
     learns_from: tuple[Kind, ...] = ()
-    """Kinds of example that it learns from; of those that a row has, the first is used."""
+    """Kinds of example that it learns from; the first kind that a row has is used."""
     loss: Callable[..., object] | None = None
     """The loss, whose settings are the config's `loss`."""
     makes: tuple[Kind, ...] = ()

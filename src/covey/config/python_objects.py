@@ -63,7 +63,7 @@ MOST_STREAMED = 1_000_000
 
 
 def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
-    """Return rows as a sequence, also those of a pandas or polars table. Raises ConfigError for too many."""
+    """Return rows, or a pandas or polars table, as a sequence. Raises ConfigError for too many rows."""
     if isinstance(rows, Sequence):
         return rows
     if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars

@@ -1,4 +1,4 @@
-"""Settings as rows (key, default, type, description), those of the whole config, and facts by key."""
+"""The settings of the whole config as rows (key, default, type, description), and facts by key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SettingRow(NamedTuple):
     """A setting of the config, of a function of the algorithm, or of a loss."""
 
     key: str
-    """Dotted key, as in a config."""
+    """Dotted key, for example ``train.lr``."""
     owner: str
     """The function or record that it belongs to; empty for a setting of the config itself."""
     default: object
@@ -47,7 +47,7 @@ class SettingRow(NamedTuple):
 
 
 def values_of(kind: object) -> str:
-    """Return the words or bounds that a type allows, as a text."""
+    """Return a text of the words or bounds that a type allows."""
     if bounds := bounds_of(getattr(kind, "__metadata__", ())):
         return bounds
     inner = [a for a in get_args(kind) if a is not type(None)]
@@ -57,7 +57,7 @@ def values_of(kind: object) -> str:
 
 
 def bounds_of(metadata: Iterable[object]) -> str:
-    """Return the bounds among the metadata of a type, as `>= 0 < 1`."""
+    """Return the bounds among the metadata of a type, for example `>= 0 < 1`."""
     bounds = [(sign, getattr(m, name, None)) for m in metadata for name, sign in SIGNS.items()]
     return " ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
@@ -70,7 +70,7 @@ def schema_fields() -> Mapping[str, FieldInfo]:
 
 @cache
 def schema_rows() -> tuple[SettingRow, ...]:
-    """Return every setting of the config as a row; those of the algorithm are in ``config/algorithm.py``."""
+    """Return every setting of the config as a row; ``config/algorithm.py`` has the algorithm's settings."""
     return tuple(
         SettingRow(key, "", field.default, Annotated[field.annotation, *field.metadata])
         for key, field in schema_fields().items()

@@ -33,7 +33,7 @@ class Servers(Section):
 
     url: Names = setting(
         (),
-        "Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang.",
+        "Addresses of covey serve, vLLM or SGLang, for example http://127.0.0.1:8000.",
         usual="one to eight servers",
     )
     folder: Path | None = setting(

@@ -79,8 +79,8 @@ class Data(Section):
     )
     answer: str | None = setting(
         None,
-        "Column that rewards get as `answer`, if the file names it otherwise; a dotted name reaches inside a "
-        "column, as reward_model.ground_truth.",
+        "Column that rewards get as `answer`, if the file names it otherwise. Use a dotted name for a nested "
+        "field, for example reward_model.ground_truth.",
     )
     columns: dict[str, str] = setting(
         {}, "Further columns to copy: the name that a reward asks for, then the file's name of the column."
@@ -92,7 +92,7 @@ class Data(Section):
     system: str | None = setting(None, "System message before every prompt; implies chat.")
     chat_template_kwargs: dict[str, object] = setting(
         {},
-        "Variables for the chat template, as {enable_thinking: false}; a row's columns "
+        "Variables for the chat template, for example {enable_thinking: false}. A row's columns "
         "`chat_template_kwargs`, `tools` and `documents` are passed too and take precedence.",
         trl="chat_template_kwargs",
     )
@@ -175,7 +175,7 @@ class Train(Section):
     )
     keep: int = setting(
         2,
-        "Number of newest checkpoints to keep; that of the best evaluation is always kept.",
+        "Number of newest checkpoints to keep; the best-evaluated checkpoint is always kept.",
         ge=1,
         le=10**6,
         trl="save_total_limit",
@@ -184,7 +184,7 @@ class Train(Section):
     )
     final: Literal["last", "best"] = setting(
         "last",
-        "Weights in `final/`: those of the last step, or of the best evaluated one.",
+        "Weights in `final/`: from the last step, or from the best-evaluated checkpoint.",
         resume="safe",
         read_by=POLICIES,
     )
@@ -218,8 +218,8 @@ class Keep(Section):
     per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=SAMPLES_EXAMPLES)
     least: dict[str, float] = setting(
         {},
-        "Rejection sampling: minimum of a reward, by name, as {language_consistency: 0.9}; the verdict must "
-        "always exceed 0.5.",
+        "Rejection sampling: minimum of each reward, for example {language_consistency: 0.9}; the verdict "
+        "must always exceed 0.5.",
         read_by=("rejection_sampling",),
     )
     score: OpenShare = setting(0.5, "Filter: rows with a higher probability are kept.", read_by=("filter",))
@@ -332,8 +332,8 @@ class Launch(Section):
     )
     ray: str | None = setting(
         None,
-        "Address of a Ray cluster, as 10.0.0.1:6379, that places samplers and users' reward functions; auto: "
-        "the one that this machine belongs to, else a new one.",
+        "Address of a Ray cluster that places samplers and users' reward functions, for example "
+        "10.0.0.1:6379; auto: this machine's cluster, else a new one.",
         usual="none on one machine",
     )
     samplers: SizeOrZero = setting(
@@ -351,7 +351,7 @@ class Launch(Section):
 
 
 def is_gguf(model: str) -> bool:
-    """Whether a model's name is that of a GGUF file."""
+    """Whether a model's name ends like a GGUF file."""
     return model.lower().endswith(".gguf")
 
 
@@ -373,7 +373,7 @@ class Config(Section):
         read_by=ALL,
     )
     loss: dict[str, object] = setting(
-        {}, "Settings of the method's loss (dpo to discopop, reward_model), as {beta: 0.1}."
+        {}, "Settings of the method's loss (dpo to discopop, reward_model), for example {beta: 0.1}."
     )
     output: Path = setting(
         Path("runs/run"), "Folder of the run.", trl="output_dir", resume="safe", read_by=ALL
@@ -414,9 +414,8 @@ class Config(Section):
     rollout: Rollout = Rollout()
     algorithm: str | dict[str, object] = setting(
         "dapo",
-        "A preset, or a mapping over its axes. With train.updates_per_batch 1 and inner_epochs 1 every ratio "
-        "is 1: no setting of ratio or surrogate (clip_low, clip_high, dual_clip, cap, tau, ...) has an "
-        "effect, and presets that differ only in these are the same.",
+        "A preset, or a mapping that overrides its axes. With one update per rollout batch, all ratios are 1 "
+        "and clip settings have no effect.",
         read_by=RL,
     )
     train: Train = setting(Train(), read_by=TRAINS)

@@ -48,7 +48,7 @@ class Section(BaseModel):
         annotation = cls.model_fields[info.field_name or ""].annotation
         kinds = {annotation, *get_args(annotation)}
         if get_origin(annotation) is not tuple:
-            # A member of a union may be annotated, as in Annotated[float, ...] | None.
+            # A member of a union may be annotated: Annotated[float, ...] | None.
             kinds = {getattr(kind, "__origin__", kind) for kind in kinds}
         if isinstance(value, bool) and {int, float} & kinds:
             raise ValueError("write a number; YAML reads yes, no, on and off as true or false")

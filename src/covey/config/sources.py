@@ -28,7 +28,7 @@ class PlainLoader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node, as the base class does."""
+        """Return the next node."""
         if self.check_event(yaml.AliasEvent):
             self._refuse("anchors and aliases are not allowed")
         self.depth += 1

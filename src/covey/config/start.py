@@ -25,7 +25,7 @@ class Start:
     """The folder for relative paths; None: the config file's folder."""
 
     def load(self, names_only: bool = False) -> ResolvedConfig:
-        """Return the checked config; ``names_only`` is that of ``load_config``. Raises ConfigError."""
+        """Return the checked config; ``load_config`` describes ``names_only``. Raises ConfigError."""
         return load_config(self.config, self.settings, self.values, self.folder, names_only)
 
     def changed(self, settings: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Start:

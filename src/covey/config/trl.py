@@ -2,7 +2,7 @@
 
 A name of TRL either means exactly what it means in TRL, or it is refused with covey's key and the difference.
 Names with the same meaning are in the rows of the settings (``Setting.trl``); the names of the loss are read
-together, with TRL's defaults for those that are not given; ``OTHERS`` has a row for each of the others.
+together, with TRL's defaults for arguments that are not given; ``OTHERS`` has a row for each of the others.
 The tables in `trl_fields` have all fields of TRL's configs; benchmarks/trl_tests/fields.py writes them.
 """
 
@@ -32,7 +32,7 @@ def trl_table(name: str) -> Fields:
 
 
 def trl_fields(config: str) -> Fields:
-    """Return the fields of a trainer's config: those that all trainers share, and its own."""
+    """Return the fields of a trainer's config: the fields that all trainers share, and its own."""
     return {**trl_table("common"), **trl_table(config)}
 
 
@@ -65,7 +65,7 @@ PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
 """Names that TRL counts in optimizer steps and covey in rollout batches: equal with one update per batch."""
 
 TrlLoss: TypeAlias = Mapping[str, object]
-"""TRL's names of the loss -> their values, as read from YAML."""
+"""TRL's names of the loss -> their values, read from YAML."""
 IN_LOSS = (
     "loss_type", "beta", "epsilon", "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg",
     "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "importance_sampling_level",
@@ -160,8 +160,8 @@ OTHERS: Mapping[str, Other] = {
         "write lora: {targets: [q_proj, v_proj]}; the default is all linear layers",
     ),
     **_instead("dataset_name", "write data.train, a file or as hub:OWNER/NAME, or data.task"),
-    **_instead("dataset_train_split", "write data.train, as hub:OWNER/NAME?split=train"),
-    **_instead("dataset_test_split", "write data.test, as hub:OWNER/NAME?split=test"),
+    **_instead("dataset_train_split", "write data.train: hub:OWNER/NAME?split=train"),
+    **_instead("dataset_test_split", "write data.test: hub:OWNER/NAME?split=test"),
     **_instead("reward_model_name_or_path", "write it in rewards: see docs/rewards.md"),
     **_instead("use_vllm", "write rollout.sampler.url, the addresses of servers: [http://127.0.0.1:8000]"),
     **_instead("vllm_server_base_url", "write rollout.sampler.url, as [http://127.0.0.1:8000]"),

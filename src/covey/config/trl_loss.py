@@ -60,7 +60,7 @@ def algorithm_of(of_user: TrlLoss) -> dict[str, object]:
     kind = loss["loss_type"]
     if kind == "bnpo":
         raise ConfigError(
-            "loss_type bnpo depends on the micro-batches, as it divides by the tokens of each; use "
+            "loss_type bnpo depends on the micro-batches, because it divides by the tokens of each; use "
             "loss_type: dapo, which divides by the tokens of the whole update"
         )
     if not isinstance(kind, str) or kind not in KINDS:

@@ -39,7 +39,7 @@ def suggestion(names: Sequence[str]) -> str:
 
 
 def near(word: str, candidates: Sequence[str], likely: float = LIKELY) -> list[str]:
-    """Return similar names, the most similar first, without those that are clearly less similar."""
+    """Return similar names, the most similar first. Names that are clearly less similar are left out."""
     names = get_close_matches(word, candidates, n=MOST_GUESSES, cutoff=likely)
     similarity = {name: SequenceMatcher(a=name, b=word).ratio() for name in names}
     return [name for name in names if similarity[name] > similarity[names[0]] - 0.1]

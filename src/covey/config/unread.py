@@ -1,4 +1,4 @@
-"""Notes on given settings that the method does not read, as the schema says which methods read each."""
+"""Notes on given settings that the method does not read. The schema says which methods read a setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reads(method: str, key: str) -> bool:
 
 
 def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterator[str]:
-    """Yield notes on given settings without effect, one for each stage and one for those of the whole run.
+    """Yield notes on given settings without effect, one for each stage and one for the whole run.
 
     ``stages`` are (name, config, where each key was set); a run without stages is a single one with name "".
     """

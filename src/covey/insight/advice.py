@@ -13,11 +13,11 @@ from covey.runs.estimates import Estimate, gain
 from covey.system.text import percent
 
 MUCH_UNREAD = 0.2
-"""Excess of completions that contain the correct answer over those that are correct, or contain another's."""
+"""Completions with the correct answer in the text, minus correct ones and ones with another's answer."""
 LOOP = 8
 """Tokens of the window whose repetition shows that a completion loops."""
 WIDE_ENTROPY = 3.0
-"""Nats per token, those of an even choice among twenty tokens: such texts are correct only by accident."""
+"""Nats per token of an even choice among twenty tokens: such texts are correct only by accident."""
 SIZES = (4, 8, 16, 32, 64)
 """Group sizes that are recommended."""
 
@@ -132,8 +132,8 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
         return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
     example = min(longer.completions, key=lambda c: c.finish == "stop")
-    why = "their rewards are low" if most_ended else "more tokens would help little"
-    return Advice(f"{finding}: {why}", _instead(preview), quoted(example.text))
+    doubt = "their rewards are low" if most_ended else "more tokens would help little"
+    return Advice(f"{finding}: {doubt}", _instead(preview), quoted(example.text))
 
 
 def _instead(preview: Preview) -> str:
@@ -216,11 +216,11 @@ def _one_text(preview: Preview) -> Advice | None:
 
 def _size(preview: Preview) -> Advice | None:
     """Advise the smallest group size with enough live groups, or say why none has."""
-    now = preview.dead(preview.group_size)
-    if now.value <= MOST_DEAD:
+    dead_share = preview.dead(preview.group_size)
+    if dead_share.value <= MOST_DEAD:
         return None
     rate = preview.pass_rate().value
-    finding = f"{now} of the groups of {preview.group_size} are dead"
+    finding = f"{dead_share} of the groups of {preview.group_size} are dead"
     # Larger groups are dead less often; the smallest of them is the cheapest.
     enough = [n for n in SIZES if n > preview.group_size and preview.dead(n).value <= MOST_DEAD]
     if enough and preview.promise != "no":

@@ -23,13 +23,15 @@ from covey_verify.extract import EXTRACTORS, FENCE, FORMS, Thoughts, code_block
 SOME = 0.1
 """Fraction of the completions that must share a habit before there is advice on it."""
 MANY = 0.5
-"""Fraction of the completions above which a habit is that of most."""
+"""Fraction of the completions above which most have a habit."""
 FEWEST = 2
 """Least number of completions whose answer another form makes readable before there is advice on it."""
-BEGINNING, END = 110, 70
-"""Characters of a quoted completion."""
+QUOTED_BEGINNING = 110
+"""Characters quoted from the beginning of a completion."""
+QUOTED_END = 70
+"""Characters quoted from the end of a completion."""
 LABEL = re.compile(r"^([A-Z]\w*(?: \w+)?:)", re.MULTILINE)
-"""The beginning of a line that names what follows, as `Question:`."""
+"""The beginning of a line that names what follows, for example `Question:`."""
 LOCATIONS: Mapping[str, str] = {
     "thoughts": "behind thoughts",
     "code_block": "inside a code fence",
@@ -211,21 +213,23 @@ def _thoughts(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     finding = (
         f"{by} ({marks.open}), and {len(inside)} of {len(completions)} completions end before {marks.close}"
     )
-    cut = sum(c.finish == "length" for c in inside)
-    remedy = "a larger rollout.max_tokens" if cut > MANY * len(inside) else "a cold start that closes them"
+    truncated = sum(c.finish == "length" for c in inside)
+    remedy = (
+        "a larger rollout.max_tokens" if truncated > MANY * len(inside) else "a cold start that closes them"
+    )
     off = f", or data.chat_template_kwargs: {wording.unopened}" if wording.unopened else ""
     return Advice(finding, remedy + off, quoted(inside[0].text))
 
 
 def _special(completions: Sequence[Completion], wording: PromptForm) -> Advice | None:
     """Advise if many truncated completions have written a special token that ends no completion."""
-    cut = [c for c in completions if c.finish == "length"]
-    written = Counter(name for c in cut for name in wording.specials if name in c.text)
+    truncated = [c for c in completions if c.finish == "length"]
+    written = Counter(name for c in truncated for name in wording.specials if name in c.text)
     name, count = written.most_common(1)[0] if written else ("", 0)
     if count <= SOME * len(completions):
         return None
-    finding = f"{count} of {len(cut)} truncated completions contain {name}, which does not end them"
-    example = next(c.text for c in cut if name in c.text)
+    finding = f"{count} of {len(truncated)} truncated completions contain {name}, which does not end them"
+    example = next(c.text for c in truncated if name in c.text)
     return Advice(finding, f"rollout.stop: [{name!r}], or a tokenizer with it as eos_token", quoted(example))
 
 
@@ -254,19 +258,19 @@ def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
 
 def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) -> Advice | None:
     """Advise if prompts are plain texts, and completions show that the model only continues them."""
-    cut = [c for c in completions if c.finish == "length"]
-    endless = len(cut) > MANY * len(completions)
+    truncated = [c for c in completions if c.finish == "length"]
+    endless = len(truncated) > MANY * len(completions)
     if wording.chat or rate > MANY:
         return None
-    ends = f"{len(cut)} of {len(completions)} completions do not end"
-    sample = quoted((cut or completions)[0].text)
+    ends = f"{len(truncated)} of {len(completions)} completions do not end"
+    sample = quoted((truncated or completions)[0].text)
     if wording.template and wording.from_file and (endless or rate < SOME):
         finding = "the model has a chat template, but the prompts do not use it"
         finding += f": {ends}, {percent(rate)} are correct"
         return Advice(finding, "data.chat: true", sample)
     if not wording.template and endless:
         return Advice(
-            f"{ends}, and the model has no chat template: it continues a text, as base models do",
+            f"{ends}, and the model has no chat template: it continues a text like a base model",
             "rollout.stop with the text that follows an answer, a data.template that shows an answer and its "
             "end, or a cold start (a stage with method: sft)",
             sample,
@@ -277,8 +281,8 @@ def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) 
 def quoted(text: str) -> str:
     """Return a completion as a line, without its middle if it is long."""
     line = _line(text)
-    if len(line) > BEGINNING + END:
-        line = f"{line[:BEGINNING]} ... {line[-END:]}"
+    if len(line) > QUOTED_BEGINNING + QUOTED_END:
+        line = f"{line[:QUOTED_BEGINNING]} ... {line[-QUOTED_END:]}"
     return f'"{line}"'
 
 

@@ -131,7 +131,7 @@ def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) ->
 
 
 def _inputs(example: Problem) -> str:
-    """Return the lines of code that turn the example into model input, as in training."""
+    """Return the lines of code that turn the example into the model input of training."""
     if isinstance(example.prompt, str):
         return f'inputs = tokenizer({example.prompt!r}, return_tensors="pt")'
     template = f", **{dict(example.template)!r}" if example.template else ""
@@ -143,7 +143,7 @@ def _inputs(example: Problem) -> str:
 
 
 def _metadata(loaded: ResolvedConfig, adapter: bool) -> dict[str, Any]:
-    """Return the card's metadata, as the hub reads it."""
+    """Return the card's metadata in the hub's format."""
     config = loaded.config
     base = _Base.of(loaded)
     tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else [config.method]
@@ -194,7 +194,7 @@ class _Base:
             card: object = self.folder / "README.md"
         else:
             card = self.published and try_to_load_from_cache(self.published, "README.md")
-        # A card without metadata, or one that cannot be read, only means fewer fields here.
+        # A card that is unreadable or has no metadata only means fewer fields here.
         if not isinstance(card, str | Path):
             return {}
         try:

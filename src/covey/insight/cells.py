@@ -69,7 +69,7 @@ class CellRow(NamedTuple):
     accuracy: Mapping[str, Estimate]
     """`greedy` and `sampled` over all seeds."""
     change: Mapping[str, Estimate]
-    """Accuracy minus that of the first cell, over the seeds and problems that both have."""
+    """Accuracy minus the first cell's accuracy, over the seeds and problems that both have."""
 
 
 def cell_rows(sweep: Sweep) -> list[CellRow]:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-LEFT, RIGHT, TOP, BOTTOM = 58, 22, 26, 36
-"""Margins around the axes of a panel, px."""
+LEFT = 58
+"""Margin left of the axes of a panel, px: room for the numbers; the other margins follow."""
+RIGHT = 22
+TOP = 26
+BOTTOM = 36
 LETTER = 6.2
 """Approximate width of a letter of the legend, px."""
 DOTS = 12

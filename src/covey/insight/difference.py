@@ -95,8 +95,8 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
 def changed_files(first: Path, second: Path) -> dict[str, str]:
     """Return the files that differ: data, sources of the user's functions, models."""
     before = (read_environment(first) or {}).get("files", {})
-    now = (read_environment(second) or {}).get("files", {})
-    return changes(before, now)
+    after = (read_environment(second) or {}).get("files", {})
+    return changes(before, after)
 
 
 def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
@@ -143,7 +143,7 @@ def by_problem(
 
 
 def paired_curves(logs: Sequence[NumberRecords], evals: Sequence[NumberRecords]) -> Iterator[str]:
-    """Yield the curves of both runs, those of a metric beside each other and on one scale."""
+    """Yield the curves of both runs, metric by metric, side by side and on one scale."""
     last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
     rewarded = any("reward/mean" in m for m in logs[0])
     for name, metric in CURVES.items():

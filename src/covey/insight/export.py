@@ -27,9 +27,9 @@ OF_TRAINER = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "re
 
 
 def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> Path:
-    """Write the model of a run's checkpoint, by default that of the best evaluation. Return its folder.
+    """Write the model of a run's checkpoint, by default the best-evaluated one. Return its folder.
 
-    Adapters are merged, as in `final/`. The default folder is `export/step_...` in the run's folder. With
+    Adapters are merged, like `final/`. The default folder is `export/step_...` in the run's folder. With
     ``gguf``, a precision of ``models.gguf_writer``, the folder has the model as a GGUF file too. Raises
     ConfigError if there is no such checkpoint or the folder is taken, and CheckpointError if the checkpoint
     is damaged.
@@ -66,7 +66,7 @@ def _checkpoint(stage: Path, step: int) -> Path:
     if not checkpoint.is_dir():
         steps = ", ".join(str(step_of(p)) for p in checkpoints(stage)) or "none"
         raise ConfigError(
-            f"{stage} has no checkpoint of step {step}; there are those of: {steps}. A run keeps the newest "
+            f"{stage} has no checkpoint of step {step}; there are: {steps}. A run keeps the newest "
             "(train.keep) and the best evaluated one"
         )
     if problem := damage(checkpoint, (IN_CHECKPOINT,)):

@@ -18,7 +18,7 @@ class Workload:
     """The average work of a training step."""
 
     completions: float
-    """Number of sampled completions, including those of groups that a filter then leaves out."""
+    """Number of sampled completions, including groups that a filter then leaves out."""
     trained: float
     """Number of completions that go through the update, times ``train.inner_epochs``."""
     length: float

@@ -56,7 +56,7 @@ def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
 
 
 def tie_chances(counts: Sequence[Counts], size: int) -> np.ndarray:
-    """Return (N,) probabilities that a group of ``size`` ties, one per problem, as in ``dead_share``."""
+    """Return (N,) probabilities that a group of ``size`` ties, one per problem; see ``dead_share``."""
     prior = _prior(counts)
     return np.array([_tie(of_problem, size, prior) for of_problem in counts])
 

@@ -61,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Longer:
-    """Truncated completions that were continued, as whole completions, and scored again."""
+    """Truncated completions that were continued and scored again, each with its first part."""
 
     groups: Sequence[Group]
     limit: int
@@ -80,7 +80,7 @@ class Longer:
         return float(np.nan_to_num(np.concatenate([g.rewards for g in self.groups])).mean())
 
     def outcome(self) -> dict[str, int]:
-        """Count the completions: all, and those that ended, that are correct, that earn more than before."""
+        """Count the completions: all, ended, correct, and with a higher reward than before."""
         rewards = np.concatenate([g.rewards for g in self.groups])
         return {
             "completions": len(rewards),
@@ -158,7 +158,7 @@ class Preview:
 
     @cached_property
     def length(self) -> float:
-        """Mean tokens of a completion; one that could not be awaited counts with ``rollout.max_tokens``."""
+        """Mean tokens of a completion; an unfinished completion counts as ``rollout.max_tokens``."""
         if self.measured.limit is None:
             return float(self.lengths.mean())
         return float(np.where(self.truncated, self.stage.config.rollout.max_tokens, self.lengths).mean())

@@ -118,11 +118,11 @@ def _extent(preview: Preview) -> Iterator[str]:
             f"minute allows no more at {preview.speed:,.0f} tokens/s"
         )
         return
-    most = min(GROUPS, preview.problems)
-    if measured.by_time and count < most:
+    possible = min(GROUPS, preview.problems)
+    if measured.by_time and count < possible:
         yield (
             f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and so few problems give wide "
-            f"intervals: --groups {most} would take {seconds_text(measured.seconds / count * most)}"
+            f"intervals: --groups {possible} would take {seconds_text(measured.seconds / count * possible)}"
         )
 
 
@@ -145,7 +145,7 @@ def _texts(preview: Preview) -> Iterator[str]:
     groups = preview.measured.groups
     ended = ", ".join(f"{k} {v:.0f}" for k, v in _quantiles(preview).items())
     yield (
-        f"{percent(preview.truncated.mean())} truncated; tokens of those that ended: {ended or 'none did'}; "
+        f"{percent(preview.truncated.mean())} truncated; tokens if ended: {ended or 'none did'}; "
         f"{percent(preview.copies)} copies; entropy {sampled_entropy(groups):.2f} nats a token; "
         f"{preview.speed:,.0f} tokens/s"
     )

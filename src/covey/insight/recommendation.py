@@ -45,7 +45,7 @@ class Resources:
 
 
 class Route(NamedTuple):
-    """A training method, as in `routes.yaml`."""
+    """A training method of `routes.yaml`."""
 
     name: str
     needs: str
@@ -130,7 +130,7 @@ def _row(route: Route, have: Resources, parameters: float, memory: float) -> Rou
 def _advice(have: Resources, taken: Route) -> Iterator[str]:
     if have.worked and taken.when != ["worked"]:
         yield (
-            "begin with your worked answers, as a stage with method: sft: what is never sampled is never "
+            "begin with your worked answers, in a stage with method: sft: what is never sampled is never "
             "reinforced"
         )
     if have.verifier and have.pairs:

@@ -143,7 +143,7 @@ def tools_shown(loaded: ResolvedConfig, rewards: Rewards, trust: bool = True) ->
     """
     if loaded.config.rollout.tools is None or not any("template_arguments" in r.parameters for r in rewards):
         return lambda problem: problem
-    from covey.sampling.tools.use import showing_tools, toolbox_of  # these load torch, as such rewards do
+    from covey.sampling.tools.use import showing_tools, toolbox_of  # these load torch
 
     refuse_others_code(loaded, loaded.run or Path(), trust, algorithm=False)
     toolbox = toolbox_of(loaded)

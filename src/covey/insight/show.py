@@ -93,7 +93,7 @@ def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
 
 
 def findings(stage: Path) -> list[str]:
-    """Return a run's findings in words; if it logged none, those that follow from its records."""
+    """Return a run's findings in words; if it logged none, compute them from its records."""
     return list(finding_lines(stage, explain_run(stage).findings))
 
 
@@ -147,7 +147,7 @@ def curve_lines(curves: Sequence[Curve], height: int, last: float) -> list[str]:
 
 
 def _table(metrics: NumberRecords) -> list[str]:
-    """Return evenly spread steps, the first and the newest one among them, as a table."""
+    """Return a table of evenly spread steps, including the first and the newest."""
     columns = [name for name in TABLE if any(_column_value(m, name) is not None for m in metrics)]
     columns = [name for name in columns if name != "loss" or "reward" not in columns]
     if not metrics:
@@ -253,11 +253,11 @@ def end_reason(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
         return f"token limit (rollout.max_tokens {limit})" if limit else "token limit"
     if row["finish"] != "stop":
         return str(row["finish"])
-    most = (rollout.get("tools") or {}).get("max_calls")
+    max_calls = (rollout.get("tools") or {}).get("max_calls")
     model_turns = sum(turn.get("role") == "assistant" for turn in row.get("turns") or ())
     # Each turn of the model but the last one was answered.
-    if most and model_turns > most:
-        return f"tool limit (rollout.tools.max_calls {most}): further calls were not answered"
+    if max_calls and model_turns > max_calls:
+        return f"tool limit (rollout.tools.max_calls {max_calls}): further calls were not answered"
     text = next((s for s in rollout.get("stop") or () if row["completion"].endswith(s)), None)
     return "end token" if text is None else f"stop string {text!r}"
 
@@ -292,7 +292,7 @@ def _completion(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def completion_line(row: Mapping[str, Any]) -> str:
-    """Return the facts of a logged completion in one line; those that are not known are left out."""
+    """Return the facts of a logged completion in one line; unknown facts are left out."""
     facts = ["no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"]
     if not np.isnan(row["advantage"]):
         facts.append(f"advantage {row['advantage']:+.3g}")

@@ -132,9 +132,9 @@ class TrialResult:
     change: Change
     folder: Path
     held_out: Estimate
-    """Held-out accuracy at the end, minus that of the unchanged trial; NaN if they cannot be compared."""
+    """Held-out accuracy at the end, minus the unchanged trial's; NaN if they cannot be compared."""
     training: Estimate
-    """Accuracy of the completions of the later half of the steps, minus that of the unchanged trial."""
+    """Accuracy of the completions of the later half of the steps, minus the unchanged trial's."""
     findings: tuple[str, ...]
     """Findings of the trial itself."""
     ended: str
@@ -261,8 +261,8 @@ def helping(trials: Sequence[TrialResult]) -> list[TrialResult]:
     point to comes first if it does at least half as much as the best.
     """
     good = [t for t in trials if t.effect == "helps" and t.change.why != CHANCE]
-    most = max(map(_gain, good), default=0.0)
-    return sorted(good, key=lambda t: (_gain(t) < most / 2, t.change.why == RATE, -_gain(t)))
+    largest_gain = max(map(_gain, good), default=0.0)
+    return sorted(good, key=lambda t: (_gain(t) < largest_gain / 2, t.change.why == RATE, -_gain(t)))
 
 
 def _gain(trial: TrialResult) -> float:

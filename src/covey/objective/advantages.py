@@ -72,7 +72,7 @@ def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Si
     """A_i = (r_i - mean(r)) / (std(r) + eps). (G,) -> (G,). GRPO, arXiv 2402.03300.
 
     ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ. A completion
-    without siblings gets 0; with ``single`` "reward" its mean is 0 and its std 1, as in verl.
+    without siblings gets 0; with ``single`` "reward" its mean is 0 and its std 1 (verl).
     """
     if _keeps_reward(rewards, single):
         return rewards / (1 + eps)
@@ -123,7 +123,7 @@ def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero"
 def mean_normalized(rewards: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (mean(r) + eps), 0 where mean(r) <= 0. MaxRL, arXiv 2602.02710.
 
-    (G,) -> (G,), rewards >= 0. For rewards 0 and 1 the expected gradient is exactly that of log p(correct)
+    (G,) -> (G,), rewards >= 0. For rewards 0 and 1 the expected gradient is exactly d log p(correct)
     truncated after G - 1 terms (the paper's order G also needs the baseline in all-incorrect groups).
     """
     mean = rewards.mean()
@@ -328,7 +328,7 @@ def valid_group_scale(
     of: Annotated[
         Literal["groups", "rewards"],
         Setting(
-            "Completions with a signal: those of groups that differ, or with a reward other than 0 (verl)."
+            "Completions with a signal: in groups whose rewards differ, or with a reward other than 0 (verl)."
         ),
     ] = "groups",
 ) -> Tensor:

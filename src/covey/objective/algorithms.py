@@ -53,7 +53,7 @@ class Algorithm:
     ratio: Annotated[
         Bound[LossInputs, Tensor],
         Setting(
-            "Ratio of the policy to the one that sampled: by token, sequence or completion.",
+            "Ratio of the policy to the sampling policy: by token, sequence or completion.",
             trl="importance_sampling_level",
         ),
     ] = bind(ratios.token)
@@ -123,7 +123,7 @@ class Algorithm:
             object.__setattr__(self, name, bound)
 
     def variant(self, paper: str, **axes: Any) -> Algorithm:
-        """Return this algorithm with some axes replaced, as another paper has it."""
+        """Return this algorithm with some axes replaced, for a variant of another paper."""
         return replace(self, paper=paper, **axes)
 
     @property
@@ -198,7 +198,7 @@ class Algorithm:
         if self.kl is not None:
             # A KL to the sampler reads recorded log-probs and needs no reference model.
             names |= set(self.kl.estimator.needs) if self.needs_reference else set()
-        # Even if the estimator reads none: the guards and the metrics of the KL need those of sampled tokens.
+        # Even if the estimator reads none: guards and KL metrics need the log-probs of sampled tokens.
         names |= {"ref_logprobs"} if self.needs_reference or "ref_log_ratio" in names else set()
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
@@ -429,7 +429,7 @@ PRESETS: Mapping[str, Algorithm] = {
         reduce=reductions.token_mean,
     ),
     "dual_clip": _BY_TOKEN.variant(
-        "Dual-clip PPO, arXiv 1912.09729: c = 3 and a mean over tokens, as verl's default.",
+        "Dual-clip PPO, arXiv 1912.09729: c = 3 and a mean over tokens, verl's defaults.",
         surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0),
     ),
 }

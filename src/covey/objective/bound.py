@@ -111,7 +111,7 @@ def bind(function: Callable[..., Out_co], **settings: object) -> Bound[object, O
 def values_of(
     axis: str, bound: Bound[Data_contra, Out_co], data: Data_contra, *shapes: Sequence[int]
 ) -> Out_co:
-    """Call a function of an axis. Raises CoveyError if a user's one returns no tensor of one of ``shapes``.
+    """Call an axis's function. Raises CoveyError if a user's function returns no tensor of these ``shapes``.
 
     Torch would expand a tensor of another shape, such as a mean over tokens, to every token.
     """
@@ -140,7 +140,7 @@ def differentiating(of_user: Sequence[str]) -> Iterator[None]:
 
 
 def _file(function: Callable[..., object]) -> str:
-    """Return the file of a function, as in tracebacks; that of its class for an object in a partial."""
+    """Return the file of a function, or of the class of an object in a partial; tracebacks name it."""
     called = inspect.unwrap(getattr(function, "func", function))
     code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
     return str(getattr(code, "co_filename", ""))

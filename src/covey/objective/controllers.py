@@ -40,7 +40,7 @@ def next_coefficients(
 ) -> Coefficients:
     """Return the next step's coefficients, after ``completions`` were sampled.
 
-    ``level`` is that of the KL guard (``guards.kl_level``) if it may raise the coefficient, else None.
+    ``level`` is the KL guard's (``guards.kl_level``) if it may raise the coefficient, else None.
     """
     coef = now.kl
     bonus = now.entropy

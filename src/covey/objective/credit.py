@@ -1,6 +1,6 @@
 """Credit assignment finer than the completion: which tokens earned the reward.
 
-These are group functions, as in ``advantages``, that return (G, T): an advantage per token.
+These are group functions, like ``advantages``'s, but return (G, T): an advantage per token.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def prefix_values(rewards: Tensor, tokens: Tensor) -> Tensor:
         count = together.sum(-1)
         if (count == 1).all():
             break  # every completion is alone on its branch from here on
-        # (G, G) @ (G,): the sum of the rewards of those that share the prefix.
+        # (G, G) @ (G,): the sum of the rewards of completions that share the prefix.
         values[:, t + 1] = together.to(rewards.dtype) @ rewards / count
     return values
 
@@ -178,7 +178,7 @@ def segment_difference(
     2410.01679 (9 continuations at every step); SPO, 2505.23564 (segments at unlikely tokens).
     """
     gains = rewards.new_zeros(mask.shape)
-    mean = rewards[0] + (rewards - rewards[0]).mean()  # that of equal rewards is exactly theirs
+    mean = rewards[0] + (rewards - rewards[0]).mean()  # the mean of equal rewards is exactly their value
     for row, reward, parts in zip(gains, rewards, segments, strict=True):
         before = mean
         start = 0

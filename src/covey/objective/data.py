@@ -195,7 +195,7 @@ class FilterData:
 
 @dataclass(frozen=True)
 class SelectionData:
-    """The completions of an optimizer step, as known before it, for ``select_tokens``."""
+    """The facts of an optimizer step's completions that are known before it, for ``select_tokens``."""
 
     advantages: Tensor
     """(N, T) float32."""

@@ -1,6 +1,6 @@
 """Diagnostics: metrics of a step's tokens and groups, computed outside the loss, without gradient.
 
-``token_stats`` reads a micro-batch, ``token_metrics`` sums up those of a step, ``group_metrics`` reads
+``token_stats`` reads a micro-batch, ``token_metrics`` sums up a step, ``group_metrics`` reads
 the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
 says what each metric means.
 """
@@ -51,7 +51,7 @@ class TokenStats:
     """The product of the importance corrections, where the algorithm has any."""
     entropy: Tensor | None
     mismatch: Tensor | None
-    """Log-prob of the trainer minus that of the sampler."""
+    """Log-prob of the trainer minus log-prob of the sampler."""
     ref_log_ratio: Tensor | None
     weight: Tensor
     """(N,): the factor of each completion's tokens in the reduction."""
@@ -208,7 +208,7 @@ def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -
     """Measure how well a critic's values predict the return, overall and by quarter of a completion.
 
     The explained variance is 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for any constant, below 0 for
-    one that is worse. (N, T) each.
+    a critic that is worse than a constant. (N, T) each.
     """
     if values is None or returns is None or not mask.any():
         return {}

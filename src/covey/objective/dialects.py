@@ -21,7 +21,7 @@ Axes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Framework:
-    """One framework's conventions, as read in its source code."""
+    """One framework's conventions, taken from its source code."""
 
     read: str
     """Name and version of the framework."""
@@ -40,7 +40,7 @@ class Framework:
         return Bound(choice.function, {**inherited, **choice.settings})
 
     def algorithm(self, name: str) -> Algorithm:
-        """Return a preset as the framework computes it. Raises KeyError for one that was not read there."""
+        """Return a preset as the framework computes it. Raises KeyError if the framework lacks the preset."""
         preset = PRESETS[name]
         axes: dict[str, Any] = {
             axis: self.convention(value.function, value.settings)
@@ -69,7 +69,7 @@ def _as_is(*names: str) -> dict[str, Axes]:
 _BY_TOKEN: Axes = {"kl": None, "reduce": bind(reductions.token_mean)}
 _CLIP = bind(surrogates.clip, clip_low=0.2, clip_high=0.2)
 _PLAIN_LOGPROB = bind(surrogates.cispo, cap=1.0, floor=1.0)
-"""The loss -A log pi, whose gradient is that of -rho A at rho = 1."""
+"""The loss -A log pi. It has the same gradient as -rho A at rho = 1."""
 
 _TRL = Framework(
     read="TRL 1.16.0",

@@ -37,7 +37,7 @@ def policy_loss(
     """sum_it w_i (surrogate_it * token_weights_it + kl_coef KL_it - entropy_coef H_it) + nll NLL(correct).
 
     w_i is the reduction's weight under the totals of the whole optimizer step: the losses and
-    gradients of micro-batches add up to those of the step. The coefficients default to the
+    gradients of micro-batches add up to the step's gradient. The coefficients default to the
     algorithm's; controllers pass their current ones.
     """
     # Later axes may ask for the ratio, so it is computed first.

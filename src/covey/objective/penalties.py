@@ -1,9 +1,9 @@
 """The KL penalty towards the reference policy, its estimators and gradients, and the entropy bonus.
 
 ``ref_log_ratio`` is log pi - log ref, (N, T), zero off the mask. Value and gradient are separate
-questions (arXiv 2506.09477, 2510.01555): on-policy, the expected gradient of k1 as a loss is zero,
-that of k3 is the forward KL's, that of k2 and of ratio-weighted k3 the reverse KL's; k1 in the
-reward gives the exact policy gradient of the reverse KL.
+questions (arXiv 2506.09477, 2510.01555). On-policy and in the loss, the expected gradient is zero for k1,
+the forward KL's for k3, and the reverse KL's for k2 and ratio-weighted k3. k1 in the reward gives
+the exact policy gradient of the reverse KL.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class KL:
         Setting(
             "Where the penalty acts: in the loss, or detached in the reward. There it is subtracted before "
             "the baseline at level completion, and after it at level token, so that a token bears its own "
-            "cost and that of all later tokens."
+            "cost and the cost of all later tokens."
         ),
     ] = "loss"
     level: Annotated[
@@ -86,9 +86,9 @@ class KL:
     gradient: Annotated[
         Literal["formula", "straight_through", "ratio", "score"],
         Setting(
-            "Gradient of the penalty: that of its formula; that of k2 (straight_through); that of ratio "
-            "times value, which is unbiased; or that of pi / sg(pi) times value (score), where pi / sg(pi) "
-            "is 1 with the gradient of log pi."
+            "Whose gradient the penalty gets: its formula's; k2's (straight_through); ratio times value's, "
+            "which is unbiased; or pi / sg(pi) times value's (score), where pi / sg(pi) is 1 with the "
+            "gradient of log pi."
         ),
     ] = "formula"
     bound: Annotated[
@@ -154,7 +154,7 @@ def at_level(ref_log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
 def with_gradient(
     value: Tensor, ref_log_ratio: Tensor, ratio: Tensor, mode: str, bound: float | None = None
 ) -> Tensor:
-    """Return a bounded KL value with its own gradient, k2's, or that of value times a ratio. (N, T)."""
+    """Return a bounded KL value with its own gradient, k2's, or value times a ratio's. (N, T)."""
     if mode == "straight_through":
         # x - sg(x) is 0 and keeps its gradient: the value is the estimator's, the gradient k2's.
         gradient = k2(ref_log_ratio)

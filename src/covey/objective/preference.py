@@ -60,7 +60,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
 
 
 def margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
-    """D = log pi/ref of the chosen answer minus that of the rejected one. (B,) -> (B,)."""
+    """D = log pi/ref of the chosen answer minus log pi/ref of the rejected answer. (B,) -> (B,)."""
     return (chosen - ref_chosen) - (rejected - ref_rejected)
 
 
@@ -191,7 +191,7 @@ def ipo(
     tau: Annotated[Positive, Setting("Determines the target margin, 1 / (2 tau); TRL's beta.")] = 0.1,
     level: Annotated[
         Literal["summed", "averaged"],
-        Setting("Log-ratios averaged over tokens, as by the authors and TRL, or summed over the answer."),
+        Setting("Log-ratios averaged over tokens (like the authors and TRL), or summed over the answer."),
     ] = "averaged",
 ) -> Tensor:
     """(D - 1 / (2 tau))^2 with D of summed or per-token averaged log-ratios. (B,) -> (B,).
@@ -334,8 +334,8 @@ def apo_zero_unpaired(
 ) -> Tensor:
     """w (1 - sig(+-beta log_ratio)): KTO with a reference point of 0. (B,) -> (B,).
 
-    For good answers that are better than the model's own. APO-zero, arXiv 2408.06266, eq. 7, of answers
-    judged alone, as in TRL.
+    For good answers that are better than the model's own. APO-zero, arXiv 2408.06266, eq. 7, applied
+    to answers that are judged alone (TRL).
     """
     weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
     return kto(log_ratio, desirable, log_ratio.new_zeros(()), beta=beta, **weights)

@@ -1,4 +1,4 @@
-"""Importance ratios: how far the policy has moved from the one that sampled, at several levels.
+"""Importance ratios: how far the policy has moved from the sampling policy, at several levels.
 
 Each function maps log_ratio = logprobs - old_logprobs, zero off the mask and bounded, to a ratio
 (N, T). The level decides over which tokens the log-ratios are combined before the exponential.
@@ -24,7 +24,7 @@ def bounded(log_ratio: Tensor) -> Tensor:
 
 
 def on_policy(logprobs: Tensor) -> Tensor:
-    """rho = pi / sg(pi) = 1, its gradient that of log pi: no off-policy correction. (N, T)."""
+    """rho = pi / sg(pi) = 1, with the gradient of log pi: no off-policy correction. (N, T)."""
     # x - sg(x) is 0 and keeps the gradient of x.
     return (logprobs - logprobs.detach()).exp()
 

@@ -1,7 +1,7 @@
 """Aggregation: how much one token weighs in the loss of an optimizer step.
 
 Every reduction is a weight per completion, (N,); the loss is sum_it weight_i value_it mask_it.
-All counts are those of the whole optimizer step (``Totals``), so micro-batches, packing and
+All counts are over the whole optimizer step (``Totals``), so micro-batches, packing and
 processes add up to exactly the same loss and gradient.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RowCount = Annotated[
     Literal["trained", "all"],
     # A truncated completion may be masked, and still be a row.
-    Setting("Completions that a mean counts: those that are trained, or all (TRL)."),
+    Setting("Completions that a mean counts: trained ones, or all (TRL)."),
 ]
 
 

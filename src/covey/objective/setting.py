@@ -24,7 +24,7 @@ class Setting:
     resume: Resume | None = None
     """The effect of changing it when a run is resumed; None: its section's, or "breaks exactness"."""
     read_by: Collection[str] | None = None
-    """The methods that read it; None: those of its section, or all that have a model."""
+    """The methods that read it. None: the section's methods, or all methods with a model."""
 
     @property
     def trl_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Signs of trouble in a step's groups, as metrics for the findings; they need no model.
+"""Signs of trouble in a step's groups: metrics for the findings. They need no model.
 
 Each is computed from completions, rewards and advantages. docs/metrics.md says what each
 metric means, docs/findings.md how the findings use it.

@@ -239,7 +239,7 @@ def group_classification(
     power = (-sign * score)[among]
     of_class = (2 * group + (sign < 0))[among]  # the two classes of each group
     # log(1 + sum e^x) as log(e^-m + sum e^(x - m)) + m, m the largest of 0 and x.
-    most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, of_class, power.detach(), "amax")
-    sums = (-most).exp().index_add(0, of_class, (power - most[of_class]).exp())
+    largest = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, of_class, power.detach(), "amax")
+    sums = (-largest).exp().index_add(0, of_class, (power - largest[of_class]).exp())
     # (2 groups,) -> both classes of each group added -> (N, T), the same at every token of a group.
-    return (sums.log() + most).view(-1, 2).sum(-1)[group][:, None].expand(mask.shape)
+    return (sums.log() + largest).view(-1, 2).sum(-1)[group][:, None].expand(mask.shape)

@@ -136,7 +136,7 @@ def future_influence(
     factor is at most 1. FIPO, arXiv 2603.19835.
     """
     log_ratio = log_ratio.detach()
-    # Outliers count as a log-ratio of 0, as if the policy had not moved there.
+    # An outlier counts as a log-ratio of 0: no movement.
     counted = log_ratio.where(mask & (log_ratio.exp() <= outlier), 0.0)
     influence = discounted_sum(counted, 0.5 ** (1 / half_life)).exp().clamp(low, high)
     risky = (advantages < 0) & (log_ratio.exp() > safety)

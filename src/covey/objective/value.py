@@ -1,7 +1,7 @@
 """The critic: advantages from its values, its targets and its loss.
 
-``token_rewards`` (N, T) are the rewards of tokens: a completion's at its last token, those of steps at their
-ends, a KL penalty by token at each. ``values`` (N, T) are V of the text before each token.
+``token_rewards`` (N, T) are the rewards of tokens. A completion's or a step's reward stands at its last
+token, a KL penalty by token at each token. ``values`` (N, T) are V of the text before each token.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def gae(
     advantages = token_rewards.new_zeros(mask.shape)
     running = advantages[:, 0]
     next_value = advantages[:, 0]
-    # Backwards. At a masked token ``running`` and ``next_value`` (N,) stay those of the next trained token.
+    # Backwards. At a masked token ``running`` and ``next_value`` (N,) keep their values.
     for t in range(mask.shape[1] - 1, -1, -1):
         on = mask[:, t]
         delta = token_rewards[:, t] + gamma * next_value - values[:, t]
@@ -105,7 +105,7 @@ def value_targets(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, clip_value: NonNegative | None = None
 ) -> Tensor:
-    """(V - R)^2 / 2, or the larger of it and that of V within ``clip_value`` of V_old. (N, T)."""
+    """(V - R)^2 / 2; with ``clip_value`` the larger of it and the same for V clipped around V_old. (N, T)."""
     loss = (values - returns).square()
     if clip_value is not None:
         near = old_values + (values - old_values).clamp(-clip_value, clip_value)

@@ -24,7 +24,7 @@ class Agreement:
     """Difference in nats between the sampler's log-probs and the shadow's, under the version of the weights
     that sampled each token; None without any token whose version the shadow still has."""
     advantages: float | None = None
-    """Difference of advantages, as a fraction of the step's largest one."""
+    """Difference of advantages over the step's largest advantage."""
     kl_coef: float | None = None
     """Relative difference of the KL coefficient."""
     metrics: float | None = None
@@ -32,7 +32,7 @@ class Agreement:
     weights: float | None = None
     """Difference of the weights after the step, if a checkpoint holds them."""
     course: float | None = None
-    """Norm of that difference, as a fraction of the distance that the run has moved the weights."""
+    """Norm of that difference over the distance that the run has moved the weights."""
     apart: Agreement | None = None
     """The same differences between the shadow and its twin: the effect of rounding alone."""
 
@@ -114,7 +114,7 @@ def weights_apart(
 
 
 def saved(run: Path, number: int, steps: int, shadow: NamedWeights) -> NamedWeights:
-    """Return the weights that a run saved after a step, of those that the shadow trains; empty if none."""
+    """Return the weights that a run saved after a step and that the shadow trains; empty if none."""
     folder = run / ("final" if number + 1 == steps else f"checkpoints/step_{number + 1:06d}")
     trained = [name for name, w in shadow.items() if w.requires_grad]
     adapter = next(folder.glob("**/adapter_model.safetensors"), None)

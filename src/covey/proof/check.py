@@ -82,8 +82,8 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
         minibatch = next(updates(batch, run.loaded, old, step=0))
         console.doing("measuring")
         rollout = config.rollout
-        now = run.state.coefficients
-        objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
+        coefficients = run.state.coefficients
+        objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, coefficients)
         return list(claims(run.learner, run.sampler, objective, minibatch))
 
 

@@ -48,14 +48,14 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
         return _of_stage(last_stage(folder), steps, console, trust)
     claims: list[Claim] = []
     for stage in stages_in(folder):
-        why = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
-        if why:
-            console.say(f"skipping {stage.name}: {why}")
+        obstacle = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
+        if obstacle:
+            console.say(f"skipping {stage.name}: {obstacle}")
         else:
             of_stage = _of_stage(stage, steps, console, trust)
             claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in of_stage]
     if not claims:
-        raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {why}")
+        raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {obstacle}")
     return claims
 
 
@@ -75,8 +75,8 @@ def unrepeatable(method: str) -> str:
 
 def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
     loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
-    if why := unrepeatable(loaded.config.method):
-        raise ConfigError(f"{stage}: no step can be repeated: {why}")
+    if obstacle := unrepeatable(loaded.config.method):
+        raise ConfigError(f"{stage}: no step can be repeated: {obstacle}")
     change = changed_after(stage)
     if change:
         raise ConfigError(
@@ -90,9 +90,9 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
 
 
 def from_stage_before(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
-    """Return a stage's config with the model from which it must have begun: that of an earlier stage.
+    """Return a stage's config with the model from which it must have begun: an earlier stage's.
 
-    This is the one that its record names. If the record names none of them, it is that of the last earlier
+    The stage's record names that model. If the record names none of them, it is the model of the last earlier
     stage that left a policy.
     """
     number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
@@ -108,7 +108,7 @@ COARSE = 200
 AS_TWINS = 10
 """Factor by which a run may differ more from the shadow than the twin does: the twin is rounded once."""
 CLAIMS = (
-    ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),
+    ("the recorded log-probs follow from the weights of each step", "logprobs", "nats", CLOSE),
     ("the advantages follow from the recorded rewards", "advantages", "of the largest", GRADIENT_ROUNDING),
     (
         "the gradients follow from the objective's formulas",
@@ -123,9 +123,9 @@ CLAIMS = (
         "of the value, or of 1 where that is larger,",
         10 * GRADIENT_ROUNDING,
     ),
-    ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
+    ("the saved weights follow from these gradients by AdamW", "course", "of the way", 0.01),
 )
-"""(claim, difference that decides on it, its unit, the largest one that float32 causes in a few steps)."""
+"""(claim, difference that decides on it, its unit, the largest difference by float32 in a few steps)."""
 NO_STEP = "no step has been recorded yet"
 REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model families that the second trainer knows."""

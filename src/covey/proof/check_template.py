@@ -34,7 +34,7 @@ LOOK_UP = {
 
 @dataclass
 class Speech:
-    """A tokenizer with the end tokens of completions, as far as they are known without weights."""
+    """A tokenizer with the end tokens of completions that are known without weights."""
 
     tokenizer: PreTrainedTokenizerBase
     end_ids: list[int]
@@ -70,7 +70,7 @@ class TemplateReport:
         yield f"calls      {self._calls()}"
         for role, fate in facts.roles.items():
             yield f"{role:<10} {fate}"
-        yield f"date       {'printed: that of a run is its first day' if facts.dated else 'not printed'}"
+        yield f"date       {'printed: in a run, its first day' if facts.dated else 'not printed'}"
         yield f"controls   {' '.join(facts.controls)}: encoded as letters where a message has them"
 
     def _thoughts(self) -> Iterator[str]:
@@ -87,7 +87,7 @@ class TemplateReport:
             closing = "is refused in training" if facts.unthinking is None else f"begins {facts.unthinking!r}"
             yield f"           an answer without thoughts {closing}"
         if facts.forgets:
-            yield "           those of earlier answers are left out"
+            yield "           left out of earlier answers"
 
     def _calls(self) -> str:
         if not self.call.text:

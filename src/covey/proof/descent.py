@@ -23,7 +23,7 @@ class ShadowConfig:
     model: AxisSettings
     """The model's own config.json: layers, heads, rotary base, ..."""
     algorithm: AxisSettings
-    """Every axis: {name, settings...}, as config.yaml spells them out."""
+    """Every axis: {name, settings...}, all spelled out like in config.yaml."""
     train: AxisSettings
     temperature: float
     max_tokens: int
@@ -102,9 +102,9 @@ def rate_at(train: AxisSettings, at: int) -> float:
     """Return the learning rate of optimizer step ``at`` (from 0): linear warm-up, then the schedule."""
     lr = train["lr"]
     warm = train["warmup_steps"]
-    each = train["inner_epochs"] * train["updates_per_batch"]
-    if at < warm * each:
-        return float(lr * (at // each + 1) / warm)
-    done = (at - warm * each) / max((train["steps"] - warm) * each, 1)
+    updates_per_step = train["inner_epochs"] * train["updates_per_batch"]
+    if at < warm * updates_per_step:
+        return float(lr * (at // updates_per_step + 1) / warm)
+    done = (at - warm * updates_per_step) / max((train["steps"] - warm) * updates_per_step, 1)
     falls = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
     return float(lr * falls[train["schedule"]])

@@ -16,7 +16,7 @@ from covey.models.policy import Policy
 from covey.types import Group
 
 AGAINST = 0.02
-"""Fraction of tokens that a loss may pull against their advantage, as a penalty on some tokens does."""
+"""Fraction of tokens that a loss may pull against their advantage, for example by a penalty."""
 RATES = (1e-5, 1e-4, 1e-3)
 """Learning rates to try, until a step moves log-probs by more than rounding."""
 UNMOVED = 1e-6

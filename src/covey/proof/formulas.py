@@ -1,7 +1,7 @@
 """A second implementation of the advantage formulas, for one group or completion at a time.
 
 A completion is a row of T sampled tokens, without padding. ``ShadowRow`` holds its data. Every function
-takes the rows that it needs and the settings of its axis, as a config spells them out.
+takes the rows that it needs and the settings of its axis by their names in a config.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ShadowRow:
     positions: list[int]
     """Indices of its T sampled tokens in ``tokens``; the others were inserted, and are only read."""
     sampled: Tensor
-    """(T,) float64 log-probs, as the sampler recorded them."""
+    """(T,) float64 log-probs that the sampler recorded."""
     reward: float
     """The reward; NaN if no function could score."""
     components: Mapping[str, float]
@@ -179,7 +179,7 @@ def _component_zscore(group: JudgedGroup) -> list[float]:
 
 
 def _component_leave_one_out(group: JudgedGroup) -> list[float]:
-    """Compare each reward function's values with those of the other completions."""
+    """Compare each reward function's values with its values for the other completions."""
     return by_component(group.rows, lambda values: sibling_zscores(values, group.settings["eps"]))
 
 
@@ -307,7 +307,7 @@ def _greedy_baseline(group: JudgedGroup) -> list[float]:
 
 
 def _pass_at_k(group: JudgedGroup) -> list[float]:
-    """Enumerate all sets of k: the mean best reward of the sets with a completion, minus that of all sets."""
+    """Enumerate all sets of k: mean best reward of the sets with a completion, minus the mean of all sets."""
     rewards = group.rewards
     sets = list(combinations(range(len(rewards)), min(group.settings["k"], len(rewards))))
     best = [max(rewards[i] for i in members) for members in sets]
@@ -320,7 +320,7 @@ def _pass_at_k(group: JudgedGroup) -> list[float]:
 
 
 def _process_leave_one_out(group: JudgedGroup) -> list[Tensor]:
-    """Sum over functions the rewards minus those of the other completions, discounted by step. PRIME."""
+    """Sum over functions the rewards minus the other completions' rewards, discounted by step. PRIME."""
     rows = group.rows
     gamma = group.settings["gamma"]
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]

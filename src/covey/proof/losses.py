@@ -12,11 +12,11 @@ from torch import Tensor
 from covey.proof.formulas import AxisSettings, ShadowRow
 
 FAR = 20.0
-"""Bound on log-ratios, as the documentation of the ratios says."""
+"""Bound on log-ratios; the documentation of the ratios names it."""
 
 
 def value_loss_of_row(values: Tensor, row: ShadowRow, clip: float | None) -> Tensor:
-    """(V - R)^2 / 2, or that of V within ``clip`` of where it was, whichever is larger. (T,)."""
+    """(V - R)^2 / 2, or the same for V clipped around its old value, whichever is larger. (T,)."""
     near = values if clip is None else row.values + (values - row.values).clamp(-clip, clip)
     return torch.maximum((values - row.targets) ** 2, (near - row.targets) ** 2) / 2
 
@@ -38,7 +38,7 @@ def ratio(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tenso
     if name == "sequence":
         return mean_ratio
     if name == "sequence_token":
-        # The value is the sequence ratio; each token's gradient is that of its own log-prob.
+        # The value is the sequence ratio; each token's gradient comes from its own log-prob.
         return mean_ratio.detach() * logprobs.exp() / logprobs.detach().exp()
     raise KeyError(name)
 
@@ -91,15 +91,15 @@ def _vespo_weight(rho: Tensor, advantage: Tensor, s: AxisSettings) -> Tensor:
 
 def _divergence_mask(name: str, logprobs: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
     """DPPO: no loss for a token whose probability has moved too far in the direction of its advantage."""
-    now = logprobs.detach().exp()
+    present = logprobs.detach().exp()
     before = row.old.exp()
-    weight = (now / before).clamp(max=s["cap"])
+    weight = (present / before).clamp(max=s["cap"])
     if name == "divergence_mask_tv":
-        outward = (now - before) * row.advantage.sign() > s["threshold"]
+        outward = (present - before) * row.advantage.sign() > s["threshold"]
     elif name == "divergence_mask_kl":
         p = before.clamp(max=1 - 1e-6)
-        q = now.clamp(max=1 - 1e-6)
-        distance = p * (before / now).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+        q = present.clamp(max=1 - 1e-6)
+        distance = p * (before / present).log() + (1 - p) * ((1 - p) / (1 - q)).log()
         outward = ((q - p) * row.advantage > 0) & (distance > s["threshold"])
     else:
         raise KeyError(name)

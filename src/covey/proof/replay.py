@@ -26,7 +26,7 @@ def replay(
 ) -> Iterator[Agreement]:
     """Repeat the first steps of a recorded stage from the weights it began with.
 
-    ``model`` holds these weights by their Hugging Face names, in float64; those that are trained
+    ``model`` holds these weights by their Hugging Face names, in float64; the trained weights
     require a gradient. With ``twin`` a second shadow begins with slightly different weights and repeats the
     same steps. Raises ConfigError if the run used a function that the shadow does not know.
     """
@@ -75,7 +75,7 @@ def _of_versions(versions: np.ndarray | None, past: Past) -> slice | torch.Tenso
 
 
 def _remember(past: Past, trainer: ShadowTrainer, staleness: int) -> None:
-    """Keep the weights at the start of a step, and those of as many earlier steps as completions may lag."""
+    """Keep the weights at the start of a step and of as many earlier steps as completions may lag."""
     past[trainer.updates] = {
         # The optimizer updates weights in place; a copy is needed only if a later step reads them.
         name: w.detach().clone() if w.requires_grad and staleness else w.detach()
@@ -91,7 +91,7 @@ def _repeated(
     """Repeat a step with a shadow, which moves its weights."""
     recorded, sampled = read_rows(folder, number)
     coefficient = trainer.kl_coef
-    now = trainer.updates
+    step = trainer.updates
     _remember(past, trainer, setting.staleness)
     try:
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
@@ -102,7 +102,7 @@ def _repeated(
     for n, (row, _, versions) in enumerate(recorded):
         if versions is None:
             continue
-        for version in set(versions.tolist()) & set(past) - {now}:
+        for version in set(versions.tolist()) & set(past) - {step}:
             with torch.no_grad():
                 under = shadow.picked(shadow.distribution(past[version], setting, row), row)
             logprobs[n] = torch.where(torch.from_numpy(versions == version), under, logprobs[n])

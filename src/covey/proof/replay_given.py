@@ -32,7 +32,7 @@ def replay_given(
     steps: int,
     twin: bool = False,
 ) -> Iterator[Agreement]:
-    """Repeat a stage that learns from given examples, as ``covey.proof.replay.replay`` does for RL."""
+    """Repeat a stage that learns from given examples; ``covey.proof.replay.replay`` does it for RL."""
     setting = read_setting(folder, architecture)
     start = copied(model)
     trainers = [ShadowTrainer(w, copied(w)) for w in with_twin(model, setting.rounded, twin)]

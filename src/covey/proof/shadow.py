@@ -46,12 +46,12 @@ def computed_weights(weights: NamedWeights, setting: ShadowConfig) -> NamedWeigh
 
 
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: ShadowRow) -> Tensor:
-    """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
+    """log pi over the vocabulary at each sampled token of a completion, as sampled. (T, V)."""
     read = [*row.prompt, *row.tokens[:-1]]
     every = logits(computed_weights(weights, setting), setting.model, read, setting.product)
     scaled = every[len(row.prompt) - 1 :, : setting.vocabulary][row.positions] / setting.temperature
     if row.allowed is not None:
-        # top-p or top-k left only these ids: renormalize over them, as the sampler did.
+        # top-p or top-k left only these ids. The sampler renormalized over them too.
         mask = torch.full_like(scaled, -math.inf)
         for t, position in enumerate(row.positions):
             mask[t, torch.tensor(row.allowed[position])] = 0.0
@@ -299,10 +299,10 @@ def value_loss_part(
     trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow, minibatch: Sequence[ShadowRow], pull: float
 ) -> Tensor:
     """Return a completion's part of the critic's loss, a mean over the tokens of an update."""
-    each = losses.value_loss_of_row(
+    token_losses = losses.value_loss_of_row(
         critic_values(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
     )
-    return each.sum() / sum(len(r.positions) for r in minibatch if r.trained)
+    return token_losses.sum() / sum(len(r.positions) for r in minibatch if r.trained)
 
 
 def kl_cost(
@@ -371,8 +371,8 @@ def set_siblings(
     for row in minibatch:
         if not row.trained:
             continue
-        now = picked(distribution(trainer.weights, setting, row), row)
-        gap = torch.zeros_like(now) if unmoved else (now - row.old).clamp(-losses.FAR, losses.FAR)
+        present = picked(distribution(trainer.weights, setting, row), row)
+        gap = torch.zeros_like(present) if unmoved else (present - row.old).clamp(-losses.FAR, losses.FAR)
         moved[id(row)] = (float(row.advantage.sum().sign()), float(gap.mean()))
     for row in minibatch:
         others = [r for r in minibatch if r.trained and r is not row and r.group == row.group]

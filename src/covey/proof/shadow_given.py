@@ -105,7 +105,7 @@ def shares(
 def imitated(
     trainer: ShadowTrainer, setting: ShadowConfig, batch: Sequence[ShadowExample]
 ) -> Iterator[Tensor]:
-    """Yield -log pi of the answers' tokens, as a mean over all tokens of a step."""
+    """Yield the mean of -log pi over all answer tokens of a step."""
     count = sum(len(answer.trained) for example in batch for answer in example.answers)
     for example in batch:
         for answer in example.answers:
@@ -119,7 +119,7 @@ def compared(
     batch: Sequence[ShadowExample],
     metrics: StepMetrics,
 ) -> Iterator[Tensor]:
-    """Yield the losses of pairs, as a mean.
+    """Yield the mean loss of pairs.
 
     ORPO also imitates the chosen answers, by token and with their prompts; MPO imitates them without prompts.
     """
@@ -147,7 +147,7 @@ def implied(lessons: Lessons, answer: AnswerScore) -> Tensor:
 def judged_alone(
     trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
 ) -> Iterator[Tensor]:
-    """Yield the losses of single answers, as a mean; KTO's against the KL estimate of mismatched ones."""
+    """Yield the mean loss of single answers; KTO's against the KL estimate of mismatched answers."""
     point = 0.0
     if lessons.method == "kto":
         with torch.no_grad():
@@ -200,7 +200,7 @@ def logprobs(
     answer: ShadowAnswer,
     with_prompt: bool = False,
 ) -> Tensor:
-    """Return the log-probs of an answer's trained tokens; ``with_prompt``: those of the prompt's tokens too.
+    """Return the log-probs of an answer's trained tokens; ``with_prompt``: also of the prompt's tokens.
 
     The first token of a prompt has none.
     """

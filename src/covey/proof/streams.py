@@ -1,4 +1,4 @@
-"""Keyed randomness, as docs/reliability.md describes it."""
+"""Keyed randomness; docs/reliability.md describes it."""
 
 from __future__ import annotations
 

@@ -16,8 +16,11 @@ import numpy as np
 SLOTS = 1 << 16
 """Number of hash buckets."""
 GRAM = re.compile(r"\d+|[^\W\d_]+|[^\w\s]")
-# Steps of gradient descent, learning rate, weight decay.
-STEPS, RATE, DECAY = 300, 2.0, 1e-3
+DESCENT_STEPS = 300
+"""Steps of gradient descent."""
+LEARNING_RATE = 2.0
+WEIGHT_DECAY = 1e-3
+"""Weight decay."""
 
 
 class TextClassifier:
@@ -35,11 +38,11 @@ class TextClassifier:
         share = np.where(positive, 0.5 / max(positive.sum(), 1), 0.5 / max((~positive).sum(), 1))
         weights = np.zeros(len(used))
         bias = 0.0
-        for _ in range(STEPS):
+        for _ in range(DESCENT_STEPS):
             # Gradient of the weighted log-loss by the logit of each text.
             error = share * (_sigmoid(x @ weights + bias) - y)
-            weights -= RATE * (x.T @ error + DECAY * weights)
-            bias -= RATE * float(error.sum())
+            weights -= LEARNING_RATE * (x.T @ error + WEIGHT_DECAY * weights)
+            bias -= LEARNING_RATE * float(error.sum())
         self.weights = np.zeros(SLOTS)
         self.bias = bias
         self.weights[used] = weights

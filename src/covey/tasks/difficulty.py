@@ -18,9 +18,9 @@ FORGETTING = 0.5
 UNTRIED = 0.5
 """Pass rate assumed of a problem that has not been tried."""
 SOLVED = 0.9
-"""Pass rate from which a problem counts as solved, as in ScaleRL, arXiv 2510.13786."""
+"""Pass rate from which a problem counts as solved (ScaleRL, arXiv 2510.13786)."""
 LEAST = 0.05
-"""Smallest weight of a problem, as a fraction of the largest, so that none is lost forever."""
+"""Smallest weight of a problem over the largest weight; above 0, so that no problem is lost forever."""
 
 
 Memory: TypeAlias = Mapping[str, tuple[float, int, int]]

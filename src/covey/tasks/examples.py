@@ -20,7 +20,7 @@ COLUMNS_OF: Mapping[Kind, str] = {
     "pair": "chosen and rejected",
     "judged": "completion and label",
     "steps": "completions (its steps) and labels",
-    "answer": "the answer to imitate (data.completion), as a text or messages",
+    "answer": "the answer to imitate (data.completion), a text or messages",
 }
 """Kind of example -> the columns of its rows, for messages."""
 PLACE = re.compile(r"\{(\w+)\}")
@@ -187,7 +187,7 @@ def _unpaired(example: Example) -> list[Example]:
 
 
 def need_both(examples: Sequence[Example]) -> None:
-    """Raise DataError if all labels are the same, as the difference could not be learned."""
+    """Raise DataError if all labels are the same: then there is no difference to learn."""
     labels = {label for e in examples for label in e.labels if e.kind in ("judged", "steps")}
     if len(labels) == 1:
         label = "good" if labels == {1.0} else "bad"
@@ -305,7 +305,7 @@ def _label(problem: Problem, label: object) -> float:
 
 
 def _text(problem: Problem, column: str, answer: object) -> AnswerText:
-    """Return an answer as a text or, if the prompt is a chat, as messages. Raises DataError."""
+    """Return an answer: a text, or messages if the prompt is a chat. Raises DataError."""
     if isinstance(answer, list):
         messages = messages_of(answer)
         if messages is None:
@@ -333,7 +333,7 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
 
 
 def refuse_messages_in_text(where: str, column: str, text: str) -> None:
-    """Raise DataError for a text that is a list of messages, as in a CSV, whose cells cannot be lists.
+    """Raise DataError for a text that is a list of messages, for example from a CSV.
 
     The model would read its brackets and quotes.
     """
@@ -345,7 +345,7 @@ def refuse_messages_in_text(where: str, column: str, text: str) -> None:
 
 
 def _with_flags(problem: Problem, column: str, messages: Messages) -> Messages:
-    """Return messages with ``UNTRAINED`` on those that are not trained, whichever key the row uses."""
+    """Mark untrained messages with ``UNTRAINED``, whichever key the row uses. Return all messages."""
     result = []
     for message in messages:
         flags = {name: message[name] for name in TRAIN_FLAGS if name in message}

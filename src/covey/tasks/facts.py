@@ -37,7 +37,7 @@ QUESTION = (
 
 
 def facts(rng: random.Random) -> dict[str, object]:
-    """Return a row with a sentence on a person, as a chat, and the three facts to be written."""
+    """Return a row: a chat with a sentence on a person, and the three facts to be written."""
     person = {"name": rng.choice(NAMES), "age": rng.randint(18, 80), "city": rng.choice(CITIES)}
     sentence = rng.choice(SENTENCES).format(**person, job=rng.choice(JOBS))
     return {
@@ -74,7 +74,7 @@ def same_facts(completion: TextOrMessages, facts: Mapping[str, object]) -> Score
 
 
 def _same(pair: tuple[str, object], fact: tuple[str, object]) -> bool:
-    """Whether a key and its value are those of a fact; 19 is neither 19.0 nor "19"."""
+    """Whether a key and its value match a fact; 19 is neither 19.0 nor "19"."""
     return pair == fact and type(pair[1]) is type(fact[1])
 
 

@@ -47,7 +47,7 @@ def read_problems(file: Path, data: Data) -> list[Problem]:
 
 
 def given_problems(table: RowsObject, data: Data) -> list[Problem]:
-    """Return rows given from Python as problems, with ids `train:1`, ...; the checks are those of a file."""
+    """Return rows given from Python as problems, with ids `train:1`, ..., checked like a file."""
     problems = []
     for number, row in enumerate(table.rows, start=1):
         where = f"{table.key}: row {number}"
@@ -220,7 +220,7 @@ def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Pro
 
 
 def in_our_names(row: dict[str, Any], data: Data) -> dict[str, Any]:
-    """Return a row with added columns: those that the config names by a path, and those of a known schema."""
+    """Return a row with added columns: named by a path in the config, or by a known schema."""
     by_path = {name: value_at(row, name) for name in (data.prompt, data.completion) if "." in name}
     row = {**row, **{name: value for name, value in by_path.items() if value is not MISSING}}
     schema = recognized(row, data.prompt)
@@ -320,7 +320,7 @@ def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -
         raise DataError(f"{where}: chat_template_kwargs must be an object, not {str(of_row)[:60]!r}")
     arguments = {**data.chat_template_kwargs, **of_row}
     for name in TEMPLATE_COLUMNS:
-        # An empty list is left out, as some templates treat it differently from no list.
+        # An empty list is left out, because some templates treat it differently from no list.
         if value := _parsed_column(where, columns, name):
             arguments[name] = value
         value = arguments.get(name, [])

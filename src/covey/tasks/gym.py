@@ -15,7 +15,7 @@ from covey_verify.sandbox.wire import decode_value
 
 PREFIX = "gym:"
 GYM_REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
-# Generous, as thousands of problems are generated in one call of trusted code.
+# Generous, because one call of trusted code generates thousands of problems.
 GYM_LIMITS = Limits(wall=1800.0, cpu=1800, memory=8 << 30, output=1 << 30)
 INSTRUCTION = "{}\nThink first, inside <think></think>; then give the final answer inside <answer></answer>."
 
@@ -32,11 +32,11 @@ def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
     # Enough for the split (an eighth are test problems) and for repeated ones.
     offered = 4 * (TEST_SHARE if split == "test" else 1) * size + 64
     server = verifier_server(ISOLATED, "reasoning_gym")
-    made = server.call(f"{ISOLATED}:gym_items", name, seed, offered, limits=GYM_LIMITS)
-    if made.kind != "ok":
-        raise ConfigError(f"data.task: {task}: {made.text}")
+    reply = server.call(f"{ISOLATED}:gym_items", name, seed, offered, limits=GYM_LIMITS)
+    if reply.kind != "ok":
+        raise ConfigError(f"data.task: {task}: {reply.text}")
     problems: dict[str, Problem] = {}
-    for index, encoded in enumerate(made.value):
+    for index, encoded in enumerate(reply.value):
         item = decode_value(encoded)
         prompt = INSTRUCTION.format(item["question"])
         if split_of(prompt) == split:

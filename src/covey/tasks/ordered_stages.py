@@ -11,7 +11,7 @@ from covey.tasks.files import absence
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, DataError
 
-# The folder of a stage, as in 2-pairs.
+# The folder of a stage, for example 2-pairs.
 STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 
 

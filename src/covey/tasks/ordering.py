@@ -1,4 +1,4 @@
-"""The task of sorting digits by repeatedly taking the smallest one that is left."""
+"""The task of sorting digits by repeatedly taking the smallest digit that is left."""
 
 from __future__ import annotations
 

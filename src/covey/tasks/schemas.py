@@ -32,7 +32,7 @@ class Schema:
     """Further columns that are read if a row has them."""
 
     def made(self, columns: Mapping[str, object]) -> bool:
-        """Return whether a row's columns, without its prompt, contain those that this schema would add."""
+        """Return whether a row's columns, without its prompt, contain what this schema would add."""
         if not set(self.columns) <= {*columns, "prompt"}:
             return False
         added = self.adds({"prompt": None, **columns})

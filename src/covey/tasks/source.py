@@ -48,7 +48,7 @@ class Source:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems of all rows, including those of examples."""
+        """The problems of all rows, including examples."""
         return [*self.train, *self.test, *(e.problem for e in self.all_examples)]
 
     @property
@@ -85,7 +85,7 @@ def load_source(loaded: ResolvedConfig) -> Source:
 
 
 def load_test_source(loaded: ResolvedConfig) -> Source:
-    """Return the problems that a model is measured on: those of `load_source`, or of ``data.test`` alone."""
+    """Return the problems that a model is measured on: from `load_source`, or from ``data.test`` alone."""
     data = loaded.config.data
     if data.test is None or data.task is not None or data.train is not None:
         return load_source(loaded)

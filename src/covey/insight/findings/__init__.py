@@ -2,6 +2,6 @@
 
 A rule is a record with a named predicate (`rule.py`), in one file for each family. Rules read the records of
 a run (`view.py`) and nothing else. `table.py` has them in their order and applies them to a recorded run,
-`watch.py` to one that is still training. A finding is made once; `findings.jsonl` has those that were made,
+`watch.py` to a run that is still training. A finding is reported once, in `findings.jsonl`,
 and a resume truncates it with the other logs, so a resumed run finds what an uninterrupted one finds.
 """

@@ -53,7 +53,7 @@ def repeated(group: Group, i: int) -> float:
 
 
 def outlier(group: Group, i: int) -> float:
-    """Return 1 for a completion whose reward differs from those of all its siblings."""
+    """Return 1 for a completion whose reward differs from the rewards of all its siblings."""
     return float(lone(group) == i)
 
 

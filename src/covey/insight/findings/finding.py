@@ -1,4 +1,4 @@
-"""The finding, as it is shown and logged."""
+"""A finding: what is shown and logged."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from covey.system.text import percent
 
 
 def the_critic_diverges(run: RunView) -> str | None:
-    """The critic's explained variance is below 0, and its error is more than 1.5 times that of the first
+    """The critic's explained variance is below 0, and its error is more than 1.5 times the error of the first
     steps.
     """
     error = run.late("value/error")

@@ -36,25 +36,25 @@ def tenth_after_a_leap(run: RunView) -> str | None:
 
 
 def bonus_raises_entropy(run: RunView) -> str | None:
-    """Under an entropy bonus of .05 or more, the entropy is more than 1.5 times that of the first step, and
+    """Under an entropy bonus of .05 or more, the entropy is more than 1.5 times the first step's, and
     higher by more than .3 nats a token.
     """
     coef = run.setting("algorithm.entropy.coef")
     before = mean_of(run.beginning[:1], "entropy/sampled")
-    now = run.last[-1].get("entropy/sampled") if run.last else None
-    if now is None or not isinstance(coef, int | float) or coef < 0.05:
+    after = run.last[-1].get("entropy/sampled") if run.last else None
+    if after is None or not isinstance(coef, int | float) or coef < 0.05:
         return None
-    if not (now > 1.5 * before and now > before + 0.3):
+    if not (after > 1.5 * before and after > before + 0.3):
         return None
     return (
-        f"the entropy rose from {before:.2g} to {now:.2g} nats a token under a bonus of {coef:g}: it pays "
+        f"the entropy rose from {before:.2g} to {after:.2g} nats a token under a bonus of {coef:g}: it pays "
         "more than the rewards do"
     )
 
 
 def an_update_breaks_the_policy(run: RunView) -> str | None:
     """In the first 20 steps, an update moves the policy by more than half a nat a completion, and the reward
-    of the last two steps is lower than that of the first, by .6 of its std or by half. The fall is beyond
+    of the last two steps is lower than in the first, by .6 of its std or by half. The fall is beyond
     chance, or an update moves the policy by more than five nats.
     """
     moved = leap(run)
@@ -63,17 +63,17 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
     # The first step's rewards are from the untrained policy, so they are the baseline.
     before = mean_of(first, "reward/mean")
     std = mean_of(first, "reward/std")
-    now = mean_of(run.beginning[1:][-2:], "reward/mean")
+    after = mean_of(run.beginning[1:][-2:], "reward/mean")
     # Either by .6 std, or to less than half of a first reward that is not nearly 0 itself.
-    fell = before - now > 0.6 * std or 0.2 * std < before > 2 * now
+    fell = before - after > 0.6 * std or 0.2 * std < before > 2 * after
     # The difference of one step and the mean of two.
     doubt = reward.error(1, 2) * errors_needed(reward.freedom, run.steps) if moved < BEYOND_DOUBT else 0.0
-    if not (moved > 0.5 and fell and before - now > doubt):
+    if not (moved > 0.5 and fell and before - after > doubt):
         return None
     lr = max(known_values(run.beginning, "optimizer/lr"), default=math.nan)
     return (
         f"an update moves the policy by {moved:.3g} nats a completion, the reward fell from {before:.2g} to "
-        f"{now:.2g}: the learning rate, {lr:.1e} by now, is far too high"
+        f"{after:.2g}: the learning rate, {lr:.1e} by now, is far too high"
     )
 
 

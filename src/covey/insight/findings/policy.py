@@ -56,7 +56,7 @@ def incorrect_completions_grow(run: RunView) -> str | None:
     incorrect_before = run.early("length/incorrect")
     correct = run.late("length/correct")
     correct_before = run.early("length/correct")
-    # A few incorrect completions that are left may be those of the hardest problems, and longer for that.
+    # The last few incorrect completions may be longer only because their problems are the hardest.
     enough = run.late("accuracy") < 0.8
     growth = incorrect - incorrect_before
     grew = growth > max(4, 0.3 * incorrect_before) and enough
@@ -93,7 +93,7 @@ def completions_reach_the_limit(run: RunView) -> str | None:
     better = run.steps > 5 and run.falling("length/truncated")
     if not (part > 0.1 and run.after(5 if part > 0.5 else 10)) or better:
         return None
-    rest = f"; 90 % of those that ended have up to {ended:.0f} tokens" if ended > 0 else ""
+    rest = f"; 90 % of the ended ones have up to {ended:.0f} tokens" if ended > 0 else ""
     return f"{percent(part)} of the completions are truncated at rollout.max_tokens{rest}"
 
 
@@ -157,12 +157,12 @@ def the_policy_got_worse(run: RunView) -> str | None:
         if not run.got_worse:
             return None
         return f"the run made the policy worse: {course(run.evals[0], run.evals[-1])}{estimator}"
-    now = run.late("accuracy")
+    late = run.late("accuracy")
     before = run.early("accuracy")
     if not run.fell("accuracy", 0.1) or run.setting("rollout.curriculum") == "frontier":
         return None
     return (
-        f"the run made the policy worse: {percent(before)} correct in training at first, {percent(now)} now"
+        f"the run made the policy worse: {percent(before)} correct in training at first, {percent(late)} now"
         f"{estimator}"
     )
 

@@ -29,7 +29,7 @@ LITTLE = 0.05
 def wasted_beyond_luck(run: RunView) -> bool:
     """Whether more than half of the problems are always or never solved, an eighth of each, beyond chance.
 
-    Groups of the other problems are dead by luck, as often as their size says at the run's accuracy.
+    Groups of the other problems are dead by luck. How often follows from their size and the accuracy.
     """
     size = run.setting("rollout.group_size")
     rate = run.whole("accuracy")[0]
@@ -129,10 +129,10 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     if faint_adapter(run):
         alpha = run.setting("lora.alpha")
         rank = run.setting("lora.rank")
-        why = f"lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
+        cause = f"lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
     else:
-        why = f"train.lr {run.late('optimizer/lr'):.1e} has no effect"
-    return f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began: {why}"
+        cause = f"train.lr {run.late('optimizer/lr'):.1e} has no effect"
+    return f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began: {cause}"
 
 
 def the_reward_does_not_move(run: RunView) -> str | None:

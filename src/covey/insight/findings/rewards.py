@@ -73,12 +73,12 @@ def learned_reward_ranks_worse(run: RunView) -> str | None:
     """
     for name in MODELS:
         before = run.early(f"reward/{name}/agreement")
-        now = run.late(f"reward/{name}/agreement")
+        late = run.late(f"reward/{name}/agreement")
         rise = run.rise(f"reward/{name}/mean")
-        if rise > 0 and now < before - 0.1:
+        if rise > 0 and late < before - 0.1:
             return (
                 f"{name} is over-optimised: its mean rose by {rise:.2g}, but it ranks a correct answer above "
-                f"an incorrect one in {percent(now)} of the cases, down from {percent(before)}"
+                f"an incorrect one in {percent(late)} of the cases, down from {percent(before)}"
             )
     return None
 
@@ -105,8 +105,8 @@ def every_reward_is_the_same(run: RunView) -> str | None:
         return None
     if run.early("reward/std") > 0 and value > run.early("reward/mean"):  # the task is solved
         return None
-    cut = value == 0 and run.late("length/truncated") > 0.5  # there was nothing to be paid
-    if cut or (value in (0.0, 1.0) and not of_user):
+    truncated = value == 0 and run.late("length/truncated") > 0.5  # there was nothing to be paid
+    if truncated or (value in (0.0, 1.0) and not of_user):
         return None
     source = f" from {of_user[0]}" if of_user else ""
     return (
@@ -115,9 +115,9 @@ def every_reward_is_the_same(run: RunView) -> str | None:
 
 
 def answers_are_written_but_not_read(run: RunView) -> str | None:
-    """Less than a twentieth of the completions are correct, but far more contain the reference answer. Their
-    excess over those that are correct or contain another problem's answer is more than a fifth of all
-    completions, beyond chance.
+    """Less than a twentieth of the completions are correct, but far more contain the reference answer: more
+    than the correct ones and the ones with another problem's answer together, by a fifth of all completions,
+    beyond chance.
     """
     inside = run.least("text/reference")
     correct = run.late("accuracy")
@@ -207,7 +207,7 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
     lost = "accuracy" if run.paid_more_for_fewer_solved else run.fallen_metric
     if not lost or run.grades_rose:
         return None
-    now = run.late(lost)
+    after = run.late(lost)
     before = run.early(lost)
     means = run.reward_means
     if len(means) < 2:
@@ -218,11 +218,11 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
             continue  # the verdict itself
         early = run.early(mean)
         # A reward that was nearly full from the start cannot rise any more.
-        stays = late > 0.9 and late >= early > 0.5 and before - now > 0.1
+        stays = late > 0.9 and late >= early > 0.5 and before - after > 0.1
         if stays or run.rose(mean, 0.1) or (run.paid_more_for_fewer_solved and late > early):
-            answers = f"correct answers from {percent(before)} to {percent(now)}"
+            answers = f"correct answers from {percent(before)} to {percent(after)}"
             if lost != "accuracy":
-                answers = f"{lost.split('/')[1]} from {before:.2g} to {now:.2g}"
+                answers = f"{lost.split('/')[1]} from {before:.2g} to {after:.2g}"
             if run.paid_more_for_fewer_solved:
                 answers = f"held-out answers {course(run.evals[0], run.evals[-1])}"
             return (
@@ -376,7 +376,7 @@ RULES = (
         a_reward_rises_while_answers_are_lost,
         severity="severe",
         reason="Learning a format raises rewards and accuracy; farming it costs correct answers. Both must "
-        "change beyond chance, as the accuracy of a weak model varies from step to step.",
+        "change beyond chance, because the accuracy of a weak model varies from step to step.",
         remedies=(GATED,),
         advice="other weights",
         silences=(*OUTCOMES, "conflict", "unparsable", "truncated"),

@@ -32,7 +32,7 @@ class Rule:
     reason: str
     """The reason for the threshold."""
     remedies: tuple[Remedy, ...]
-    """The first one that the config lacks is shown."""
+    """Config lines, the best first. The first line that the config lacks is shown."""
     after: int = 0
     """Number of steps that a run needs before the rule is tested."""
     severity: Severity = "warning"

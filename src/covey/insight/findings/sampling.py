@@ -26,8 +26,8 @@ def sampling_is_narrow(run: RunView) -> str | None:
     tied = run.late("groups/dead")
     if not (causes and copies > 0.5 and tied > 0.5 and run.late("accuracy") < 0.95):
         return None
-    why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little choice"
-    return f"{percent(tied)} of the groups are dead because their texts are the same (collapse): {why}"
+    effect = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little choice"
+    return f"{percent(tied)} of the groups are dead because their texts are the same (collapse): {effect}"
 
 
 def sampling_is_noise(run: RunView) -> str | None:
@@ -79,8 +79,8 @@ def groups_are_one_text_from_the_start(run: RunView) -> str | None:
     """
     collapsed = run.late("groups/collapsed")
     # Truncated texts may be equal so far and differ later.
-    cut = run.late("length/truncated") > 0.5
-    if not (collapsed > 0.5 and run.early("groups/collapsed") > 0.5) or cut:
+    truncated = run.late("length/truncated") > 0.5
+    if not (collapsed > 0.5 and run.early("groups/collapsed") > 0.5) or truncated:
         return None
     return (
         f"{percent(collapsed)} of the groups are dead because their texts are the same (collapse): the model "

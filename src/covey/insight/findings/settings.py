@@ -45,7 +45,7 @@ def _setting(loaded: ResolvedConfig, name: str) -> Any:
     section, *path = name.split(".")
     value: Any = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
     for part in path:
-        # A function's own settings, as algorithm.advantage.eps, are not attributes of the bound function.
+        # A function's own settings (algorithm.advantage.eps) are not attributes of the bound function.
         inside = value.all_settings.get(part, UNKNOWN) if isinstance(value, Bound) else UNKNOWN
         value = None if value is None else getattr(value, part, inside)
     return value.name if isinstance(value, Bound) else value

@@ -104,14 +104,18 @@ def no_signal(metrics: Records, setting: SettingOf, earlier: Sequence[Finding] =
     view = RunView(metrics, (), setting, patient=False)
     findings = find(_able_to_explain(metrics, setting), view, (), 0)
     findings = _explaining(findings, earlier) or findings
-    why = str(findings[0]) if findings else "look at rollouts/: what should the rewards have told apart?"
+    explanation = (
+        str(findings[0]) if findings else "look at rollouts/: what should the rewards have told apart?"
+    )
     # Groups with a signal exist, but the filter left out as many groups as were sampled.
     live = 1 - mean_of(metrics, "groups/dead")
     if live > 0.01 and mean_of(metrics, "rollout/filtered") >= mean_of(metrics, "groups/count"):
-        why = f"algorithm.filter leaves every group out, also the {percent(live)} in which rewards differ"
-        why += ". Try: algorithm.filter: informative"
+        explanation = (
+            f"algorithm.filter leaves every group out, also the {percent(live)} in which rewards differ"
+        )
+        explanation += ". Try: algorithm.filter: informative"
     counted = (
         f"All completions were correct in {percent(correct)} of the groups, incorrect in "
         f"{percent(incorrect)}, and unscored in {percent(unscored)}"
     )
-    return f"{counted}. {why[0].upper()}{why[1:]}"
+    return f"{counted}. {explanation[0].upper()}{explanation[1:]}"

@@ -147,7 +147,7 @@ class RunView:
 
     @property
     def _verdicts(self) -> list[str]:
-        """The metric of the verdict's mean; if the verdict is unknown, those of all rewards."""
+        """The metric of the verdict's mean; if the verdict is unknown, the metrics of all rewards."""
         verdict = self.evals[-1].verdict if self.evals else ""
         rewards = list(self.reward_means)
         if verdict in rewards:

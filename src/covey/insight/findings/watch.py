@@ -1,4 +1,4 @@
-"""The findings of a run while it trains, each logged once, and those of a recorded run."""
+"""The findings of a run: while it trains, each logged once, or from its records."""
 
 from __future__ import annotations
 

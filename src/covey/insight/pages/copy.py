@@ -46,9 +46,9 @@ def stored_answers() -> Mapping[str, object]:
 def stored_states() -> Iterator[tuple[str, Query]]:
     """Yield tool and query of every state: of guided pages, of clicks on these, and of the grids."""
     for guide in lab_texts()["guides"]:
-        for look in guide["looks"]:
-            yield guide["tool"], look["ask"]
-            yield from ((guide["tool"], query) for query in _turned(guide["view"], look["ask"]))
+        for state in guide["looks"]:
+            yield guide["tool"], state["ask"]
+            yield from ((guide["tool"], query) for query in _turned(guide["view"], state["ask"]))
     for tool, queries in lab_texts()["first"].items():
         yield from ((tool, query) for query in queries)
     for tool, grid in lab_texts()["grids"].items():

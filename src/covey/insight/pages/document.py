@@ -64,7 +64,7 @@ def document(
 
 
 def address(path: str, query: Mapping[str, object]) -> str:
-    """Return the key of a stored answer, as `keyOf` in `dom.js` makes it."""
+    """Return the key of a stored answer: the same as `keyOf` in `dom.js`."""
     return f"{path}?" + "&".join(sorted(f"{name}={value}" for name, value in query.items()))
 
 

@@ -175,7 +175,7 @@ def _weights(lengths: Sequence[int], max_tokens: int) -> list[ToolAnswer]:
 
 @validate_call
 def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
-    """Return rewards by reasoning step, as `1,1,-1;1,1,1`, credited to steps in each of three ways."""
+    """Credit rewards by reasoning step (``1,1,-1;1,1,1``) to the steps in each of three ways."""
     try:
         values = [[float(v) for v in row.split(",")] for row in rewards.split(";")]
     except ValueError:

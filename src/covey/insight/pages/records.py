@@ -108,7 +108,7 @@ class Tail:
     unreadable: int = 0
 
     def read(self) -> list[Record]:
-        """Return the new records. Raises EOFError if the file was truncated, as by a resume."""
+        """Return the new records. Raises EOFError if the file was truncated, for example by a resume."""
         if not self.path.exists():
             return []
         with open_below(self.path.parent, self.path.name, stream_bytes()) as file:
@@ -172,7 +172,7 @@ def _details(folder: Path) -> Record:
     """Return the facts of a run besides its state. Raises CoveyError if its files are damaged."""
     settings = _settings(folder, _time_of(folder / "config.yaml"))
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
-        raise ConfigError("its config.yaml is not that of a run")
+        raise ConfigError("its config.yaml does not belong to a run")
     paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
     streams = tuple((path.name, path.stat().st_size if path.exists() else 0) for path in paths)
     return _facts(folder, streams) | {
@@ -236,7 +236,7 @@ class RunStreams:
         self.curves = {name: ThinnedCurve() for name in CURVES}
         self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
         self.spent = defaultdict[str, float](float)
-        """Phase, as `seconds/rollout` or `tokens/rollout` -> total of all steps."""
+        """Phase (`seconds/rollout`, `tokens/rollout`) -> total of all steps."""
         self.refused: dict[str, str] = {}
         """Stream -> why it is not read: it is a link, a pipe, or too large."""
 
@@ -361,6 +361,6 @@ def run_metrics(name: str, folder: Path) -> Record:
 
 
 def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
-    """Return those of the steps that have just ended whose completions are logged."""
+    """Of the steps that have just ended, return those with logged completions."""
     steps = (int(record["step"]) for record in metrics if "step" in record)
     return [step for step in steps if rollout_file(folder, step).is_file()]

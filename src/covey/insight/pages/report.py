@@ -64,7 +64,7 @@ def _refuse_damage(stage: Path) -> None:
 
 
 def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
-    """Return address -> page: the run's own, and of its completions those that have room."""
+    """Return address -> page: the run's own, and as many completions as fit."""
     page = run_page(run, folder)
     pages = dict[str, object]()
     kinds = Counter[str]()
@@ -135,31 +135,31 @@ def _by_importance(folder: Path, page: Record) -> Iterator[tuple[bool, Answer]]:
     middle = logged[len(logged) // 2 :][:1]
     others = [step for step in [*middle, *(step for step, _ in evidence)] if step in logged]
     steps = list(dict.fromkeys([*ends, *others]))
-    made = _Completions(folder, steps)
+    pages = _Completions(folder, steps)
     for step in ends:
-        yield True, made.step(step)
+        yield True, pages.step(step)
     for step in ends:
-        yield True, made.group(step, made.orders[step][0])
+        yield True, pages.group(step, pages.orders[step][0])
     for step in steps[len(ends) :]:
-        yield False, made.step(step)
-    for step, group in dict.fromkeys([*_logged_groups(evidence, made), *_by_turns(steps, made)]):
-        if (step, group) not in made.samples:
-            yield False, made.group(step, group)
-        for sample in made.samples[step, group][:2]:
-            yield False, made.tokens(step, group, sample)
-    for (step, group), samples in made.samples.items():
+        yield False, pages.step(step)
+    for step, group in dict.fromkeys([*_logged_groups(evidence, pages), *_by_turns(steps, pages)]):
+        if (step, group) not in pages.samples:
+            yield False, pages.group(step, group)
+        for sample in pages.samples[step, group][:2]:
+            yield False, pages.tokens(step, group, sample)
+    for (step, group), samples in pages.samples.items():
         for sample in samples[2:]:
-            yield False, made.tokens(step, group, sample)
+            yield False, pages.tokens(step, group, sample)
 
 
-def _logged_groups(evidence: Sequence[tuple[int, int]], made: _Completions) -> list[tuple[int, int]]:
+def _logged_groups(evidence: Sequence[tuple[int, int]], pages: _Completions) -> list[tuple[int, int]]:
     """Return (step, group) of those places that are in the log."""
-    return [(step, group) for step, group in evidence if group in made.orders.get(step, ())]
+    return [(step, group) for step, group in evidence if group in pages.orders.get(step, ())]
 
 
-def _by_turns(steps: Sequence[int], made: _Completions) -> Iterator[tuple[int, int]]:
+def _by_turns(steps: Sequence[int], pages: _Completions) -> Iterator[tuple[int, int]]:
     """Yield (step, group): the first group of each step, then the second of each, and so on."""
-    for turn in zip_longest(*(made.orders[step][:GROUPS] for step in steps)):
+    for turn in zip_longest(*(pages.orders[step][:GROUPS] for step in steps)):
         for step, group in zip(steps, turn, strict=True):
             if group is not None:
                 yield step, group

@@ -1,4 +1,4 @@
-"""The settings of a run for its page, each with its description; those that differ come first."""
+"""The settings of a run for its page, each with its description; changed settings come first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMPORTANT = ("model", "method", "algorithm", "rewards", "data", "rollout", "trai
 
 
 def recorded_values(folder: Path) -> list[Record]:
-    """Return all settings of a run: those that differ from their defaults, then the others; by importance.
+    """Return all settings of a run, changed ones first, each part by importance.
 
     Raises CoveyError if they are damaged.
     """

@@ -30,9 +30,9 @@ def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
     """Return the page of a step whose log was read."""
     groups = [_group_row(log, group) for group in log.groups]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
-    why = advantage_reason(folder, log.rows)
+    reason = advantage_reason(folder, log.rows)
     logged = recorded_steps(folder)
-    return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": why, "groups": groups}
+    return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": reason, "groups": groups}
 
 
 def found_completions(folder: Path, number: int, words: str) -> Record:

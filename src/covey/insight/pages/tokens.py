@@ -79,7 +79,7 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
 
 
 def _recorded(values: np.ndarray) -> np.ndarray | None:
-    """Return values unless all are NaN, as where a run of another trainer did not record them."""
+    """Return values; None if all are NaN because another trainer did not record them."""
     return None if np.isnan(values).all() else values
 
 
