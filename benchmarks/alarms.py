@@ -50,14 +50,14 @@ class World:
     every: int = 0
     """Steps between evaluations of 128 problems; 0: none."""
     nats: float = 0.02
-    """How far a step moves the policy, nats a completion."""
+    """How far a step moves the policy, nats per completion."""
     logged: bool = True
     """Whether standard errors are in the records."""
 
     def __str__(self) -> str:
         rate = f"{self.first:.2f}" if self.first == self.last else f"{self.first:.2f} to {self.last:.2f}"
         rest = f", evaluated every {self.every}" if self.every else ""
-        rest += f", {self.nats:g} nats a step" if self.nats > 0.1 else ""
+        rest += f", {self.nats:g} nats per step" if self.nats > 0.1 else ""
         rest += "" if self.logged else ", no standard errors"
         return f"{rate}, {self.steps} steps of {self.prompts} x {self.size}, form {self.form:g}{rest}"
 

@@ -36,7 +36,7 @@ def recorded() -> tuple[list[str], dict[str, list[str]]]:
 
 
 def ratio(sides: Sequence[Sequence[Any]]) -> str:
-    """How many times covey's CPU seconds a token the peer takes, and covey's tokens per CPU second."""
+    """How many times covey's CPU seconds per token the peer takes, and covey's tokens per CPU second."""
     ours, theirs = (min(s["cpu"] / s["tokens"] for s in side) for side in sides)
     return f"{theirs / ours:.1f} ({1 / ours:,.0f}/s)"
 

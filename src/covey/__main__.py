@@ -2,7 +2,7 @@
 
 Code that a command runs (a user's reward, a library in C) can end its whole process at any moment, even with
 exit code 0. So the parent only waits and forwards signals. If the child ended without a result, the parent
-prints the error message and returns the exit code that the child did not. Signal handlers are installed
+prints an error message and returns an exit code in its place. Signal handlers are installed
 before any slow import; hence only the standard library and ``covey.system.parent`` before the fork.
 """
 
@@ -121,7 +121,7 @@ def _without_result(status: int, where: str) -> int:
         if "--json" in sys.argv:
             os.write(1, (json.dumps({"error": str(error), "exit_code": error.code}) + "\n").encode())
     print_last_line(f"error: {error}")
-    if not crashed:  # who sent the signal, or waits for this process, is to see it
+    if not crashed:  # end by the same signal, so that whoever waits for this process sees it
         with contextlib.suppress(OSError):
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -305,7 +305,7 @@ def test_an_update_that_breaks_the_policy_is_why_later_steps_have_no_signal(tmp_
         setting,
     )
     assert [f.id for f in said] == ["leaps"]
-    moved = "an update moves the policy by 20.8 nats a completion, the reward fell from 0.5 to 0"
+    moved = "an update moves the policy by 20.8 nats per completion, the reward fell from 0.5 to 0"
     assert first.sentence == f"{moved}: the learning rate, 3.0e-02 by now, is far too high", (
         "83.2 after 4 updates"
     )

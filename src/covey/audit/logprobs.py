@@ -123,7 +123,9 @@ def _apart(
         return None
     use, token = _worst(uses, a, b)
     return Trouble(
-        f"{words} by {off:.2g} nats a token", use.update.step, {**location(use, token), "nats": round(off, 6)}
+        f"{words} by {off:.2g} nats per token",
+        use.update.step,
+        {**location(use, token), "nats": round(off, 6)},
     )
 
 
@@ -161,14 +163,14 @@ def temperature_is_missing(record: AuditRecord) -> Trouble | None:
 
 
 def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
-    """The trainer's log-probs differ from a plain forward pass by more than .05 nats a token."""
+    """The trainer's log-probs differ from a plain forward pass by more than .05 nats per token."""
     sentence = "the trainer's log-probs differ from its own model's"
     return _apart(record, trainer, recomputed, sentence, least=ROUNDED)
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
     """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
-    the trainer's by more than .02 nats a token, and are not the sampler's.
+    the trainer's by more than .02 nats per token, and are not the sampler's.
     """
     if distance(_fresh(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
         return None
@@ -240,7 +242,7 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
 
 def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
     """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first and in none
-    that follows: they differ five times as much in each of them, by more than .02 nats a token in the last.
+    that follows: they differ five times as much in each of them, by more than .02 nats per token in the last.
     """
     by_rollout: dict[int, list[Use]] = {}
     for use in _fresh(record):
@@ -252,7 +254,7 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
     last = list(by_rollout.values())[-1]
     use, token = _worst(last, sampler, present)
     sentence = (
-        f"sampler and trainer differ by {off[0]:.2g} nats a token at first and by {off[-1]:.2g} at last"
+        f"sampler and trainer differ by {off[0]:.2g} nats per token at first and by {off[-1]:.2g} at last"
     )
     return Trouble(
         f"{sentence}: the sampler does not get the new weights", use.update.step, location(use, token)
@@ -260,8 +262,8 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
 
 
 def sampler_differs(record: AuditRecord) -> Trouble | None:
-    """Sampler and trainer differ by more than .05 nats a token; by more than .2, if the run corrects for that
-    by importance weights.
+    """Sampler and trainer differ by more than .05 nats per token; by more than .2, if the run corrects for
+    that by importance weights.
     """
     # TRL corrects for vLLM alone; the others have no such setting.
     corrects = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
@@ -274,14 +276,14 @@ def sampler_differs(record: AuditRecord) -> Trouble | None:
 
 def reference_is_another(record: AuditRecord) -> Trouble | None:
     """Before the first update of a run, the reference's log-probs differ from the policy's by more than .02
-    nats a token.
+    nats per token.
     """
     uses = [use for use in _fresh(record) if use.update.step == 0]
     off = distance(uses, reference, present)
     if not off > APART:
         return None
     use, token = _worst(uses, reference, present)
-    sentence = f"training begins {off:.2g} nats a token away from its reference: that is another model"
+    sentence = f"training begins {off:.2g} nats per token away from its reference: that is another model"
     temperature = record.number("temperature", 1.0)
     if temperature != 1:
         sentence += f", or its log-probs are not at temperature {temperature:g}"

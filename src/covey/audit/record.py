@@ -22,7 +22,7 @@ VERSION: Final = 2
 MOTION = 0.01
 """Fraction of changed weights from which an update counts as a move of the policy."""
 LEAST_CHANGE = 1e-4
-"""The same of its log-probs: nats a token, on average."""
+"""The same of its log-probs: nats per token, on average."""
 
 Bit = Annotated[bool, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]
 """1 or true; 0 or false."""

@@ -86,17 +86,20 @@ class _Job:
     def run(self) -> dict[int, int]:
         """Wait for all processes and return their exit codes by rank, in the order in which they ended."""
         codes: dict[int, int] = {}
-        since = math.inf  # when the first failure was seen
-        late = False
+        first_failure = math.inf  # the time at which it was seen
+        was_killed = False
         try:
             while len(codes) < len(self.processes):
                 for n, process in enumerate(self.processes):
-                    if n not in codes and (code := process.poll()) is not None:
-                        # One that is killed here has not failed itself: that decides on a restart.
-                        codes[n] = PeersLost.code if late and code < 0 else code
-                        since = min(since, time.monotonic()) if code else since
-                if not late and time.monotonic() - since > LAST_WORDS:
-                    late = True
+                    code = None if n in codes else process.poll()
+                    if code is None:
+                        continue
+                    # A process that is killed below has not failed itself, which matters for a restart.
+                    codes[n] = PeersLost.code if was_killed and code < 0 else code
+                    if code:
+                        first_failure = min(first_failure, time.monotonic())
+                if not was_killed and time.monotonic() - first_failure > LAST_WORDS:
+                    was_killed = True
                     self._kill()
                 time.sleep(TICK)
         finally:
@@ -110,7 +113,7 @@ class _Job:
         now = time.monotonic()
         before = self.last
         self.last = now
-        if now - before < REPEAT_SECONDS:  # a terminal's comes through the parent, too
+        if now - before < REPEAT_SECONDS:  # a terminal's signal arrives twice: directly and from the parent
             return
         self.stopping = True
         for process in self.processes:
@@ -126,8 +129,8 @@ class _Job:
 def has_died(codes: Sequence[int]) -> bool:
     """Whether a process was lost by a signal or a crash, so that another attempt may succeed.
 
-    Without one killed by a signal, all others must have ended well, crashed or lost their peers: any other
-    code is a mistake or a decision, which would only repeat.
+    If no process was killed, all must have ended well, crashed or lost their peers. Any other code means
+    a mistake or a decision, which another attempt would only repeat.
     """
     killed = any(code < 0 or code > 128 for code in codes)
     return killed or (PeersLost.code in codes and set(codes) <= {0, PeersLost.code, CRASHED})

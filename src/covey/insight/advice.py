@@ -35,7 +35,7 @@ def advice(preview: Preview) -> list[Advice]:
     entropy = sampled_entropy(groups)
     # Other advice (limits, sizes, temperatures) would not help a model that writes noise.
     if entropy > WIDE_ENTROPY and preview.promise == "no":
-        noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
+        noise = f"entropy is {entropy:.1f} nats per token: the completions are close to noise"
         remedy = "a cold start (a stage with method: sft), or a model that can answer"
         return [*on_reading, Advice(noise, remedy)]
     # If no answer counts only because of its form, the measured groups say nothing about group sizes.
@@ -211,7 +211,7 @@ def _one_text(preview: Preview) -> Advice | None:
     finding = f"in {copies} of {len(groups)} groups all completions are identical"
     colder = preview.stage.config.rollout.temperature < 1
     remedy = "rollout.temperature 1" if colder else "a larger rollout.temperature"
-    return Advice(f"{finding} (entropy {sampled_entropy(groups):.2f} nats a token)", remedy)
+    return Advice(f"{finding} (entropy {sampled_entropy(groups):.2f} nats per token)", remedy)
 
 
 def _size(preview: Preview) -> Advice | None:

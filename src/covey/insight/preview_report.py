@@ -146,7 +146,7 @@ def _texts(preview: Preview) -> Iterator[str]:
     ended = ", ".join(f"{k} {v:.0f}" for k, v in _quantiles(preview).items())
     yield (
         f"{percent(preview.truncated.mean())} truncated; tokens if ended: {ended or 'none did'}; "
-        f"{percent(preview.copies)} copies; entropy {sampled_entropy(groups):.2f} nats a token; "
+        f"{percent(preview.copies)} copies; entropy {sampled_entropy(groups):.2f} nats per token; "
         f"{preview.speed:,.0f} tokens/s"
     )
     if inside := answers_inside(groups):
@@ -166,7 +166,7 @@ def _rewards(preview: Preview) -> Iterator[str]:
         statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
         other = "".join(f", {percent(n / len(values))} {status}" for status, n in statuses.most_common())
         seconds = preview.measured.reward_seconds.get(name)
-        took = f", {1e3 * seconds:.3g} ms a completion" if seconds is not None else ""
+        took = f", {1e3 * seconds:.3g} ms per completion" if seconds is not None else ""
         mean = f"mean {scored.mean():.3f}" if len(scored) else "no value"
         yield f"{name}: {mean}{other}{took}"
 

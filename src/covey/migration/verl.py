@@ -242,7 +242,7 @@ def _kl(m: MigrationResult) -> dict[str, object] | None:
         "place": "reward",
     }
     if m.take("algorithm.kl_ctrl.type") == "adaptive":
-        m.without["algorithm.kl_ctrl.type: adaptive"] = "here in nats a completion: algorithm.kl.target"
+        m.without["algorithm.kl_ctrl.type: adaptive"] = "here in nats per completion: algorithm.kl.target"
     if in_loss:
         return of_loss
     return of_reward if in_reward else None

@@ -168,7 +168,7 @@ def _directions(learner: Learner[Policy], objective: PolicyObjective, batch: Bat
         yield Claim(
             "a small step makes what was paid above its group's mean more likely, against the rest",
             moved[0] > 0,
-            f"{moved[0]:+.1e} nats a token after a step at {moved[1]:.0e}",
+            f"{moved[0]:+.1e} nats per token after a step at {moved[1]:.0e}",
         )
 
 

@@ -86,7 +86,7 @@ def judge_step(
     if entropy < limits.entropy_floor:
         actions.append(
             Stop(
-                f"step {step}: the entropy is {entropy:.3g} nats a token, below guards.entropy_floor "
+                f"step {step}: the entropy is {entropy:.3g} nats per token, below guards.entropy_floor "
                 f"{limits.entropy_floor:g}. "
                 f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )

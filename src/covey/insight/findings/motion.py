@@ -37,7 +37,7 @@ def tenth_after_a_leap(run: RunView) -> str | None:
 
 def bonus_raises_entropy(run: RunView) -> str | None:
     """Under an entropy bonus of .05 or more, the entropy is more than 1.5 times the first step's, and
-    higher by more than .3 nats a token.
+    higher by more than .3 nats per token.
     """
     coef = run.setting("algorithm.entropy.coef")
     before = mean_of(run.beginning[:1], "entropy/sampled")
@@ -47,8 +47,8 @@ def bonus_raises_entropy(run: RunView) -> str | None:
     if not (after > 1.5 * before and after > before + 0.3):
         return None
     return (
-        f"the entropy rose from {before:.2g} to {after:.2g} nats a token under a bonus of {coef:g}: it pays "
-        "more than the rewards do"
+        f"the entropy rose from {before:.2g} to {after:.2g} nats per token under a bonus of {coef:g}: it "
+        "pays more than the rewards do"
     )
 
 
@@ -72,8 +72,8 @@ def an_update_breaks_the_policy(run: RunView) -> str | None:
         return None
     lr = max(known_values(run.beginning, "optimizer/lr"), default=math.nan)
     return (
-        f"an update moves the policy by {moved:.3g} nats a completion, the reward fell from {before:.2g} to "
-        f"{after:.2g}: the learning rate, {lr:.1e} by now, is far too high"
+        f"an update moves the policy by {moved:.3g} nats per completion, the reward fell from {before:.2g} "
+        f"to {after:.2g}: the learning rate, {lr:.1e} by now, is far too high"
     )
 
 
@@ -106,11 +106,11 @@ def tokens_are_stale(run: RunView) -> str | None:
 
 
 def sampler_and_trainer_differ(run: RunView) -> str | None:
-    """Sampler and trainer differ by more than .05 nats a token, and no token is stale."""
+    """Sampler and trainer differ by more than .05 nats per token, and no token is stale."""
     mean = run.late("mismatch/mean")
     stale = run.late("staleness/mean") > 0
     differ = mean > 0.05 and not stale
-    return f"sampler and trainer disagree by {mean:.2g} nats a token" if differ else None
+    return f"sampler and trainer disagree by {mean:.2g} nats per token" if differ else None
 
 
 BROKEN = (*OUTCOMES, "wide_ratios", "clipped", "truncated", "unparsable", "repetition", "end_token")

@@ -72,7 +72,7 @@ def incorrect_completions_grow(run: RunView) -> str | None:
 
 
 def the_policy_is_far_away(run: RunView) -> str | None:
-    """The policy is more than 10 nats a completion from where it began or from its reference, accuracy has
+    """The policy is more than 10 nats per completion from where it began or from its reference, accuracy has
     not risen by five points, and a graded verdict does not pay clearly more either.
     """
     distances = {"where it began": run.late("kl/start"), "its reference": run.late("kl/completion_k1")}
@@ -81,7 +81,7 @@ def the_policy_is_far_away(run: RunView) -> str | None:
     if not (kl > 10 and run.accuracy_gain < 0.05) or run.grades_rose:
         return None
     gain = f"correct answers changed by {100 * run.accuracy_gain:+.0f} points"
-    return f"the policy is {kl:.0f} nats a completion from {origin}, and {gain}"
+    return f"the policy is {kl:.0f} nats per completion from {origin}, and {gain}"
 
 
 def completions_reach_the_limit(run: RunView) -> str | None:

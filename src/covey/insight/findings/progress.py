@@ -132,7 +132,9 @@ def the_policy_does_not_move(run: RunView) -> str | None:
         cause = f"lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
     else:
         cause = f"train.lr {run.late('optimizer/lr'):.1e} has no effect"
-    return f"after {run.steps} steps the policy is {moved:.1e} nats a completion from where it began: {cause}"
+    return (
+        f"after {run.steps} steps the policy is {moved:.1e} nats per completion from where it began: {cause}"
+    )
 
 
 def the_reward_does_not_move(run: RunView) -> str | None:

@@ -33,7 +33,7 @@ def sampling_is_narrow(run: RunView) -> str | None:
 def sampling_is_noise(run: RunView) -> str | None:
     """With a temperature above 1.2, the latest evaluation solves more than twice as many problems greedily as
     by sampling, beyond chance; without evaluations, less than a tenth of the completions are correct and the
-    entropy is above 2 nats a token.
+    entropy is above 2 nats per token.
     """
     temperature = run.setting("rollout.temperature")
     entropy = run.late("entropy/sampled")
@@ -43,7 +43,7 @@ def sampling_is_noise(run: RunView) -> str | None:
         if not (run.late("accuracy") < 0.1 and entropy > 2):
             return None
         return (
-            f"at rollout.temperature {temperature:g} the entropy is {entropy:.2g} nats a token and almost "
+            f"at rollout.temperature {temperature:g} the entropy is {entropy:.2g} nats per token and almost "
             "nothing is correct: the samples are noise"
         )
     greedy = run.evals[-1].greedy
