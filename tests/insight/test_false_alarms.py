@@ -173,7 +173,7 @@ def test_the_last_word_of_a_guard_is_what_was_found() -> None:
     far = {"kl/completion_k1": 30.0, "entropy/sampled": 1.0}
     (stop,) = judge_step(5, far, True, GuardMemory(), Guards(), str, lambda: "As was said: the scale")[1]
     assert isinstance(stop, Stop)
-    assert stop.why.endswith("kl_stop 20. As was said: the scale")
+    assert stop.why.endswith("kl_stop (20). As was said: the scale")
     assert "Lower train.lr" in judge_step(5, far, True, GuardMemory(), Guards(), str, str)[1][0].why
 
 
