@@ -17,7 +17,6 @@ from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import TextIO
-from weakref import WeakSet
 
 import numpy as np
 
@@ -74,7 +73,7 @@ class ExpectedStream:
         self.unread += line
 
 
-OPEN_LOCKS = WeakSet[TextIO]()
+OPEN_LOCKS = set[TextIO]()
 """The locks that this process holds."""
 
 
@@ -127,6 +126,7 @@ class RunFolder:
         """Release the lock."""
         if self.writes:
             self._lock.close()
+            OPEN_LOCKS.discard(self._lock)
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:
         """Add one JSON line, with its sha256, to a stream. Non-finite numbers become null."""
