@@ -25,7 +25,7 @@ def said(folder: Path, template: str, capsys: pytest.CaptureFixture[str]) -> str
         (NONE, "not shown by the template"),
         (SWITCHED, 'closes an empty pair; the model thinks under {"enable_thinking": true}'),
         (CHANNELS, "<|channel|>analysis<|message|> ... <|end|>: the model opens them"),
-        (OPEN + "{{ strftime_now('%Y') }}", "that of a run is its first day"),
+        (OPEN + "{{ strftime_now('%Y') }}", "in a run, its first day"),
         (OPEN + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}", "2 of them stand behind"),
         ("{{ raise_exception('never') }}", "refused"),
     ],

@@ -158,10 +158,10 @@ def test_a_run_that_was_made_is_repeated_and_proved(recorded: Path, capsys) -> N
 @pytest.mark.parametrize(
     ("file", "old", "new", "claim"),
     [
-        ("config.yaml", "temperature: 1.0", "temperature: 0.9", "the recorded log-probs are"),
+        ("config.yaml", "temperature: 1.0", "temperature: 0.9", "the recorded log-probs follow"),
         ("rollouts/step_000001.jsonl", "", "a quarter more", "the advantages follow"),
         ("config.yaml", "clip_low: 0.2", "clip_low: 0.00001", "the gradients follow"),
-        ("config.yaml", "lr: 0.0001", "lr: 0.0002", "the saved weights are"),
+        ("config.yaml", "lr: 0.0001", "lr: 0.0002", "the saved weights follow"),
     ],
 )
 def test_a_record_that_does_not_follow_is_named(

@@ -81,7 +81,7 @@ def test_the_best_evaluated_checkpoint_is_kept_named_and_exported(
     assert main(["export", str(worse)]) == 2
     assert "already exists" in capsys.readouterr().err
     assert main(["export", str(worse), "--step", "4"]) == 2
-    assert f"there are those of: {best}, 6" in capsys.readouterr().err
+    assert f"there are: {best}, 6" in capsys.readouterr().err
     (worse / f"checkpoints/step_{best:06d}/model.safetensors").write_bytes(b"")
     assert main(["export", str(worse), "--step", str(best), "-o", str(tmp_path / "other")]) == 4
     assert not (tmp_path / "other").exists()
