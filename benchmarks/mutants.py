@@ -556,7 +556,7 @@ MUTANTS = [
     ),
     *of(
         "rollouts/segments.py",
-        ("a continuation begins one token early", "whole.tokens[: end + 1]])", "whole.tokens[: end]])"),
+        ("a continuation begins one token early", "tokens[: cut.end + 1]", "tokens[: cut.end]"),
         ("all continuations of a cut are one", "[stream(cut, n) for n in range", "[stream(cut, 0) for n in range"),
         ("the unjudged count as 0", "float(group.rewards[group.scorable].mean())", "float(np.nan_to_num(group.rewards).mean())"),
     ),

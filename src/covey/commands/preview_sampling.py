@@ -229,6 +229,14 @@ def continued(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None
     if more < limit / 4 or config.rollout.tools is not None:
         return None
     pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
+    groups = _continue(pilot, truncated, more)
+    rewards = np.array([group.rewards[sample] for group, sample in truncated])
+    return Longer(groups, limit + more, rewards)
+
+
+def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -> list[Group]:
+    """Sample up to ``more`` tokens after each truncated completion; score what it has become."""
+    config = pilot.config
     problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
     requests = []
     prefixes = {}  # the key of a request's draws -> the completion that it continues, and its last token
@@ -240,8 +248,7 @@ def continued(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None
         prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
-    groups = score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
-    return Longer(groups, limit + more, np.array([group.rewards[sample] for group, sample in truncated]))
+    return score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
 
 
 def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:

@@ -45,7 +45,7 @@ def score_file(
     ``say`` is called with notes on unknown properties of the model. Raises DataError, RewardError.
     """
     functions, data, wording, stage = _named(words, trust)
-    shown = tools_shown(stage, functions) if stage is not None else None
+    with_tools = tools_shown(stage, functions) if stage is not None else _unchanged
     functions.reader = Reader(wording.decode)
     if wording.note:
         say(wording.note)
@@ -53,21 +53,12 @@ def score_file(
     pending = []
     for line, columns in rows(file):
         row = in_our_names(columns, data)
-        if "completion" not in row:
-            raise DataError(
-                f"{file}:{line}: there is no column 'completion'; the row has {', '.join(map(repr, row))}"
-            )
-        problem = _problem(file, line, row, data, wording)
-        problem = problem if shown is None else shown(problem)
+        completion = _completion_of(row, f"{file}:{line}")
+        problem = with_tools(_problem(file, line, row, data, wording))
         check_columns([problem], functions)
-        completion = row["completion"]
-        if not (isinstance(completion, str) or _is_reply(completion)):
-            raise DataError(
-                f"{file}:{line}: 'completion' must be a text, or messages of an assistant and its tools"
-            )
         turns = () if isinstance(completion, str) else completion
         if any(turn.get(name) for turn in turns for name in THOUGHTS):
-            # They are apart, so these words begin behind them.
+            # The thoughts are apart, so the content begins after them.
             problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         # Submitted here, awaited after the loop: rewards of all rows run in parallel.
         pending.append((row, scorer.begin_text(problem, completion)))
@@ -77,6 +68,20 @@ def score_file(
     names = [f.name for f in functions]
     means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
     return scored, means | {"reward": mean([r["reward"] for r in scored])}
+
+
+def _unchanged(problem: Problem) -> Problem:
+    return problem
+
+
+def _completion_of(row: Mapping[str, Any], where: str) -> Any:
+    """Return a row's completion: a text, or the messages of a reply. Raises DataError."""
+    if "completion" not in row:
+        raise DataError(f"{where}: there is no column 'completion'; the row has {', '.join(map(repr, row))}")
+    completion = row["completion"]
+    if not (isinstance(completion, str) or _is_reply(completion)):
+        raise DataError(f"{where}: 'completion' must be a text, or messages of an assistant and its tools")
+    return completion
 
 
 def _is_reply(completion: object) -> bool:

@@ -69,18 +69,25 @@ def attack_rewards(
     notes = [wording.note] if wording.note else list[str]()
     for reward in rewards:
         gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
-        if absent := [why for why in map(unavailable, (*gate, reward)) if why]:
+        absent = [why for why in map(unavailable, (*gate, reward)) if why]
+        if absent:
             notes.append(f"{reward.name} was not attacked: {absent[0]}")
             continue
-        # The gate and the reward alone, so that others' failures do not count.
-        apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
-        tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
-        tested.reader = rewards.reader
+        tested = _alone(rewards, [*gate, reward])
         reports = [_attack(tested, reward, by_id[r.id], marked_problems[r.id], rows, plays) for r in rows]
         tried += sum(report.tried for report in reports)
         findings += _truly_paid([f for report in reports for f in report.findings], len(rows))
         notes += [note for report in reports for note in report.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
+
+
+def _alone(rewards: Rewards, tested: Sequence[Reward]) -> Rewards:
+    """Return a reward, after its gate if it has one, apart from the others, whose failures must not count."""
+    apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in tested]
+    timeout = rewards.timeout if tested[-1].ours else min(rewards.timeout, SECONDS)
+    alone = Rewards(apart, timeout)
+    alone.reader = rewards.reader
+    return alone
 
 
 def _truly_paid(findings: Sequence[StressFinding], problems: int) -> Iterator[StressFinding]:

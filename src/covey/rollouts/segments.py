@@ -136,16 +136,13 @@ def with_segments(
     values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
     for cuts in _bands(groups, settings, params, decode):
-        problems = []
-        requests = []
-        prefixes = {}
-        for cut in cuts:
-            whole = groups[cut.group].completions[cut.sample]
-            problem = _prefix(groups[cut.group], whole, cut.end)
-            streams = [stream(cut, n) for n in range(settings.continuations)]
-            problems.append(problem)
-            requests.append(problem.request(streams))
-            prefixes[streams[0]] = (whole, cut.end)
+        problems = [_prefix(groups[cut.group], cut) for cut in cuts]
+        streams = [[stream(cut, n) for n in range(settings.continuations)] for cut in cuts]
+        requests = [problem.request(keys) for problem, keys in zip(problems, streams, strict=True)]
+        prefixes = {
+            keys[0]: (groups[cut.group].completions[cut.sample], cut.end)
+            for cut, keys in zip(cuts, streams, strict=True)
+        }
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in cuts))
         continued = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
@@ -154,16 +151,19 @@ def with_segments(
             tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
                 values[cut.group, cut.sample][cut.end] = float(group.rewards[group.scorable].mean())
-    valued = []
-    for number, group in enumerate(groups):
-        segments = tuple(_segments(values[number, s]) for s in range(len(group.completions)))
-        valued.append(replace(group, baselines=replace(group.baselines, segments=segments)))
-    return valued, tokens
+    return [_with_values(group, number, values) for number, group in enumerate(groups)], tokens
 
 
-def _prefix(group: Group, whole: Completion, end: int) -> Prompted:
+def _with_values(group: Group, number: int, values: Mapping[tuple[int, int], Mapping[int, float]]) -> Group:
+    """Return a group with the values after the segments of its completions."""
+    segments = tuple(_segments(values.get((number, s), {})) for s in range(len(group.completions)))
+    return replace(group, baselines=replace(group.baselines, segments=segments))
+
+
+def _prefix(group: Group, cut: Cut) -> Prompted:
     """Return the problem of a group, with a completion up to a place as part of its prompt."""
-    return Prompted(group.problem, np.concatenate([group.prompt, whole.tokens[: end + 1]]))
+    tokens = group.completions[cut.sample].tokens[: cut.end + 1]
+    return Prompted(group.problem, np.concatenate([group.prompt, tokens]))
 
 
 def _bands(

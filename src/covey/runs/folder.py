@@ -78,7 +78,7 @@ OPEN_LOCKS = set[TextIO]()
 
 
 def _close_locks() -> None:
-    """Give the locks up in a forked child: one of a user's code may outlive the run."""
+    """Close the locks in a forked child, since a child of a user's code may outlive the run."""
     for lock in OPEN_LOCKS:
         lock.close()
 
@@ -246,9 +246,9 @@ class RunFolder:
     ) -> None:
         """Log a step's completions: text and rewards as JSONL, token arrays as npz.
 
-        ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
-        of filtered ones, which come after, are 0. ``per_token`` has, by name, what updates saw of the tokens
-        of the trained groups, one completion after another; the filtered ones get NaN.
+        ``advantages`` holds one (T,) array per completion, in the order of the trained groups. Completions of
+        filtered groups come after these, with advantages of 0. ``per_token`` has, by name, what updates saw
+        of the tokens of the trained groups, one completion after another; filtered groups get NaN.
         """
         groups = [*trained, *filtered]
         if self.writes and groups:

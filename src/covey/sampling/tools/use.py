@@ -84,9 +84,9 @@ def with_schemas(source: Source, toolbox: Toolbox | None, say: Say = lambda _: N
 
 def showing_tools(problem: Problem, toolbox: Toolbox) -> Problem:
     """Add the tools' schemas to a problem's chat, unless its row has `tools` of its own."""
-    return (
-        replace(problem, template={"tools": toolbox.schemas, **problem.template}) if problem.chat else problem
-    )
+    if not problem.chat:
+        return problem
+    return replace(problem, template={"tools": toolbox.schemas, **problem.template})
 
 
 def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[str, set[str]]:
