@@ -464,7 +464,7 @@ MUTANTS = [
         "sampling/prompts.py",
         ("the end of the last message for that of the first", "if not (ends or is_prefix):", "if False:"),
         ("a rewritten message without its end", "ends[0] + 1 if ends else after", "ends[0] if ends else after"),
-        ("no end token", "words, behind=True), end]", "words, behind=True)]"),
+        ("no end token", "words, after_prompt=True), end]", "words, behind=True)]"),
     ),
     *of(
         "training/preference.py",
@@ -530,11 +530,11 @@ MUTANTS = [
     *of(
         "models/reference.py",
         ("the reference has the adapter on", "off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()", "off = nullcontext()"),
-        ("a refresh takes all of the policy", "lerp_(local_part(new), mix)", "lerp_(local_part(new), 1.0)"),
+        ("a refresh takes all of the policy", "lerp_(local_part(target), mix)", "lerp_(local_part(target), 1.0)"),
     ),
     *of(
         "models/value_head.py",
-        ("a critic's own head is forgotten", "made.head.weight.copy_(head.weight)", "made.head.weight.copy_(0 * head.weight)"),
+        ("a critic's own head is forgotten", "value_model.head.weight.copy_(head.weight)", "made.head.weight.copy_(0 * head.weight)"),
     ),
     *of(
         "models/pretrained.py",
@@ -660,21 +660,21 @@ MUTANTS = [
     ),
     *of(
         "models/logprobs.py",
-        ("temperature multiplied", "exclude(head(hidden).float() / temperature", "exclude(head(hidden).float() * temperature"),
+        ("temperature multiplied", "exclude(logits.float() / temperature", "exclude(logits.float() * temperature"),
         ("entropy with the wrong sign", "entropy = -(probs", "entropy = (probs"),
         ("forward for reverse exact KL", "full_kl = (probs * (all_logprobs - reference))", "full_kl = (reference.exp() * (reference - all_logprobs))"),
         ("log-prob of the token before", "gather(1, targets[:, None])", "gather(1, targets.roll(1)[:, None])"),
         ("collision of log-probs", "probs.square().sum(-1)", "all_logprobs.square().sum(-1)"),
         ("chunks of the targets unshuffled", "for x in (hidden, ref_hidden, targets))", "for x in (hidden, ref_hidden, targets.flip(0)))"),
-        ("sampling mask of the first chunk for all", "ref_head, mask, start, drawable_ids)", "ref_head, mask, 0, known)"),
-        ("reference at temperature 1", "ref_head(ref_hidden).float() / temperature", "ref_head(ref_hidden).float()"),
+        ("sampling mask of the first chunk for all", "ref_head, mask, start, drawable_ids)", "ref_head, mask, 0, drawable_ids)"),
+        ("reference at temperature 1", "log_softmax(ref_head(ref_hidden))", "log_softmax(ref_head(ref_hidden) * temperature)"),
     ),
     *of(
         "models/packing.py",
-        ("predicted from its own position", "sources += [np.array([start + size - 1]), np.arange(flat, flat + len(inputs))]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=flat + len(inputs) - 1))"),
-        ("shifted by one", "np.array([start + size - 1])", "np.array([start + size - 2])"),
-        ("positions start anew after the prompt", "np.arange(size, size + len(inputs))", "np.arange(len(inputs))"),
-        ("the prompt's last token unseen", "spans.append((start, size, flat, len(inputs)))", "spans.append((start, size - 1, flat, len(inputs)))"),
+        ("predicted from its own position", "sources += [np.array([prompt_end]), np.arange(flat, answer_end)]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=answer_end - 1))"),
+        ("shifted by one", "np.array([prompt_end])", "np.array([prompt_end - 1])"),
+        ("positions start anew after the prompt", "np.arange(prompt_length, prompt_length + len(inputs))", "np.arange(len(inputs))"),
+        ("the prompt's last token unseen", "spans.append((prompt_start, prompt_length, flat, len(inputs)))", "spans.append((prompt_start, prompt_length - 1, flat, len(inputs)))"),
     ),
     *of(
         "models/ops.py",

@@ -249,7 +249,7 @@ class Learner(Generic[M]):
             "weights": alive_bytes(weights),
             "gradient": self.optimizer.gradient_bytes,
             "optimizer": self.optimizer.memory_bytes(),
-            "activations": self.activations.most,
+            "activations": self.activations.peak,
         }
 
     def state(self) -> dict[str, Tensor]:

@@ -250,7 +250,7 @@ def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) 
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
-    tokens = [*encoded_apart(policy.tokenizer, words, behind=True), end]
+    tokens = [*encoded_apart(policy.tokenizer, words, after_prompt=True), end]
     return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
 
 
