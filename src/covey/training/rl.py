@@ -97,7 +97,7 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
-            batch = replace(batch, ref_logprobs=learner.score(batch, temperature, of=reference).logprobs)
+            batch = replace(batch, ref_logprobs=learner.score(batch, temperature, model=reference).logprobs)
     return with_advantages(batch, groups, algorithm, kl_coef=run.state.coefficients.kl, values=values)
 
 
