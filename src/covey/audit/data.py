@@ -51,10 +51,10 @@ def siblings_have_different_answers(record: AuditRecord) -> Trouble | None:
         for n, (sample, group) in enumerate(zip(rollout.completions, groups, strict=True)):
             columns = {name: sample.row[name] for name in ANSWERS if name in sample.row}
             first = answers.setdefault((group, sample.prompt_text), columns)
-            other = next((name for name in columns if first.get(name) != columns[name]), None)
-            if other is not None:
-                sentence = f"completions of one prompt are judged by different values of {other}"
-                examples = f"{first.get(other)!s:.30} and {columns[other]!s:.30}"
+            differing = next((name for name in columns if first.get(name) != columns[name]), None)
+            if differing is not None:
+                sentence = f"completions of one prompt are judged by different values of {differing}"
+                examples = f"{first.get(differing)!s:.30} and {columns[differing]!s:.30}"
                 return Trouble(f"{sentence}: {examples}", rollout.step, {"group": group, "completion": n})
     return None
 

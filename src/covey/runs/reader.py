@@ -322,7 +322,7 @@ def resumable(stage: Path) -> bool:
     return not read_ending(stage).startswith("stopped by a guard")
 
 
-def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
+def seconds_of(stage: Path, timings: Sequence[Mapping[str, object]]) -> float:
     """Return the seconds a run took: in total if it has ended, else until the last of its ``timings``."""
     so_far = timings[-1].get("elapsed", 0.0) if timings else 0.0
     return float(_end(stage).get("seconds", so_far))

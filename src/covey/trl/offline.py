@@ -156,7 +156,7 @@ class DPOTrainer(GivenTrainer):
     }
     form = RowForm(rows.preference_row, rows.cut_preference, rows.preference_tokens, "prompt_ids")
 
-    def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **others: Any) -> None:
+    def __init__(self, model: Any, ref_model: object = None, args: Any = None, **others: Any) -> None:
         if ref_model is not None and ref_model is model:
             raise Refused(
                 f"{type(self).__name__}: `model` and `ref_model` are one object, compared with itself. Leave "
@@ -213,7 +213,7 @@ class RewardTrainer(GivenTrainer):
     }
     form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids", rows.no_labels)
 
-    def _load(self, model: Any, tokenizer: Any, _given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+    def _load(self, model: Any, tokenizer: Any, _given: object) -> tuple[Any, PreTrainedTokenizerBase]:
         model_object, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)
         self.reader = RowReader(words, self.args)
         return model_object, words

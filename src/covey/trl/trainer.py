@@ -69,7 +69,7 @@ class Trainer(Observer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
-        peft_config: Any = None,
+        peft_config: object = None,
         **others: Any,
     ) -> None:
         self.args = self._config_of(args)
@@ -195,11 +195,11 @@ class Trainer(Observer):
         """Add a callback, as a class or an object."""
         self.callback_handler.add_callback(callback)
 
-    def pop_callback(self, callback: Any) -> Any:
+    def pop_callback(self, callback: object) -> Any:
         """Remove a callback and return it."""
         return self.callback_handler.pop_callback(callback)
 
-    def remove_callback(self, callback: Any) -> None:
+    def remove_callback(self, callback: object) -> None:
         """Remove a callback."""
         self.callback_handler.remove_callback(callback)
 
@@ -340,7 +340,7 @@ class Trainer(Observer):
         """Return the settings with which some rows are measured."""
         return {**self._settings(self._rows()), "tracker": None}
 
-    def _call(self, event: str, **details: Any) -> TrainerControl:
+    def _call(self, event: str, **details: object) -> TrainerControl:
         if event in ASKED_BY:
             setattr(self.control, ASKED_BY[event], False)
         answer = self.callback_handler.call_event(event, self.args, self.state, self.control, **details)
