@@ -112,7 +112,7 @@ NEAR = {
     "learner": ["tests/learner/test_optimizer.py", *PROOF],
     "training/guards": ["tests/training/test_guards.py"],
     "training/supervisor": ["tests/training/test_guards.py", *PROOF],
-    "training/run": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
+    "training/updates": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
     "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
     "training/pipeline": [
