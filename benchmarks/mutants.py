@@ -242,7 +242,7 @@ MUTANTS = [
         "objective/token_weights.py",
         ("lowest for highest", "candidates.topk(count).values[-1]", "candidates.topk(count, largest=False).values[-1]"),
         ("threshold excludes itself", "(values >= candidates.topk", "(values > candidates.topk"),
-        ("share of the band for share of all", "share, of=int(mask.sum()))", "share)"),
+        ("share of the band for share of all", "share, total=int(mask.sum()))", "share)"),
         ("covariance not centred", "exact - exact[mask].mean()", "exact"),
         ("selection reversed", "return selected.float()", "return (~selected).float()"),
         ("likely for unlikely", "(old_logprobs.exp() < below)", "(old_logprobs.exp() >= below)"),
@@ -409,7 +409,7 @@ MUTANTS = [
         ("inner epochs forgotten", "range(config.train.inner_epochs)", "range(1)"),
         ("steered KL coefficient not in the reward", "algorithm, kl_coef=run.state.coefficients.kl, values=values)", "algorithm, values=values)"),
         ("reference copied where it should be mixed", "refresh(learner.policy, kl.refresh_mix)", "refresh(learner.policy, 1.0)"),
-        ("controllers see the last update alone", "done.stats += [s for", "done.stats = [s for"),
+        ("controllers see the last update alone", "outcome.stats += [s for", "outcome.stats = [s for"),
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose, noise)", "else replace(minibatch, selected=select_tokens(batch, choose, noise).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
     ),
     *of(
@@ -546,9 +546,9 @@ MUTANTS = [
     ),
     *of(
         "rollouts/store.py",
-        ("an earlier process' completions take another's place", "sample=missing[sampled.sample]", "sample=sampled.sample"),
+        ("an earlier process' completions take another's place", "sample=missing[answer.sample]", "sample=answer.sample"),
         ("what is missing is drawn by others' keys", "[requests[n].streams[s] for s in missing]", "requests[n].streams[: len(missing)]"),
-        ("finished completions are not kept", "        store.add(tickets[number], requests[number], params, done)\n", ""),
+        ("finished completions are not kept", "        store.add(tickets[number], requests[number], params, renumbered)\n", ""),
     ),
     *of(
         "rollouts/loop.py",
@@ -583,7 +583,7 @@ MUTANTS = [
         "rollouts/judge.py",
         ("the group's own reward for the greedy one's", "greedy_reward=float(greedy.rewards[0])", "greedy_reward=float(group.rewards[0])"),
         ("what groups drawn ahead took is not counted", "        scorer.include(group_scorer.stats)\n", "        pass\n"),
-        ("running means forgotten between steps", "now = dict(means)", "now = dict[str, float]()"),
+        ("running means forgotten between steps", "new_means = dict(means)", "new_means = dict[str, float]()"),
         ("filter sees what could not be judged", "values[scored]) for values in (group.rewards, group.correct)", "values) for values in (group.rewards, group.correct)"),
     ),
     *of(
@@ -651,7 +651,7 @@ MUTANTS = [
         ("resume forgets what was tried", "self.tried[index] = tried", "self.tried[index] = 0"),
         ("resume forgets what was solved", "self.solved[index] = solved", "self.solved[index] = 0"),
         ("solved now and then for in a row", "self.solved[index] + 1 if pass_rate >= SOLVED else 0", "self.solved[index] + (pass_rate >= SOLVED)"),
-        ("all retired for good", "return done & ~done.all()", "return done"),
+        ("all retired for good", "return mastered & ~mastered.all()", "return mastered"),
         ("problems drawn twice in a step", "        order[list(without)] = -np.inf\n", ""),
     ),
     *of(

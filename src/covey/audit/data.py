@@ -107,10 +107,10 @@ def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
         prompts = dict[int, str]()
         for sample, group in zip(rollout.completions, groups_of(rollout.completions), strict=True):
             prompts.setdefault(group, f"{sample.prompt} {sample.prompt_ids}")
-        again = len(prompts) - len(set(prompts.values()))
+        repeated = len(prompts) - len(set(prompts.values()))
         rows = record.header.data.rows or 0
-        if len(prompts) >= FEWEST_GROUPS and again > 0.1 * len(prompts) and rows > len(prompts):
-            sentence = f"{again} of {len(prompts)} groups of a rollout have the prompt of another one"
+        if len(prompts) >= FEWEST_GROUPS and repeated > 0.1 * len(prompts) and rows > len(prompts):
+            sentence = f"{repeated} of {len(prompts)} groups of a rollout have the prompt of another one"
             return Trouble(sentence, rollout.step)
     return None
 

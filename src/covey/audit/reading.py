@@ -127,5 +127,7 @@ def _reason(error: ValidationError) -> str:
     field_name = ".".join(
         str(part) for part in first["loc"] if part not in ("rollout", "update", "loss", "term")
     )
-    given = "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
-    return f"{field_name + ': ' if field_name else ''}{first['msg']}{given}"
+    wrong_value = (
+        "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
+    )
+    return f"{field_name + ': ' if field_name else ''}{first['msg']}{wrong_value}"

@@ -173,8 +173,8 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
     # lexists: a dangling link is damage, not an absent step.
     if not os.path.lexists(path):
         logged = recorded_steps(folder)
-        there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
-        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {there}")
+        extent = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
+        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {extent}")
     rows: list[dict[str, Any]] = []
     try:
         content = read_below(folder, f"rollouts/{path.name}", stream_bytes())

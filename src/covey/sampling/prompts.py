@@ -184,8 +184,8 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        given = _in_words(policy, _words(policy, problem, answer), policy.end_id)
-        return _checked(policy, prompted, given, good)
+        ids = _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        return _checked(policy, prompted, ids, good)
     # ``bare_messages`` are ``messages`` without our marks and without end tokens.
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     skipped = [n for n, message in enumerate(messages) if UNTRAINED in message]

@@ -136,9 +136,11 @@ def write_forward_backward(outputs: Sequence[Mapping[str, np.ndarray]], loss: fl
 def write_samples(completions: Sequence[Completion], prompt_logprobs: np.ndarray | None) -> bytes:
     """Write completions, and the log-prob of each token of the prompt if there are any: NaN for the first."""
     message = b""
-    for done in completions:
-        sequence = _field(1, STOP_REASONS[done.finish]) + _field(2, done.tokens.astype(np.int32).tobytes())
-        message += _field(1, sequence + _field(3, done.logprobs.astype(np.float32).tobytes()))
+    for completion in completions:
+        sequence = _field(1, STOP_REASONS[completion.finish]) + _field(
+            2, completion.tokens.astype(np.int32).tobytes()
+        )
+        message += _field(1, sequence + _field(3, completion.logprobs.astype(np.float32).tobytes()))
     if prompt_logprobs is not None:
         message += _field(2, prompt_logprobs.astype(np.float32).tobytes())
     return message

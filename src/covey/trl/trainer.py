@@ -131,7 +131,7 @@ class Trainer(Observer):
 
         A run that a guard stops ends as in TRL, with its reason printed and in `metrics["stopped"]`.
         """
-        again = _wants_resume(resume_from_checkpoint, self.args.output_dir)
+        resumes = _wants_resume(resume_from_checkpoint, self.args.output_dir)
         rows = self._rows()
         settings = self._settings(rows)
         self.schedule = self._schedule(rows)
@@ -143,7 +143,7 @@ class Trainer(Observer):
         start = self._start(settings, self._ordered(rows))
         quiet = bool(self.args.disable_tqdm)
         try:
-            self.result = run_start(start, quiet=quiet, overwrite=not again, observer=self)
+            self.result = run_start(start, quiet=quiet, overwrite=not resumes, observer=self)
         except OtherInputs as error:
             raise Refused(f"{error}. {ANEW}" if self.streamed else str(error)) from None
         except GuardStop as reason:
@@ -269,10 +269,10 @@ class Trainer(Observer):
         if not is_dataclass(args):
             raise Refused(f"args: give a {self.config.__name__}, not {type(args).__name__}")
         names = {f.name for f in fields(self.config)}
-        given = {f.name: enum_value(getattr(args, f.name)) for f in fields(args) if f.name in names}
+        values = {f.name: enum_value(getattr(args, f.name)) for f in fields(args) if f.name in names}
         defaults = self.config.defaults()
         usual = {"accelerator_config", "parallelism_config", "fsdp_config", "fsdp"}
-        return self.config(**{n: v for n, v in given.items() if n not in usual and v != defaults[n]})
+        return self.config(**{n: v for n, v in values.items() if n not in usual and v != defaults[n]})
 
     def _refuse(self, others: Mapping[str, Any]) -> None:
         for name, value in others.items():
