@@ -134,16 +134,11 @@ class Comparison:
     def _decimal_comma(self, ours: Node, theirs: Node) -> bool:
         """Return whether one side is `3,14` with a decimal comma, read as a list, and the other 3.14."""
         for listed, plain in ((ours, theirs), (theirs, ours)):
-            if (
-                listed.kind == "list"
-                and len(listed.parts) == 2
-                and not listed.text
-                and plain.kind == "number"
-            ):
+            is_pair = listed.kind == "list" and len(listed.parts) == 2 and not listed.text
+            if is_pair and plain.kind == "number":
                 whole, digits = listed.parts
                 if whole.kind == digits.kind == "number" and whole.text.isdigit() and digits.text.isdigit():
-                    value = Fraction(f"{whole.text}.{digits.text}")
-                    return plain.value == value
+                    return plain.value == Fraction(f"{whole.text}.{digits.text}")
         return False
 
     def _words(self, ours: Node, theirs: Node) -> bool | None:
