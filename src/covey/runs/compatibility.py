@@ -203,7 +203,7 @@ def changed_environment(before: Mapping[str, Any], current: Mapping[str, Any]) -
 
 
 def differences_to_record(
-    loaded: ResolvedConfig, has_begun: bool, current: Mapping[str, Any]
+    loaded: ResolvedConfig, has_begun: bool, current: Mapping[str, object]
 ) -> list[Difference]:
     """Return the differences from the last process of this run; a missing record counts as one."""
     output = loaded.config.output

@@ -215,7 +215,7 @@ class RewardTrainer(GivenTrainer):
     }
     form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids", rows.no_labels)
 
-    def _load(self, model: Any, tokenizer: Any, _unused: object) -> tuple[Any, PreTrainedTokenizerBase]:
+    def _load(self, model: Any, tokenizer: Any, _rows: object) -> tuple[Any, PreTrainedTokenizerBase]:
         model_object, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)
         self.reader = RowReader(words, self.args)
         return model_object, words
