@@ -20,7 +20,7 @@ from covey_verify.errors import DataError
 PROTOBUF = "application/x-protobuf"
 MOST_VALUES = 1 << 24
 """Most values of an array, with the zeros of a sparse one."""
-DTYPES: Mapping[int, type[object]] = {1: np.float32, 2: np.int64, 3: np.int32}
+DTYPES: Mapping[int, type[np.generic]] = {1: np.float32, 2: np.int64, 3: np.int32}
 FLOAT32 = 1
 STOP_REASONS = {"stop": 0, "length": 1}
 Value: TypeAlias = int | float | bytes
@@ -98,7 +98,7 @@ def _tensor(tensor: Fields, where: str) -> np.ndarray:
         raise DataError(f"{where}: its values do not fill the shape {shape}") from None
 
 
-def _shaped(tensor: Fields, dtype: type[object], shape: list[int]) -> np.ndarray:
+def _shaped(tensor: Fields, dtype: type[np.generic], shape: list[int]) -> np.ndarray:
     if 2 not in tensor:
         return _array(_bytes(_last(tensor, 1, b"")), dtype).reshape(shape or (-1,))
     sparse = read_fields(_bytes(tensor[2][-1]))
@@ -218,7 +218,7 @@ def _text(message: Fields, number: int) -> str:
     return _bytes(_last(message, number, b"")).decode(errors="replace")
 
 
-def _array(values: bytes, dtype: type[object]) -> np.ndarray:
+def _array(values: bytes, dtype: type[np.generic]) -> np.ndarray:
     return np.frombuffer(values, dtype).copy()
 
 
