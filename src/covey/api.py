@@ -122,9 +122,18 @@ def sample(
     rollout = {"rollout": {"tools": list(tools)}} if tools else {}
     say = (lambda _: None) if quiet else say_aside
     loaded = load_config(values=with_objects({**values, **rollout}))
-    request = (prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
     with default_torch_modes():
-        return sample_once(loaded, *request, say)
+        return sample_once(
+            loaded,
+            prompts,
+            n,
+            max_tokens,
+            temperature,
+            chat=chat,
+            system=system,
+            chat_template_kwargs=chat_template_kwargs,
+            say=say,
+        )
 
 
 def run_start(

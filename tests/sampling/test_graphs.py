@@ -224,7 +224,7 @@ def test_on_a_gpu_recorded_steps_draw_what_direct_ones_draw(slots: int) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "compiled", "replayed"])
 def test_a_large_cache_is_freed_with_the_last_completion(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.sampling.cache.KEPT_SHARE", 0.0)
+    monkeypatch.setattr("covey.sampling.cache.KEPT_FRACTION", 0.0)
     policy = policy_of("qwen3") if kind == "compiled" else on_torch("qwen3")
     sampler = ReplayingSampler(policy, 4, Recorder() if kind == "replayed" else lambda work: work)
     gc.collect()

@@ -34,7 +34,7 @@ def weights_of(record: AuditRecord, names: Sequence[str]) -> list[float]:
     return [1.0] * len(names)
 
 
-class Totals(NamedTuple):
+class RewardTotals(NamedTuple):
     """The rewards of N completions by K functions, float64; NaN for a completion without any score."""
 
     rewards: Tensor
@@ -45,7 +45,7 @@ class Totals(NamedTuple):
     """(K,)."""
 
 
-def totals(record: AuditRecord, samples: Sequence[Sample]) -> Totals:
+def totals(record: AuditRecord, samples: Sequence[Sample]) -> RewardTotals:
     """Return the rewards of completions, function by function and summed."""
     names = list(dict.fromkeys(name for s in samples for name in s.rewards))
     components = torch.full((len(names), len(samples)), math.nan, dtype=torch.float64)
@@ -55,9 +55,9 @@ def totals(record: AuditRecord, samples: Sequence[Sample]) -> Totals:
     recorded = tensor_of([s.reward for s in samples])
     if not recorded.isnan().all():
         # Where rewards are recorded, a completion without one was left out, whatever single functions said.
-        return Totals(recorded, components, weights)
+        return RewardTotals(recorded, components, weights)
     sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
-    return Totals(sums.where(~components.isnan().all(0), math.nan), components, weights)
+    return RewardTotals(sums.where(~components.isnan().all(0), math.nan), components, weights)
 
 
 def tensor_of(values: Sequence[float | None]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from covey.cli.groups import LEARN
 from covey.cli.options import (
@@ -12,9 +11,6 @@ from covey.cli.options import (
     app,
     print_result,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command(name="algorithms", group=LEARN)

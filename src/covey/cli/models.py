@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -18,9 +18,6 @@ from covey.cli.options import (
     print_result,
     tell,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command(name="eval", group=MODELS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from covey.cli.groups import REWARDS
 from covey.cli.options import (
@@ -17,9 +16,6 @@ from covey.cli.options import (
 )
 from covey.system.text import as_line
 from covey_verify.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command(name="score", group=REWARDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -18,9 +18,6 @@ from covey.cli.options import (
     tell,
 )
 from covey_verify.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command(name="show", group=RUNS)

@@ -28,7 +28,7 @@ from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas
 from covey.system.console import RunConsole
 from covey.system.text import Say
 from covey.tasks.source import Source, load_test_source
-from covey.training.evaluation import evaluate
+from covey.training.evaluation import evaluate_by
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
 
@@ -80,16 +80,8 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
         sampler = LocalSampler(policy, config.rollout.max_running, on_fewer_running=console.fewer_running)
         console.begin("evaluating", 1)
         try:
-            return evaluate(
-                problems,
-                with_tools(sampler, policy, toolbox),
-                rewards,
-                sampling_params(config.rollout),
-                config.eval.samples,
-                config.seed,
-                console.sampling,
-                loaded.credit,
-            )
+            speaker = with_tools(sampler, policy, toolbox)
+            return evaluate_by(loaded, problems, speaker, rewards, console.sampling)
         finally:
             console.end()
 

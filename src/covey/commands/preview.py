@@ -36,19 +36,20 @@ from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.setup import scratch_run
+from covey.training.stage_folders import folder_name
 from covey_verify.errors import ConfigError
 
 TOTAL_SECONDS = 60.0
 """Target duration, including loading."""
 MIN_SECONDS_AFTER_LOADING = 30.0
-GROUPS_SHARE = 0.45
-"""Share of the time after loading in which groups are sampled."""
-UPDATE_SHARE = 0.2
-"""Share of the time in which an update is measured."""
-CONTINUATION_SHARE = 0.1
-"""Share of the time in which truncated completions are continued."""
-TEMPERATURES_SHARE = 0.2
-"""Share of the time in which other temperatures are tried."""
+GROUPS_FRACTION = 0.45
+"""Fraction of the time after loading in which groups are sampled."""
+UPDATE_FRACTION = 0.2
+"""Fraction of the time in which an update is measured."""
+CONTINUATION_FRACTION = 0.1
+"""Fraction of the time in which truncated completions are continued."""
+TEMPERATURES_FRACTION = 0.2
+"""Fraction of the time in which other temperatures are tried."""
 TEMPERATURES = (0.7, 1.0)
 """Temperatures to try if the config's temperature gives few live groups or few correct answers."""
 FEW_CORRECT = 0.25
@@ -86,7 +87,7 @@ def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
         raise ConfigError("method: supervised learning samples nothing, so there is nothing to preview")
     if not index:
         return stages[0]
-    before = loaded.config.output / f"{index}-{stages[index - 1].config.method}" / "final"
+    before = loaded.config.output / folder_name(index, stages[index - 1]) / "final"
     if not before.is_dir():
         loaded.notes.append(
             f"stage {index + 1} starts from the model of stage {index}, but {before} does not exist yet, so "
@@ -114,7 +115,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         # The time of loading counts, so that the answer is there when it was promised.
         elapsed = time.monotonic() - start
         budget = max(MIN_SECONDS_AFTER_LOADING, TOTAL_SECONDS - elapsed)
-        seconds = None if extent.groups else GROUPS_SHARE * budget
+        seconds = None if extent.groups else GROUPS_FRACTION * budget
         try:
             with stop.listening(lambda again: console.answer(STOPPING.format(again))):
                 first_look = Preview(
@@ -155,7 +156,7 @@ def _with_experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: fl
 
 def _experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: float) -> Iterator[Preview]:
     """Make one experiment after another. After each of them, yield the preview with all results so far."""
-    measured = with_times(pilot, preview.measured, UPDATE_SHARE * budget)
+    measured = with_times(pilot, preview.measured, UPDATE_FRACTION * budget)
     timed = replace(preview, measured=measured)
     yield timed
     extended = replace(timed, readings=read_otherwise(pilot, measured))
@@ -163,7 +164,7 @@ def _experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: float) 
     if extended.unfinished:
         return
     if float(extended.truncated.mean()) > MANY_TRUNCATED and measured.limit is None:
-        extended = replace(extended, longer=continued(pilot, measured, CONTINUATION_SHARE * budget))
+        extended = replace(extended, longer=continued(pilot, measured, CONTINUATION_FRACTION * budget))
         yield extended
     groups_by_temperature = dict(extended.others)
     for temperature, seconds in _temperatures(extent, extended, budget):
@@ -176,13 +177,13 @@ def _experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: float) 
 def _temperatures(extent: Extent, look: Preview, budget: float) -> list[tuple[float, float | None]]:
     """Return further temperatures, each with the seconds to sample at it; None: no limit."""
     if extent.temperatures is not None:
-        seconds = None if extent.groups else TEMPERATURES_SHARE * budget
+        seconds = None if extent.groups else TEMPERATURES_FRACTION * budget
         return [(temperature, seconds) for temperature in extent.temperatures]
     if look.promise == "yes" and look.pass_rate().value >= FEW_CORRECT:
         return []
     configured = look.stage.config.rollout.temperature
     others = [temperature for temperature in TEMPERATURES if abs(temperature - configured) > 0.05]
-    return [(temperature, TEMPERATURES_SHARE * budget / len(others)) for temperature in others]
+    return [(temperature, TEMPERATURES_FRACTION * budget / len(others)) for temperature in others]
 
 
 def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:

@@ -391,10 +391,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     algorithm = pilot.run.loaded.algorithm
     learner = pilot.run.learner
     old = old_logprob_source(algorithm, pilot.run.sampler, config.train.updates_per_rollout_batch)
-    coefficients = first_coefficients(algorithm)
-    objective = PolicyObjective(
-        algorithm, config.rollout.temperature, config.rollout.max_tokens, coefficients
-    )
+    objective = PolicyObjective.of(algorithm, config.rollout, first_coefficients(algorithm))
     start = time.monotonic()
     batch = with_signal(prepare(pilot.run, groups, old))
     _wait(learner.policy.device)

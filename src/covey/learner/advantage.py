@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.learner.batching import Batch, ValueTargets
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import Bound, OwnFunctionError, values_of
+from covey.objective.bound import Bound, UserFunctionError, values_of
 from covey.objective.data import BatchData, GroupData, KLData, over_tokens, rows_of_groups
 from covey.objective.penalties import bounded_value
-from covey.objective.value import Critic, value_targets
+from covey.objective.value import value_targets
 from covey.types import Group
 from covey_verify.errors import CoveyError, DataError
 from covey_verify.types import StepRewards
@@ -57,9 +57,7 @@ def with_advantages(
     if algorithm.critic is None:
         return batch
     assert values is not None
-    return replace(
-        batch, value_targets=_value_targets(values, token_rewards, batch.mask, algorithm.critic, algorithm)
-    )
+    return replace(batch, value_targets=_value_targets(values, token_rewards, batch.mask, algorithm))
 
 
 def _by_group(
@@ -99,12 +97,11 @@ def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
     return advantages
 
 
-def _value_targets(
-    values: Tensor, token_rewards: Tensor, mask: Tensor, critic: Critic, algorithm: Algorithm
-) -> ValueTargets:
+def _value_targets(values: Tensor, token_rewards: Tensor, mask: Tensor, algorithm: Algorithm) -> ValueTargets:
     """Return the critic's targets, with its own lambda and the discount of the advantages."""
+    assert algorithm.critic is not None
     gamma = float(algorithm.advantage.all_settings.get("gamma", 1.0))
-    targets = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=critic.lam)
+    targets = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=algorithm.critic.lam)
     returns = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=1.0)
     return ValueTargets(values, targets.float(), returns.float())
 
@@ -114,7 +111,7 @@ def _estimated(estimator: Bound[GroupData, Tensor], view: GroupData, group: Grou
     subject = f"problem {group.problem.id}, rewards {_listed(view.rewards)}"
     try:
         advantages = estimator(view)
-    except OwnFunctionError as error:
+    except UserFunctionError as error:
         raise CoveyError(f"algorithm.advantage {error}; {subject}") from error
     fault = _misfit(advantages, view.mask)
     if fault:

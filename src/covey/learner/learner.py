@@ -50,7 +50,7 @@ class Requirements:
     """Whether the loss needs all completions of a group, which may not be split then."""
     reference: bool = False
     """Whether the reference's whole distribution is needed, for the exact KL."""
-    own: Sequence[str] = ()
+    user_functions: Sequence[str] = ()
     """Names of the user's functions in the loss, for the error if it has no gradient."""
 
 
@@ -169,7 +169,7 @@ class Learner(Generic[M]):
         for loss, statistics in self._losses(batch, objective):
             # A repeated micro-batch takes part in the collective operations and adds nothing.
             counted = loss if statistics is not None else loss * 0.0
-            with differentiating(objective.requires.own):
+            with differentiating(objective.requires.user_functions):
                 counted.backward()
             self.optimizer.accumulate()
             yield statistics

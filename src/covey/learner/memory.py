@@ -13,7 +13,7 @@ from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.load import device_memory
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS, chunk_logits
-from covey.sampling.cache import KEPT_SHARE, PREFILL_TOKENS, cache_length
+from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def shape_of(policy: Policy) -> Shape:
         state_numbers=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
         chunk_logits=chunk_logits(policy.device),
         float32_numbers=0 if compiled else wide_numbers,
-        largest_kept_cache=int(KEPT_SHARE * device_memory(policy.device)) if on_gpu else 0,
+        largest_kept_cache=int(KEPT_FRACTION * device_memory(policy.device)) if on_gpu else 0,
         packed_bytes=policy.packed_bytes,
     )
 

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from covey.config.sampling import Rollout
 from covey.learner.batching import MicroBatch
 from covey.learner.learner import Requirements
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats, token_stats
-from covey.objective.loss import own_in_loss, policy_loss
+from covey.objective.loss import policy_loss, user_functions_in_loss
 from covey.objective.value import Critic, value_loss
 
 
@@ -28,18 +29,28 @@ class PolicyObjective:
     values: ValueObjective | None = None
     """The loss of a critic on the policy's own hidden states."""
 
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        rollout: Rollout,
+        coefficients: Coefficients,
+        values: ValueObjective | None = None,
+    ) -> PolicyObjective:
+        """Return the objective for completions that were sampled by these settings."""
+        return cls(algorithm, rollout.temperature, rollout.max_tokens, coefficients, values)
+
     @property
     def requires(self) -> Requirements:
         """Demands on the pass; an exact KL takes the reference's whole distribution."""
         algorithm = self.algorithm
-        exact = "full_kl" in algorithm.needs
         return Requirements(
-            self.temperature,
-            self.max_tokens,
-            algorithm.skips_idle,
-            algorithm.whole_groups,
-            exact,
-            own_in_loss(algorithm),
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            skips_idle=algorithm.skips_idle,
+            whole_groups=algorithm.whole_groups,
+            reference="full_kl" in algorithm.needs,
+            user_functions=user_functions_in_loss(algorithm),
         )
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:

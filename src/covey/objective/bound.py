@@ -31,7 +31,7 @@ def setting_defaults(function: Callable[..., object]) -> Mapping[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-class OwnFunctionError(CoveyError):
+class UserFunctionError(CoveyError):
     """A user's function of the objective raised an exception."""
 
 
@@ -69,7 +69,7 @@ class Bound(Generic[Data_contra, Out_co]):
     def __call__(self, data: Data_contra) -> Out_co:
         """Call the function with the data that it names and the bound settings.
 
-        Raises OwnFunctionError, with the line in the user's file, for whatever a user's function raises.
+        Raises UserFunctionError, with the line in the user's file, for whatever a user's function raises.
         """
         arguments = {name: getattr(data, name) for name in self.needs}
         try:
@@ -78,7 +78,7 @@ class Bound(Generic[Data_contra, Out_co]):
             # Memory that runs out is no mistake of the function: the learner halves its micro-batches.
             if not self.written_by_user or isinstance(error, CoveyError) or out_of_memory(error):
                 raise
-            raise OwnFunctionError(
+            raise UserFunctionError(
                 f"{self.name}, your function, raises {described(error, _file(self.function))}"
             ) from error
 

@@ -19,7 +19,7 @@ import torch
 
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import differentiating
-from covey.objective.loss import own_in_loss, token_terms
+from covey.objective.loss import token_terms, user_functions_in_loss
 from covey.objective.signs import known_mean, mixes_scripts
 from covey.objective.texts import answers_inside, text_metrics
 from covey.types import Group
@@ -67,7 +67,7 @@ def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
     logprobs = inputs.logprobs.detach().requires_grad_()
     with torch.enable_grad():
         value = token_terms(algorithm, replace(inputs, logprobs=logprobs)).value
-        with differentiating(own_in_loss(algorithm)):
+        with differentiating(user_functions_in_loss(algorithm)):
             return -torch.autograd.grad(value.sum(), logprobs)[0]
 
 

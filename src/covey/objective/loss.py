@@ -74,11 +74,11 @@ def policy_loss(
         coef = algorithm.entropy.coef if entropy_coef is None else entropy_coef
         total = total - coef * entropy
     if algorithm.nll:
-        total = total + algorithm.nll * imitation(inputs)
+        total = total + algorithm.nll * correct_nll(inputs)
     return Loss(total, policy.detach(), kl.detach(), entropy.detach(), tokens, row_weight)
 
 
-def own_in_loss(algorithm: Algorithm) -> list[str]:
+def user_functions_in_loss(algorithm: Algorithm) -> list[str]:
     """Return the names of the user's functions that are called for the loss."""
     called: list[AnyBound] = [algorithm.ratio, algorithm.surrogate, algorithm.reduce]
     called += algorithm.policy_weights
@@ -87,7 +87,7 @@ def own_in_loss(algorithm: Algorithm) -> list[str]:
     return [bound.name for bound in called if bound.written_by_user]
 
 
-def imitation(inputs: LossInputs) -> Tensor:
+def correct_nll(inputs: LossInputs) -> Tensor:
     """The negative log-likelihood of correct completions, over the number of their tokens in the step. ()."""
     assert inputs.correct is not None
     # The count is the whole step's, so that the terms of its micro-batches add up to the mean.
@@ -102,14 +102,14 @@ def token_terms(algorithm: Algorithm, inputs: LossInputs) -> TokenTerms:
     ratio = values_of("ratio", algorithm.ratio, inputs, by_token, (by_token[0], 1))
     inputs = replace(inputs, ratio=ratio)
     value = values_of("surrogate", algorithm.surrogate, inputs, by_token)
+    by_completion = (by_token[0], 1)
     correction = None
-    for weight in algorithm.policy_weights:
-        corrects = weight in algorithm.correction
-        axis = "correction" if corrects else "token_weights"
-        factors = values_of(axis, weight, inputs, by_token, (by_token[0], 1)).detach()
+    for weight in algorithm.correction:
+        factors = values_of("correction", weight, inputs, by_token, by_completion).detach()
         value = value * factors
-        if corrects:
-            correction = factors if correction is None else correction * factors
+        correction = factors if correction is None else correction * factors
+    for weight in algorithm.token_weights:
+        value = value * values_of("token_weights", weight, inputs, by_token, by_completion).detach()
     return TokenTerms(ratio, correction, value)
 
 

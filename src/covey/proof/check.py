@@ -81,9 +81,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
             console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
         minibatch = next(updates(batch, run.loaded, old, step=0))
         console.doing("measuring")
-        rollout = config.rollout
-        coefficients = run.state.coefficients
-        objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, coefficients)
+        objective = PolicyObjective.of(algorithm, config.rollout, run.state.coefficients)
         return list(claims(run.learner, run.sampler, objective, minibatch))
 
 

@@ -103,8 +103,7 @@ class Reward(RewardFunction):
     @property
     def may_be_verdict(self) -> bool:
         """Whether it may be the verdict: by the config, its declaration, or as more than a format."""
-        declared = self.options.verdict if self.verdict is None else self.verdict
-        return not self.options.format_only if declared is None else declared
+        return super().may_be_verdict if self.verdict is None else self.verdict
 
     def arguments(
         self, problem: Problem, completions: Sequence[Completion], context: Context

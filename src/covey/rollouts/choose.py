@@ -14,12 +14,12 @@ from covey.rng import key, permutation
 from covey.tasks.difficulty import Difficulty, allocate
 
 
-class ProblemTurn(NamedTuple):
+class ProblemChoice(NamedTuple):
     """A problem to sample."""
 
     problem: int
     """The problem's number."""
-    turn: int
+    occasion: int
     """The epoch, or the step if difficulty decides; part of the key of every draw."""
 
 
@@ -27,7 +27,7 @@ class ProblemTurn(NamedTuple):
 class ProblemRound:
     """The problems of one round of sampling."""
 
-    choices: list[ProblemTurn]
+    choices: list[ProblemChoice]
     passed: int
     """Places that the cursor moves: these problems, and retired ones that were skipped."""
 
@@ -60,8 +60,8 @@ class Chooser:
             stream = key(self.seed, "frontier", step, used)
             excluded = {*earlier, *map(int, np.flatnonzero(retired))}
             chosen = difficulty.choose(stream, count, without=list(excluded))
-            return ProblemRound([ProblemTurn(problem, step) for problem in chosen], len(chosen))
-        choices: list[ProblemTurn] = []
+            return ProblemRound([ProblemChoice(problem, step) for problem in chosen], len(chosen))
+        choices: list[ProblemChoice] = []
         passed = 0
         while len(choices) < count:
             choice = self.at(cursor + used + passed)
@@ -71,12 +71,12 @@ class Chooser:
                 choices.append(choice)
         return ProblemRound(choices, passed)
 
-    def at(self, ticket: int) -> ProblemTurn:
+    def at(self, ticket: int) -> ProblemChoice:
         """Return the problem at this place of the data, epoch after epoch."""
         epoch, index = divmod(ticket, self.problems)
-        return ProblemTurn(int(self._order(epoch)[index]), epoch)
+        return ProblemChoice(int(self._order(epoch)[index]), epoch)
 
-    def sizes(self, choices: Sequence[ProblemTurn], difficulty: Difficulty) -> list[int]:
+    def sizes(self, choices: Sequence[ProblemChoice], difficulty: Difficulty) -> list[int]:
         """Return how many completions to sample of each problem."""
         size = self.rollout.group_size
         if not self.rollout.adapt_group_size:

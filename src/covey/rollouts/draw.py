@@ -9,7 +9,7 @@ from typing import NamedTuple
 from covey.config.sampling import Rollout
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.rng import key
-from covey.rollouts.groups import Progress, complete_groups
+from covey.rollouts.groups import OnProgress, complete_groups
 from covey.rollouts.store import CompletionStore, stored_or_sampled
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.sampling.prompts import Prompted
@@ -34,7 +34,7 @@ class PendingGroup(NamedTuple):
     """The greedy completion of the same problem, for estimators that use it as a baseline."""
 
 
-DrawGroups = Callable[[Sequence[Draw], Progress], Iterator[tuple[int, PendingGroup]]]
+DrawGroups = Callable[[Sequence[Draw], OnProgress], Iterator[tuple[int, PendingGroup]]]
 """Yields the number of each draw with its group, once all its completions have ended."""
 
 
@@ -51,7 +51,7 @@ class Drawing:
     params: SamplingParams
     store: CompletionStore | None = None
 
-    def __call__(self, draws: Sequence[Draw], progress: Progress) -> Iterator[tuple[int, PendingGroup]]:
+    def __call__(self, draws: Sequence[Draw], progress: OnProgress) -> Iterator[tuple[int, PendingGroup]]:
         """Draw all groups at once."""
         requests = [draw.request for draw in draws]
         groups = [
@@ -70,7 +70,7 @@ class Drawing:
 def with_greedy_twins(draw: DrawGroups) -> DrawGroups:
     """Draw the greedy completion of each group's problem together with the group."""
 
-    def both(draws: Sequence[Draw], progress: Progress) -> Iterator[tuple[int, PendingGroup]]:
+    def both(draws: Sequence[Draw], progress: OnProgress) -> Iterator[tuple[int, PendingGroup]]:
         # The twin of draw n is draw len(draws) + n; all are drawn at once, so none waits.
         drawn = dict(draw([*draws, *map(_greedy_twin, draws)], progress))
         for number in range(len(draws)):

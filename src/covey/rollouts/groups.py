@@ -14,7 +14,7 @@ from covey.sampling.prompts import Prompted
 from covey.system.processes import gather_from_all, is_rank_zero, rank_slice, world_size
 from covey.types import NO_PROBLEM, Group
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with (completions done, completions requested); may raise to stop."""
 
 
@@ -24,7 +24,7 @@ def score_all(
     sampler: Sampler,
     params: SamplingParams,
     scorer: Scorer,
-    progress: Progress,
+    progress: OnProgress,
 ) -> list[Group]:
     """Sample and judge all requests. The groups are in their order, in whatever order completions end."""
     numbers = share(len(requests), sampler)
@@ -69,7 +69,7 @@ def score_each(
     sampler: Sampler,
     params: SamplingParams,
     scorer: Scorer,
-    progress: Progress,
+    progress: OnProgress,
 ) -> Iterator[tuple[int, GroupScoring]]:
     """Yield the groups of ``score_all``, each with its number once its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
@@ -78,7 +78,7 @@ def score_each(
 
 
 def complete_groups(
-    groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: Progress
+    groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: OnProgress
 ) -> Iterator[tuple[int, GroupScoring]]:
     """Add completions to their groups as they end; yield each group with its number once it is complete."""
     total = sum(group.size for group in groups)

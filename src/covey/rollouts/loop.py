@@ -20,9 +20,9 @@ from covey.rewards.base import Rewards
 from covey.rewards.scorer import Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import Position, RolloutBatch
-from covey.rollouts.choose import Chooser, ProblemTurn
+from covey.rollouts.choose import Chooser, ProblemChoice
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
-from covey.rollouts.groups import Progress, gather_groups, score_all, share
+from covey.rollouts.groups import OnProgress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import Prefetcher
@@ -87,7 +87,7 @@ class Rollouts:
         self._waited_for_tools = seconds_waited(sampler)
 
     def batches_from(
-        self, step: int, position: Position, progress: Progress
+        self, step: int, position: Position, progress: OnProgress
     ) -> Generator[RolloutBatch, None, None]:
         """Yield the batches of this step and later ones; ``position`` is that of the batch before.
 
@@ -206,7 +206,9 @@ class Rollouts:
             sampled.rounds += 1
         return sampled
 
-    def _draw_now(self, step: int, choices: Sequence[ProblemTurn], scorer: Scorer) -> dict[int, PendingGroup]:
+    def _draw_now(
+        self, step: int, choices: Sequence[ProblemChoice], scorer: Scorer
+    ) -> dict[int, PendingGroup]:
         """Draw this process' part of a round in the step that uses it."""
         sizes = self.chooser.sizes(choices, self.difficulty)
         numbers = share(len(choices), self.sampler)
@@ -252,7 +254,7 @@ class Rollouts:
     def _with_segments(
         self,
         step: int,
-        choices: Sequence[ProblemTurn],
+        choices: Sequence[ProblemChoice],
         groups: Sequence[Group],
         settings: SegmentSettings,
         scorer: Scorer,
@@ -269,13 +271,13 @@ class Rollouts:
             groups, settings, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
 
-    def _request(self, choice: ProblemTurn, samples: int, *step: int) -> Request:
+    def _request(self, choice: ProblemChoice, samples: int, *step: int) -> Request:
         """Return the request of a group, with a key for each completion.
 
         A group drawn ahead does not know its ``step`` for certain, so its key has none.
         """
         prompted = self.problems[choice.problem]
-        identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, choice.turn)
+        identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, choice.occasion)
         return prompted.request([key(*identity, sample) for sample in range(samples)])
 
     def _own_tickets(self, tickets: range) -> list[int]:

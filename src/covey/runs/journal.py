@@ -123,6 +123,7 @@ class Journal:
         folder = self.folder.path / SKIPPED
         folder.mkdir(exist_ok=True)
         parts = {**vars(batch)}
+        # Prefixed: the log-probs of a batch are ``old_logprobs`` as well.
         if batch.old_distribution is not None:
             parts |= {f"old_{name}": v for name, v in batch.old_distribution._asdict().items()}
         if batch.value_targets is not None:
@@ -131,10 +132,6 @@ class Journal:
         for i, (prompt, tokens) in enumerate(zip(batch.prompts, batch.tokens, strict=True)):
             tensors |= {f"prompt.{i}": torch.tensor(prompt), f"tokens.{i}": torch.tensor(tokens)}
         for i, mask in enumerate(batch.sampling_masks or ()):
-            tensors |= {f"kept_ids.{i}": _tensor(mask.ids), f"kept_ends.{i}": _tensor(mask.ends)}
+            tensors |= {f"kept_ids.{i}": torch.tensor(mask.ids), f"kept_ends.{i}": torch.tensor(mask.ends)}
         save_file(tensors, folder / f"{name}.safetensors")
         (folder / f"{name}.json").write_text(json.dumps(record, indent=1))
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.tensor(array)

@@ -32,7 +32,7 @@ PREFILL_TOKENS = 16_384
 """Prompt tokens that go through the model at once."""
 LEAST_SAVED = 32
 """Fewest tokens saved for which the beginning that prompts share is computed only once."""
-KEPT_SHARE = 1 / 16
+KEPT_FRACTION = 1 / 16
 """Part of a device's memory that a cache may keep between rollouts, so that steps are recorded once."""
 ROUNDING = 64
 """Cache lengths are multiples of this, so that vectors may read past the last token and kernels find
@@ -83,7 +83,7 @@ class CacheEngine:
         """Whether it should serve the next rollout: it has recorded steps and is small for the device."""
         if not isinstance(self.step, GraphStep):
             return False
-        return self.memory <= device_memory(self.policy.device) * KEPT_SHARE
+        return self.memory <= device_memory(self.policy.device) * KEPT_FRACTION
 
     def restart(self, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> bool:
         """Serve other prompts from the same cache, by the recorded steps. False if they do not fit in."""

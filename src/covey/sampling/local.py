@@ -187,10 +187,11 @@ class LocalSampler:
             self._reusable[:] = [engine]
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
-        arguments = (self.policy, prompts, slots, params.max_tokens)
         if self.policy.decoder is None:
-            return ModulesEngine(*arguments)
-        engine = self._restarted(prompts, params, slots) or CacheEngine(*arguments)
+            return ModulesEngine(self.policy, prompts, slots, params.max_tokens)
+        engine = self._restarted(prompts, params, slots)
+        if engine is None:
+            engine = CacheEngine(self.policy, prompts, slots, params.max_tokens)
         engine.on_layer = partial(self.on_token, 0, 0)
         return engine
 

@@ -48,6 +48,7 @@ class RemoteSampler:
         probes: Sequence[np.ndarray],
         temperature: float,
         max_running: int,
+        *,
         token: str = "",
         transport: Transport = ask,
         lags: bool = False,

@@ -26,12 +26,12 @@ EARLIER = "it may have begun before this server"
 
 @dataclass(eq=False)
 class Client:
-    """A training client: its adapter once that is made, and its requests that wait for their turn."""
+    """A training client: its adapter once that is made, and its requests that came too early."""
 
     id: str
     metadata: dict[str, object] | None
     adapter: Adapter | None = None
-    turn: int = 1
+    next_seq_id: int = 1
     early: dict[int, Job] = field(default_factory=dict)
     snapshots: deque[SamplerWeights] = field(default_factory=deque)
 
@@ -64,7 +64,9 @@ class SamplerWeights:
 
 
 class Registry:
-    """The event loop's thread alone uses it; adapters and weights belong to the worker's."""
+    """Sessions, their clients and their requests. The worker's thread adds samplers; the rest is the event
+    loop's alone.
+    """
 
     def __init__(self, worker: ComputeThread) -> None:
         self.worker = worker
@@ -117,13 +119,13 @@ class Registry:
         """Queue a training client's request once all before it are queued; return its promise."""
         name = f"{client.id}:{seq_id}"
         if name not in self.tasks:
-            if seq_id < client.turn:
+            if seq_id < client.next_seq_id:
                 raise Refusal(400, f"{name}: the result of this request was dropped")
             client.early[seq_id] = self._held(name, Job(compute))
             # Parts of a batch are sent at the same time, and may arrive in any order.
-            while client.turn in client.early:
-                self.worker.put(client.early.pop(client.turn))
-                client.turn += 1
+            while client.next_seq_id in client.early:
+                self.worker.put(client.early.pop(client.next_seq_id))
+                client.next_seq_id += 1
         return promise(name, model_id=client.id)
 
     def at_once(self, name: str, work: Callable[[], Result] | DrawRequest, **more: object) -> Response:

@@ -12,12 +12,14 @@ from typing import get_args
 
 import numpy as np
 
+from covey.config.load import ResolvedConfig
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.groups import sums_steps, with_credit
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.rng import key
-from covey.rollouts.groups import Progress, score_all
+from covey.rollouts.draw import sampling_params
+from covey.rollouts.groups import OnProgress, score_all
 from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
 from covey.runs.inventory import code_of
@@ -27,6 +29,27 @@ from covey.types import Completion, Credit, Group, Problem
 from covey_verify.extract import Rule, extract
 
 
+def evaluate_by(
+    loaded: ResolvedConfig,
+    problems: Sequence[Prompted],
+    sampler: Sampler,
+    rewards: Rewards,
+    progress: OnProgress,
+) -> Evaluation:
+    """Sample and score problems by a config's settings."""
+    config = loaded.config
+    return evaluate(
+        problems,
+        sampler,
+        rewards,
+        sampling_params(config.rollout),
+        samples=config.eval.samples,
+        seed=config.seed,
+        progress=progress,
+        credit=loaded.credit,
+    )
+
+
 def evaluate(
     problems: Sequence[Prompted],
     sampler: Sampler,
@@ -34,14 +57,13 @@ def evaluate(
     params: SamplingParams,
     samples: int,
     seed: int,
-    progress: Progress,
+    progress: OnProgress,
     credit: Credit = "completion",
 ) -> Evaluation:
     """Sample each problem greedily and ``samples`` times. The verdict above 1/2 means correct.
 
-    ``credit``: the unit that is trained on, so that a reward here is what training calls one.
-
-    The draws are keyed by seed and problem alone, so two policies get the same random numbers.
+    ``credit``: the unit that is trained on, so that a reward here is what training calls one. The draws are
+    keyed by seed and problem alone, so two policies get the same random numbers.
     """
     verdict = rewards.verdict
     requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(samples)]) for p in problems]

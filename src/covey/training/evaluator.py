@@ -8,13 +8,12 @@ from functools import partial
 
 from covey.config.load import ResolvedConfig
 from covey.rewards.base import Rewards
-from covey.rollouts.draw import sampling_params
 from covey.runs.estimates import Evaluation
 from covey.runs.journal import Journal
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import Prompted
 from covey.system.processes import on_rank_zero
-from covey.training.evaluation import evaluate
+from covey.training.evaluation import evaluate_by
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,10 @@ class Evaluator:
 
     def measure(self, problems: Sequence[Prompted]) -> Evaluation:
         """Measure accuracy on some problems now."""
-        config = self.loaded.config
         self.journal.console.doing("evaluating")
         with self.journal.clock("eval"):
-            return evaluate(
-                problems,
-                self.sampler,
-                self.rewards,
-                sampling_params(config.rollout),
-                config.eval.samples,
-                config.seed,
-                partial(self.on_sample, what="evaluating"),
-                self.loaded.credit,
-            )
+            progress = partial(self.on_sample, what="evaluating")
+            return evaluate_by(self.loaded, problems, self.sampler, self.rewards, progress)
 
     def measure_now(self, step: int) -> Evaluation:
         """Measure held-out accuracy now and log it for this step."""

@@ -16,9 +16,9 @@ from covey.system.processes import run_on_all
 from covey.training.run import Run
 from covey.training.updates import apply_update
 
-Shares = Mapping[str, float]
+MetricParts = Mapping[str, float]
 """A micro-batch's part of each metric of its step; parts add up. One of them is `loss`."""
-StepBuilder = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
+StepBuilder = Callable[[Sequence[int]], tuple[Batch, Objective[MetricParts]]]
 """Builds the batch of some examples, given by number, and its objective, before the update.
 
 Held-out examples are numbered after those that are trained on.
@@ -63,7 +63,7 @@ ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
 """Metrics shown on the console."""
 
 
-def sum_of_parts(parts: Sequence[Shares]) -> dict[str, float]:
+def sum_of_parts(parts: Sequence[MetricParts]) -> dict[str, float]:
     """Add up the metrics of a step from the parts of its micro-batches."""
     return {name: math.fsum(s[name] for s in parts) for name in parts[0]} if parts else {"loss": 0.0}
 
@@ -85,7 +85,7 @@ def held_out(run: Run, build_step: StepBuilder) -> dict[str, float]:
 def imitation(run: Run) -> StepBuilder:
     """Return the step builder for the answers of a data file, or for a task's solutions."""
 
-    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[MetricParts]]:
         return given_batch([run.train_set[i] for i in rows]), NegativeLogLikelihood()
 
     return build_step
@@ -96,7 +96,7 @@ class NegativeLogLikelihood:
 
     requires = Requirements()
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss, and its value for the log."""
         logprobs = micro.packed.unpack(scores.logprobs)
         mask = micro.rows.mask.to(logprobs.device)

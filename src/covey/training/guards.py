@@ -45,9 +45,9 @@ def judge_update(
     if bad < limits.bad_updates:
         return memory, None
     return memory, Stop(
-        f"step {step}: the loss or gradient of {bad} updates in a row was not finite; the batches are in the "
-        "folder skipped/ of the run. Lower train.lr or train.grad_clip, or fix the rewards if their values "
-        "are huge (guards.bad_updates)"
+        f"step {step + 1}: the loss or gradient of {bad} updates in a row was not finite; the batches are "
+        "in the folder skipped/ of the run. Lower train.lr or train.grad_clip, or fix the rewards if their "
+        "values are huge (guards.bad_updates)"
     )
 
 
@@ -70,7 +70,7 @@ def judge_step(
     if limits.dead_steps and dead >= limits.dead_steps:
         actions.append(
             Stop(
-                f"step {step}: for {limits.dead_steps} steps no group had a nonzero advantage: "
+                f"step {step + 1}: for {limits.dead_steps} steps no group had a nonzero advantage: "
                 f"{why_none(limits.dead_steps)} (guards.dead_steps)"
             )
         )
@@ -86,7 +86,7 @@ def judge_step(
     if entropy < limits.entropy_floor:
         actions.append(
             Stop(
-                f"step {step}: the entropy is {entropy:.3g} nats per token, below guards.entropy_floor "
+                f"step {step + 1}: the entropy is {entropy:.3g} nats per token, below guards.entropy_floor "
                 f"{limits.entropy_floor:g}. "
                 f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )
@@ -102,7 +102,7 @@ def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Acti
     if steps != LOST_STEPS:
         return steps, []
     text = (
-        f"step {step}: the critic has lost its way: for {steps} steps its values were further from the "
+        f"step {step + 1}: the critic has lost its way: for {steps} steps its values were further from the "
         f"returns than any constant (explained variance {explained:.2g}). Lower algorithm.critic.lr, or let "
         "it begin alone (algorithm.critic.warmup)"
     )
@@ -123,7 +123,7 @@ def _on_kl(
         advice = "Lower train.lr, raise algorithm.kl.coef, or allow more if that is what you want"
         return [
             Stop(
-                f"step {step}: the KL to the reference is {kl:.1f} nats per completion, above "
+                f"step {step + 1}: the KL to the reference is {kl:.1f} nats per completion, above "
                 f"guards.{'kl_stop' if level == 3 else 'kl_act'} ({bound:g}). {cause() or advice}"
             )
         ]
@@ -131,7 +131,7 @@ def _on_kl(
     if level <= before:
         return []
     text = (
-        f"step {step}: the KL to the reference is {kl:.1f} nats per completion (guards.kl_stop ends the run "
-        f"at {limits.kl_stop})"
+        f"step {step + 1}: the KL to the reference is {kl:.1f} nats per completion (guards.kl_stop ends the "
+        f"run at {limits.kl_stop})"
     )
     return [Warn(text, "far from the reference", {"kl": kl})]

@@ -94,5 +94,14 @@ def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], opti
         placed = PlacedSamplers(policy, config, folder)
         sampler = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)})
         transport = placed.ask
-    common = (rollout.temperature, rollout.max_running, token, transport, lags)
-    return RemoteSampler(policy, sampler, folder, [p.tokens for p in prompts], *common)
+    return RemoteSampler(
+        policy,
+        sampler,
+        folder,
+        probes=[p.tokens for p in prompts],
+        temperature=rollout.temperature,
+        max_running=rollout.max_running,
+        token=token,
+        transport=transport,
+        lags=lags,
+    )

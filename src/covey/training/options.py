@@ -12,7 +12,7 @@ from covey.training.observer import Observer
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Command-line options that are not part of the config."""
+    """Options of one process that a caller adds to a config."""
 
     strict: bool = False
     """Refuse anything but an exact continuation."""

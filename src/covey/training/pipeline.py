@@ -288,8 +288,6 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
     inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
     record_inputs(loaded, inputs)
-    if config.method in MAKES_EXAMPLES:
-        run.test_set = []  # the model stays as it is
     on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
         if config.method == "rl":
@@ -323,7 +321,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
     evaluations = {}
     try:
         with run.watchdog.watching():
-            if run.test_set:
+            if run.evaluates:
                 evaluations["before"] = run.evaluator.at(0)
             run.options.observer.run_begins(run.state.step)
             # A resumed stage first does what a stop left undone, which may end it.
@@ -333,9 +331,9 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
                 return finish_examples(run)
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again
-            if run.test_set:
+            if run.evaluates:
                 evaluations["after"] = run.evaluator.measure_now(run.state.step)
-            again = evaluate_again(run) if run.test_set else None
+            again = evaluate_again(run) if run.evaluates else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)
                 run.supervisor.go_back_for(severe(findings), run.state.step)

@@ -25,7 +25,7 @@ from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
 from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.system.processes import on_rank_zero, run_on_all
-from covey.training.examples_loop import Shares, StepBuilder
+from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
 
 SCORED_AT_ONCE = 256
@@ -48,7 +48,7 @@ def preferences(run: Run) -> StepBuilder:
     every = [*examples, *others]
     sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
 
-    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[MetricParts]]:
         point = 0.0
         if others:
             unrelated = [len(examples) + i for i in rows]
@@ -82,7 +82,7 @@ class PreferenceObjective:
     """Mean trained tokens of the first answers of the step."""
     requires = Requirements(whole_groups=True)  # a pair is not split
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss and of the metrics."""
         batch = micro.rows
         count = micro.totals.prompts
@@ -123,7 +123,7 @@ class PreferenceObjective:
         # One number under two names: prompts are among the trained tokens only if the loss asks for ``nll``.
         return PreferenceData(**parts, **sizes, nll=nll[0::2], chosen_nll=nll[0::2])
 
-    def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> Shares:
+    def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> MetricParts:
         if "desirable" in self.loss.needs:
             right = ((reward > max(self.reference_point, 0.0)) == labels).float()  # as the loss has it
             return {

@@ -34,7 +34,7 @@ from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
 from covey.tasks.examples import Example
-from covey.training.examples_loop import Shares, StepBuilder
+from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
 from covey_verify.errors import ConfigError, DataError
 
@@ -49,7 +49,7 @@ def judgements(run: Run) -> StepBuilder:
     assert loss is not None, "the method has one"
     paired = len(examples[0].answers) == 2
 
-    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+    def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[MetricParts]]:
         return given_batch([examples[i] for i in rows]), RewardObjective(loss if paired else None)
 
     return build_step
@@ -62,7 +62,7 @@ class RewardObjective:
     of_pairs: AnyBound | None
     requires = Requirements(whole_groups=True)  # a pair is not split
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss and of the metrics."""
         # ``logprobs`` holds the head's values here, one wherever a token is trained.
         has_value = micro.rows.mask.to(scores.logprobs.device)
@@ -84,7 +84,7 @@ class RewardObjective:
         }
         return self._seen(losses.sum() / count, metrics, count)
 
-    def _judged(self, values: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Shares]:
+    def _judged(self, values: Tensor, labels: Tensor, count: int) -> tuple[Tensor, MetricParts]:
         good = labels > 0
         # Cross-entropy: -log sig(v) of good ones, -log sig(-v) of bad ones.
         losses = -log_sigmoid(torch.where(good, values, -values))
@@ -95,7 +95,7 @@ class RewardObjective:
         }
         return self._seen(losses.sum() / count, statistics, count)
 
-    def _seen(self, loss: Tensor, statistics: dict[str, Tensor], count: int) -> tuple[Tensor, Shares]:
+    def _seen(self, loss: Tensor, statistics: dict[str, Tensor], count: int) -> tuple[Tensor, MetricParts]:
         means = {name: float(v.detach().sum()) / count for name, v in statistics.items()}
         return loss, {"loss": float(loss.detach()), **means}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from covey.config.load import ResolvedConfig
+from covey.config.methods import MAKES_EXAMPLES
 from covey.config.sampling import Rollout
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
@@ -66,6 +67,11 @@ class Run:
         rl = self.loaded.config.method == "rl"
         updates = train.updates_per_rollout_batch if rl else 1
         self.progress = Progress(self.journal.clock, train.steps, updates)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the policy is evaluated: a stage that makes examples leaves it as it is."""
+        return bool(self.test_set) and self.loaded.config.method not in MAKES_EXAMPLES
 
     def begin_step(self) -> None:
         """Note that a step begins, and inject the faults that a test has planned for it."""
@@ -127,7 +133,7 @@ class Run:
         step = self.progress.step
         evaluations = (steps - 1) // every - step // every if every and step < steps else 0
         last = step < steps or self.journal.clock.phase != "eval"
-        return self.progress.seconds_left(evaluations + last if self.test_set else 0)
+        return self.progress.seconds_left(evaluations + last if self.evaluates else 0)
 
     def end_step(self, metrics: Mapping[str, float]) -> bool:
         """Evaluate and save when it is time, and tell the observer; return True if the stage ends here."""
@@ -146,13 +152,13 @@ class Run:
         step = self.state.step
         self.progress.step_ends(step)
         is_last = step >= train.steps  # its evaluation and checkpoint are those of the run's end
-        if self.test_set and self.loaded.config.eval.is_due(step) and not is_last:
+        if self.evaluates and self.loaded.config.eval.is_due(step) and not is_last:
             evaluation = self.evaluator.at(step)
             second_measurement = bool(self.evaluator.spare_problems)
             if train.stop_at is not None and evaluation.reaches(train.stop_at, second_measurement):
                 return True
-            best = on_rank_zero(self.journal.folder.best)
             # ``on_rank_zero``: the first process alone reads files, and all act on what it found.
+            best = on_rank_zero(self.journal.folder.best)
             if best is not None and best.step == step:
                 self.save()  # it stays, whatever becomes of the policy
         if not is_last and on_rank_zero(self._save_is_due):

@@ -79,11 +79,12 @@ def hours_line(run: Run) -> str:
     step = step_seconds(run, cost)
     done_steps = run.state.step
     remaining = config.train.steps - done_steps
-    evaluations, completions = evaluations_of(config, len(run.test_set))
+    problems = run.test_set if run.evaluates else []
+    evaluations, completions = evaluations_of(config, len(problems))
     if done_steps and evaluations:  # those that a resumed run has behind it
         evaluations -= 1 + (done_steps // config.eval.every if config.eval.every else 0)
     # Each problem is read twice: for its samples, and for its greedy completion.
-    read = 2 * completions / (config.eval.samples + 1) * mean_tokens(run.test_set)
+    read = 2 * completions / (config.eval.samples + 1) * mean_tokens(problems)
     evaluation = read * cost.prompt + completions * config.rollout.max_tokens * cost.sampled
     total = remaining * step + evaluations * evaluation
     if total < WORTH_A_LINE:

@@ -42,8 +42,8 @@ def learner_turns(run: Run, waits: bool, outcome: StepUpdates) -> list[LearnerTu
     values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
     turns = []
     if not waits:
-        loss = (algorithm, rollout.temperature, rollout.max_tokens, run.state.coefficients)
-        policy = PolicyObjective(*loss, values if has_head else None)
+        shared = values if has_head else None
+        policy = PolicyObjective.of(algorithm, rollout, run.state.coefficients, shared)
         turns.append(LearnerTurn(run.learner, policy, outcome.norms))
     # A head on the policy learns with it in one pass, unless the policy waits.
     if values is not None and (waits or not has_head):

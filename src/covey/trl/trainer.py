@@ -29,10 +29,10 @@ from covey.learner.process import default_torch_modes, restore_process_settings
 from covey.models.model_objects import restore_model_object
 from covey.runs.inputs import OtherInputs
 from covey.system.opening import open_to_readers
-from covey.training.measure import measure
 from covey.training.observer import Observer, ObserverRequest
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
+from covey.trl.measure import measure
 from covey.trl.models import with_adapters
 from covey.trl.rows import Row, in_order, is_stream, listed
 from covey.trl.script_objects import Printer, TrainOutput

@@ -45,9 +45,7 @@ def _of_groups(run: Run) -> dict[str, float]:
     if config.rollout.group_size == 1:
         return {**metrics, "loss": 0.0}  # a completion without siblings has no advantage
     batch = prepare(run, groups, OldLogprobs.RECOMPUTED)
-    sampling = config.rollout
-    coefficients = run.state.coefficients
-    objective = PolicyObjective(algorithm, sampling.temperature, sampling.max_tokens, coefficients)
+    objective = PolicyObjective.of(algorithm, config.rollout, run.state.coefficients)
     token_stats = run.learner.measure(batch, objective)
     return {
         **metrics,
