@@ -464,7 +464,7 @@ MUTANTS = [
         "sampling/prompts.py",
         ("the end of the last message for that of the first", "if not (ends or is_prefix):", "if False:"),
         ("a rewritten message without its end", "ends[0] + 1 if ends else stop", "ends[0] if ends else stop"),
-        ("no end token", "words, after_prompt=True), end]", "words, behind=True)]"),
+        ("no end token", "words, after_prompt=True), end]", "words, after_prompt=True)]"),
     ),
     *of(
         "training/preference.py",

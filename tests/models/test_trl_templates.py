@@ -100,4 +100,4 @@ def test_calls_that_a_template_shows_are_read_back(path: Path) -> None:
     ends = [n for n in (tokenizer.eos_token_id, template_facts(tokenizer).turn_end) if n is not None]
     made = SimpleNamespace(tokenizer=tokenizer, end_ids=ends)
     written = written_call(made, {"tools": [LOOK_UP]}, [LOOK_UP])
-    assert written.right or not written.text
+    assert written.is_readable or not written.text

@@ -210,7 +210,7 @@ def test_a_completion_goes_through_whole_however_small_micro_batches_are(tokens:
 def test_micro_batches_are_not_halved_in_vain() -> None:
     """Below the longest prompt, or where a whole step is less than one and fits."""
     asked = largest_step(CONFIG, [300, 3], [])
-    assert fitting_sizes(roles_of(asked), CONFIG, asked, there=1)[0] == 250
+    assert fitting_sizes(roles_of(asked), CONFIG, asked, available=1)[0] == 250
     fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, 1).values()) / memory.USABLE) + 1
     assert fitting_sizes(roles_of(asked), CONFIG, asked, fits)[0] == 500
     there = int(sum(forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 256).values()) / memory.USABLE) + 1
@@ -289,12 +289,12 @@ def test_activations_are_what_autograd_keeps_but_the_weights() -> None:
     counted = Activations()
     with counted.counted(x.device, [weight]):
         y = (x @ weight).exp()  # keeps x, 16 x 8, and its own result, 16 x 4; the weight is there anyway
-    assert counted.most == 4 * (16 * 8 + 16 * 4)
+    assert counted.peak == 4 * (16 * 8 + 16 * 4)
     y.sum().backward()
     assert torch.equal(weight.grad, (x.t() @ y.detach()))
     with torch.no_grad(), counted.counted(x.device, [weight]):
         torch.ones(1000, requires_grad=True).exp()
-    assert counted.most == 4 * (16 * 8 + 16 * 4)
+    assert counted.peak == 4 * (16 * 8 + 16 * 4)
 
 
 def test_a_run_measures_what_each_role_takes(tmp_path: Path) -> None:
