@@ -107,8 +107,9 @@ def pack(
             spans.append((start, size, flat, len(inputs)))
             tokens.append(inputs)
             positions.append(np.arange(size, size + len(inputs)))
-            # The prompt's last token predicts the first; every token read predicts the next.
-            sources += [np.array([start + size - 1]), np.arange(flat, flat + len(inputs))]
+            # The prompt's last token predicts the first; every token read predicts the next. A completion
+            # without tokens predicts nothing.
+            sources += [np.array([start + size - 1])[: len(answer)], np.arange(flat, flat + len(inputs))]
             flat += len(inputs)
         groups.append(len(spans))
     targets = [answer for answers in completions for answer in answers]
