@@ -334,7 +334,8 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again
             if run.test_set:
-                evaluations["after"] = run.evaluate()
+                # One that was due after the last step is in the log already.
+                evaluations["after"] = run.evaluation_at(run.state.step)
             again = evaluate_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)
