@@ -115,6 +115,8 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             "transformers reads this kind of file incompletely; take the model's Hugging Face folder"
         )
     _set_splits(tokenizer, reader, file.name)
+    # transformers drops it if the file lies in a model folder, as an export writes it.
+    tokenizer.chat_template = _field(reader, "tokenizer.chat_template")
     return model, tokenizer
 
 
