@@ -324,7 +324,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
     try:
         with run.watchdog.watching():
             if run.test_set:
-                evaluations["before"] = run.evaluation_at(0)
+                evaluations["before"] = run.evaluator.at(0)
             run.options.observer.run_begins(run.state.step)
             # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
@@ -335,7 +335,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again
             if run.test_set:
                 # One that was due after the last step is in the log already.
-                evaluations["after"] = run.evaluation_at(run.state.step)
+                evaluations["after"] = run.evaluator.at(run.state.step)
             again = evaluate_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)
