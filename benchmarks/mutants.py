@@ -671,7 +671,7 @@ MUTANTS = [
     ),
     *of(
         "models/packing.py",
-        ("predicted from its own position", "sources += [np.array([prompt_end]), np.arange(flat, answer_end)]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=answer_end - 1))"),
+        ("predicted from its own position", "sources += [np.array([prompt_end])[: len(answer)], np.arange(flat, answer_end)]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=answer_end - 1))"),
         ("shifted by one", "np.array([prompt_end])", "np.array([prompt_end - 1])"),
         ("positions start anew after the prompt", "np.arange(prompt_length, prompt_length + len(inputs))", "np.arange(len(inputs))"),
         ("the prompt's last token unseen", "spans.append((prompt_start, prompt_length, flat, len(inputs)))", "spans.append((prompt_start, prompt_length - 1, flat, len(inputs)))"),

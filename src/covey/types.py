@@ -324,9 +324,15 @@ class Group:
         return marked or [c.values for c in self.components.values()] or [self.rewards]
 
     @property
+    def judged(self) -> np.ndarray:
+        """(G,) bool: which completions got a verdict; a reward they may have without one."""
+        assert self.has_verdict, f"which of {list(self.components)} says what is correct?"
+        return ~np.isnan(self._verdicts[0])
+
+    @property
     def pass_rate(self) -> float:
-        """Fraction of the completions that are correct."""
-        return float(self.correct.mean())
+        """Fraction of the judged completions that are correct; 0 if none is judged."""
+        return float(self.correct[self.judged].mean()) if self.judged.any() else 0.0
 
     @cached_property
     def dead(self) -> bool:

@@ -134,6 +134,33 @@ def test_a_failed_run_is_said_and_ended_ones_are_not_repeated(
     assert (tmp_path / "out" / "sweep.svg").read_text().startswith("<svg")
 
 
+def test_a_pipeline_that_failed_after_a_stage_has_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first stage's accuracy is another model's: it must not compete with whole pipelines."""
+    reward = tmp_path / "mine.py"
+    reward.write_text("def mine(completion):\n    return sum(map(ord, completion)) % 7 / 7 / 0\n")
+    rl = {"method": "rl", "algorithm": "grpo", "rewards": ["mine.py:mine"], "train": {"steps": 1}}
+    stages = [{"method": "sft", "train": {"steps": 1}}, rl]
+    file = tmp_path / "run.yaml"
+    common = {name: CONFIG[name] for name in ("model", "data", "rollout", "eval")}
+    file.write_text(yaml.safe_dump({**common, "output": str(tmp_path / "out"), "stages": stages}))
+    assert main(["sweep", str(file), "--set", "eval.samples=1,2", "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["failed"]) == 2
+    assert len([*(tmp_path / "out").glob("*/1-sft/result.json")]) == 2  # they have accuracies
+    assert record["cells"] == []
+    assert main(["sweep", str(file), "--set", "eval.samples=1,2"]) == 1
+    said = capsys.readouterr().out
+    assert "no run with held-out problems has ended yet" in said
+    assert "sweep.svg" not in said  # there is nothing to draw
+    reward.write_text(reward.read_text().replace(" / 0", ""))
+    assert main(["sweep", str(file), "--set", "eval.samples=1,2", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    last = [stream_rows(Path(c["runs"]["0"]) / "2-rl/evals.jsonl")[-1]["pass@1"] for c in cells]
+    assert [cell["sampled"]["value"] for cell in cells] == last
+
+
 def test_temperature_group_size_and_rate_are_swept_with_their_held_out_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

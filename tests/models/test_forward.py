@@ -61,7 +61,9 @@ def test_logits_equal_those_of_the_hugging_face_model(name: str) -> None:
 def test_shared_prompts_of_ragged_groups_score_like_single_sequences(name: str) -> None:
     policy = policy_of(name)
     prompts = random_prompts(3, 17, 1)
-    answers = [random_prompts(9, 1, 30, seed=1), [], random_prompts(2, 11, seed=2)]
+    # A completion may be without tokens; it predicts nothing, and moves no other prediction.
+    answers = [[*random_prompts(9, 1, 30, seed=1), random_prompts(0)[0]], [], random_prompts(2, 11, seed=2)]
+    answers[2].insert(1, random_prompts(0)[0])
     packed = pack(prompts, answers)
     scores = packed.unpack(policy.score(packed, temperature=1.0).logprobs)
     row = 0

@@ -74,6 +74,16 @@ def test_a_model_comes_back_with_its_weights_and_its_tokens(tmp_path: Path, name
     assert [t.chat_template for t in tokenizers] == [tokenizers[0].chat_template] * 2
 
 
+def test_a_file_in_a_model_folder_keeps_its_chat_template(tmp_path: Path) -> None:
+    """`covey export --gguf` writes it there."""
+    folder = model_folder(tmp_path / "model", "qwen3")
+    write_gguf(folder, folder / "model.gguf", "f32")
+    template = AutoTokenizer.from_pretrained(folder).chat_template
+    back = folder_of_gguf(folder / "model.gguf")
+    assert template
+    assert AutoTokenizer.from_pretrained(back).chat_template == template
+
+
 def test_llamas_heads_are_turned_as_llama_cpp_turns_them(tmp_path: Path) -> None:
     """llama.cpp pairs neighbouring rows of a head, transformers a row with the one half a head further."""
     config = CONFIGS["llama"]

@@ -186,6 +186,25 @@ def test_a_group_that_could_not_be_judged_says_nothing_about_its_problem() -> No
     assert first(source).position.difficulty == {"0": (1.0, 1, 1), "2": (1.0, 1, 1)}
 
 
+def test_completions_without_a_verdict_say_nothing_about_their_problem() -> None:
+    """Another reward pays them, so their groups train; a judge that was away has not found them incorrect."""
+
+    def judged(completion: str, answer: str) -> float | None:
+        return None if answer == "1" or completion == "unclear" else 1.0
+
+    config = Rollout(group_size=8, prompts_per_step=3, max_tokens=8, retire_after=1, max_resampling_rounds=0)
+
+    def size(completion: str) -> float:
+        return float(len(completion))
+
+    rewards = load_rewards([{judged: {"verdict": True}}, size], None)
+    answer = ScriptedSampler(lambda _, stream: "unclear" if stream % 2 else "fine")
+    batch = first(Rollouts(prompted(3), answer, rewards, config, build_algorithm("grpo"), 0))
+    assert all(g.scorable.all() for g in batch.groups)
+    assert any(0 < g.judged.sum() < 8 for g in batch.groups)
+    assert batch.position.difficulty == {"0": (1.0, 1, 1), "2": (1.0, 1, 1)}
+
+
 def test_problems_solved_often_enough_are_not_drawn_again() -> None:
     """Of six, p0 and p1 are always solved: retired after two times in a row; position and order resume."""
 

@@ -187,11 +187,34 @@ def test_stop_strings_end_with_the_token_that_completes_them(policy: Policy) -> 
             assert completion.finish == "stop"
 
 
+def test_the_name_of_the_padding_may_be_a_stop_string(policy: Policy) -> None:
+    """No text shows padding at its end; the token ends the completion itself, not with the next one."""
+    pad = policy.tokenizer.pad_token_id
+    assert pad not in policy.end_ids
+    asked = requests(random_prompts(5), size=64)
+    found = sampled(policy, asked, SamplingParams(60))
+    first = {name: c.tokens.tolist().index(pad) for name, c in found.items() if pad in c.tokens}
+    stopped = sampled(policy, asked, SamplingParams(60, stop=(policy.tokenizer.pad_token,)))
+    assert first
+    for name, place in first.items():
+        assert stopped[name].tokens.tolist() == found[name].tokens[: place + 1].tolist()
+        assert stopped[name].finish == "stop"
+
+
+class BytesText:
+    """The decoder of a tokenizer whose tokens are bytes."""
+
+    def __call__(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    text_with_specials = __call__
+
+
 def test_a_stop_string_is_found_where_every_byte_is_a_token(policy: Policy, monkeypatch) -> None:
     stop = "最后的答案到此为止了"
     drawn = list(f"so {stop} and more".encode())
     # Byte by byte, as by a tokenizer without merges for this script.
-    monkeypatch.setattr(policy, "decode", lambda ids: bytes(ids).decode(errors="replace"))
+    monkeypatch.setattr(policy, "decode", BytesText())
     bias = torch.full((len(drawn), policy.drawable_ids), -1e9)
     for place, token in enumerate(drawn):
         bias[place, token] = 1e9

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from tests.fakes import rows_of
 from tests.training.runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
@@ -98,6 +99,8 @@ def test_a_goal_that_was_reached_is_not_trained_past(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 9, "stop_at": 0.01}, "eval": {"every": 2}}
     (first,) = start(tmp_path / "run", **settings)
     assert first.steps < 9
+    measured_at = [record["step"] for record in rows_of(tmp_path / "run/evals.jsonl")]
+    assert measured_at == sorted(set(measured_at)), "the evaluation that reached the goal is the last one"
     (again,) = start(tmp_path / "run", **settings)
     assert again == first
 

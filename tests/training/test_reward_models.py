@@ -272,7 +272,22 @@ def test_held_out_steps_count_alike_however_many_a_row_has(tmp_path: Path) -> No
     run = trained(tmp_path, rows, data=data, train={"steps": 1, "lr": 0.0, "batch_size": 1})
     assert metrics_of(run)[-1]["held_out/reward_model/accuracy"] == pytest.approx(2 / 5)
     assert metrics_of(run)[-1]["held_out/reward_model/good"] == pytest.approx(3 / 5)
-    assert "Of 5 held-out steps judged as they are labelled: 40 %" in (run / "final/README.md").read_text()
+    # The steps of one answer depend on one another: 1 + 4 count as 25 / 17 steps, whose interval is wide.
+    says = "Of 5 held-out steps judged as they are labelled (of 2 prompts): 40 % [5, 90]"
+    assert says in (run / "final/README.md").read_text()
+
+
+def test_answers_to_one_prompt_are_one_trial_of_the_interval(tmp_path: Path) -> None:
+    def rows(prompt: str, labels: list[bool]) -> list[dict[str, Any]]:
+        return [{"prompt": prompt, "completion": f"{n}", "label": good} for n, good in enumerate(labels)]
+
+    held_out = [*rows("5=", [False] * 4), *rows("6=", [True] * 4)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    data = {"task": None, "train": tmp_path / "rows.jsonl", "test": tmp_path / "held_out.jsonl"}
+    # At a rate of 0 the head says bad of every answer: all four to one prompt, and none to the other.
+    run = trained(tmp_path, rows("4=", [True, False]), data=data, train={"steps": 1, "lr": 0.0})
+    says = "Of 8 held-out answers judged as they are labelled (of 2 prompts): 50 % [9, 91]"
+    assert says in (run / "final/README.md").read_text()  # 8 answers alone would give [22, 78]
 
 
 def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def command_sweep(
 
     stop = StopSignal(flags.max_minutes)
     plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, flags.strict, faults)
-    lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
+    chart = plan.home / CHART_NAME
+    lines = [*sweep_lines(plan, failed), *([f"chart   {chart}"] if chart.is_file() else [])]
     print_result(as_json, sweep_record(plan, failed), lines)
     return int(bool(failed))

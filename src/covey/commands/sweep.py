@@ -20,6 +20,7 @@ from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey.system.signals import StopSignal
 from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
+from covey.training.stage_folders import folder_name
 from covey_verify.errors import ConfigError, CoveyError
 
 
@@ -29,11 +30,20 @@ def cells_of(grid: Grid) -> Sweep:
         raise ConfigError(
             f"{grid.home} holds a run, but a sweep needs a folder for its runs. Choose another --output"
         )
+    runs_of = dict[tuple[str, ...], list[PlannedRun]]()
+    for run in grid.runs:
+        runs_of.setdefault(run.cell, []).append(run)
     cells = [
-        Cell(cell, {run.seed: run.folder for run in grid.runs if run.cell == cell})
-        for cell in dict.fromkeys(run.cell for run in grid.runs)
+        Cell(cell, {run.seed: run.folder for run in runs}, _last_stage(runs[0]))
+        for cell, runs in runs_of.items()
     ]
     return Sweep(grid.home, grid.keys, cells)
+
+
+def _last_stage(run: PlannedRun) -> str:
+    """Return the name of the folder of a pipeline's last stage; empty if there are no stages."""
+    stages = run.loaded.stages()
+    return folder_name(len(stages), stages[-1]) if len(stages) > 1 else ""
 
 
 def sweep(

@@ -180,7 +180,9 @@ class Rollout(Section):
         trl="top_p",
     )
     top_k: ManyOrZero = setting(0, "Keep the k likeliest tokens; 0 keeps all.", usual="0", trl="top_k")
-    stop: tuple[Annotated[str, MinLen(1)], ...] = setting((), "Strings that end a completion.")
+    stop: tuple[Annotated[str, MinLen(1)], ...] = setting(
+        (), "Strings that end a completion; with tools they end a turn, and the calls at its end are made."
+    )
     curriculum: Literal["off", "frontier"] = setting(
         "off",
         "`frontier` prefers problems whose pass rate is close to one half.",

@@ -18,7 +18,7 @@ from covey.insight.verdict import points
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
-from covey.runs.reader import read_environment, seconds_of, stages_in
+from covey.runs.reader import read_environment, seconds_of
 from covey.system.plot import table
 from covey.system.text import duration, percent
 
@@ -37,6 +37,9 @@ class Cell:
 
     values: tuple[str, ...]
     folders: Mapping[int, Path]
+    last_stage: str = ""
+    """Name of the last planned stage's folder in that of a run, which has no result before that stage ends;
+    empty without stages."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def cell_rows(sweep: Sweep) -> list[CellRow]:
     rows = list[CellRow]()
     baseline = dict[int, EndedRun]()
     for cell in sweep.cells:
-        runs = {seed: _ended(folder) for seed, folder in cell.folders.items()}
+        runs = {seed: _ended(folder / cell.last_stage) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in runs.items() if run is not None}
         # The first cell with results is the baseline of all others.
         baseline = baseline or ended
@@ -97,8 +100,7 @@ def cell_rows(sweep: Sweep) -> list[CellRow]:
     return rows
 
 
-def _ended(folder: Path) -> EndedRun | None:
-    stage = (stages_in(folder) or [folder])[-1]
+def _ended(stage: Path) -> EndedRun | None:
     evals = read_stream(stage, "evals.jsonl")
     if not evals or not (stage / RESULT).exists():
         return None
@@ -231,7 +233,7 @@ def _seed_variance(rows: Sequence[CellRow]) -> tuple[float, int]:
 
 
 def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
-    """Write the results as JSON and the chart into the sweep's folder."""
+    """Write the results as JSON, and the chart if there are any, into the sweep's folder."""
     make_folder(sweep.home)
     write_file(sweep.home / RECORD_NAME, json.dumps(sweep_record(sweep, failed), indent=1) + "\n")
     if rows := cell_rows(sweep):

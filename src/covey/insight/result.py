@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from covey.system.notebook import result_html
 from covey.system.opening import count_lines
 from covey.system.plot import table
 from covey.system.text import percent
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES, prompt_key
 from covey_verify.types import Messages
 
 ACCURACY = re.compile("held_out/.+/accuracy")
@@ -110,22 +111,34 @@ def better_step_clause(best: Best, step: int, chosen: bool) -> str:
     return f"; step {best.step} was better, {sampled} sampled" if best.is_significant else ""
 
 
-def held_out_ranking(metrics: Records, held_out: Sequence[Prompted]) -> str:
-    """Describe the last result on held-out examples; empty if there are none."""
-    results = [m for m in metrics if any(name.startswith("held_out/") for name in m)]
+def held_out_ranking(metrics: Records, held_out: Sequence[Prompted], steps: int) -> str:
+    """Describe the result on held-out examples after ``steps`` steps; empty if there is none.
+
+    Results for one prompt depend on one another: the interval counts them as one if they may all be equal.
+    """
+    # The record of a step has its number from 0.
+    results = [m for m in metrics if m["step"] < steps and any(n.startswith("held_out/") for n in m)]
     if not held_out or not results:
         return ""
     # One such metric per method of preference training.
     rates = [v for name, v in results[-1].items() if ACCURACY.fullmatch(name) and isinstance(v, float)]
-    count = len(held_out)
+    by_prompt = Counter[str]()
+    for prompted in held_out:
+        by_prompt[prompt_key(prompted.problem)] += _questions(prompted)
+    count = by_prompt.total()
     description = "pairs with the chosen above the rejected"
     if len(held_out[0].answers) != 2:
-        # An answer is one question; an answer with labels by step is one question per labelled step.
-        answers = [answer for prompted in held_out for answer in prompted.answers]
-        count = sum(1 if a.judgements is None else int(a.trained.sum()) for a in answers)
-        judged = "answers" if count == len(held_out) else "steps"
-        description = f"{judged} judged as they are labelled"
-    return f"Of {count} held-out {description}: {wilson(round(rates[0] * count), count)}"
+        description = f"{'answers' if count == len(held_out) else 'steps'} judged as they are labelled"
+    # Kish's effective number of trials, for results that are equal within a prompt.
+    trials = count**2 / sum(n**2 for n in by_prompt.values())
+    prompts = "" if len(by_prompt) == count else f" (of {len(by_prompt)} prompts)"
+    return f"Of {count} held-out {description}{prompts}: {wilson(rates[0] * trials, trials)}"
+
+
+def _questions(prompted: Prompted) -> int:
+    """Return the number of results of an example: 1, or one for each labelled step of its answer."""
+    labelled = (a for a in prompted.answers if a.judgements is not None)
+    return sum(int(a.trained.sum()) for a in labelled) or 1
 
 
 # --- the learning curve -----------------------------------------------------------------------------

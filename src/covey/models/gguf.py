@@ -116,6 +116,8 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             "Face folder"
         )
     _set_splits(tokenizer, reader, file.name)
+    # transformers drops it if the file lies in a model folder, as an export writes it.
+    tokenizer.chat_template = _field(reader, "tokenizer.chat_template")
     return model, tokenizer
 
 

@@ -111,8 +111,9 @@ def pack(
             spans.append((prompt_start, prompt_length, flat, len(inputs)))
             tokens.append(inputs)
             positions.append(np.arange(prompt_length, prompt_length + len(inputs)))
-            # The prompt's last token predicts the first; every token read predicts the next.
-            sources += [np.array([prompt_end]), np.arange(flat, answer_end)]
+            # The prompt's last token predicts the first; every token read predicts the next. A completion
+            # without tokens predicts nothing.
+            sources += [np.array([prompt_end])[: len(answer)], np.arange(flat, answer_end)]
             flat = answer_end
         groups.append(len(spans))
     targets = [answer for answers in completions for answer in answers]

@@ -125,7 +125,7 @@ class Rollouts:
     def _remember(self, groups: Iterable[tuple[int, Group]]) -> None:
         """Record the pass rate of each judged group under the number of its problem."""
         for problem, group in groups:
-            if group.scorable.any():
+            if group.judged.any():
                 self.difficulty.update(problem, group.pass_rate)
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:

@@ -355,7 +355,8 @@ class _Running:
         # for each byte of the longest stop string, as a token may be a single byte, and 8 more.
         length = max(len(stop.encode()) for stop in self.params.stop) + 8
         tail = self.tokens[slot, : self.lengths[slot]][-length:]
-        text = self.policy.decode(tail.tolist())
+        # With padding at the end, which no completion shows: a stop string may be the name of that token.
+        text = self.policy.decode.text_with_specials(tail.tolist())
         return any(s in text for s in self.params.stop)
 
     def _completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:

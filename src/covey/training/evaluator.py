@@ -41,15 +41,11 @@ class Evaluator:
             progress = partial(self.on_sample, what="evaluating")
             return evaluate_by(self.loaded, problems, self.sampler, self.rewards, progress)
 
-    def measure_now(self, step: int) -> Evaluation:
-        """Measure held-out accuracy now and log it for this step."""
-        evaluation = self.measure(self.test_set[: self.loaded.config.eval.problems])
-        self.journal.log_evaluation(step, evaluation)
-        return evaluation
-
     def at(self, step: int) -> Evaluation:
-        """Return held-out accuracy at this step, measured now or read from an earlier try's log."""
+        """Return held-out accuracy at this step, measured and logged now or read from the log."""
         for record in on_rank_zero(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
-        return self.measure_now(step)
+        evaluation = self.measure(self.test_set[: self.loaded.config.eval.problems])
+        self.journal.log_evaluation(step, evaluation)
+        return evaluation

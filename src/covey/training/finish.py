@@ -113,8 +113,8 @@ def _write_final(
     verdict = _verdict(run, evaluations, again, seconds)
     example = example_of([p.problem for p in run.test_set or run.train_set])
     metrics = run.journal.folder.read("metrics.jsonl")
-    ranking = held_out_ranking(metrics, run.held_out) or CardFacts.ranking
     steps = best.step if best is not None and takes_best else run.state.step
+    ranking = held_out_ranking(metrics, run.held_out, steps) or CardFacts.ranking
     loader = run.learner.policy.loader_name
     _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, ranking))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")

@@ -332,7 +332,8 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again
             if run.evaluates:
-                evaluations["after"] = run.evaluator.measure_now(run.state.step)
+                # One that was due after the last step is in the log already.
+                evaluations["after"] = run.evaluator.at(run.state.step)
             again = evaluate_again(run) if run.evaluates else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)

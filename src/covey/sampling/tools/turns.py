@@ -208,7 +208,8 @@ class TurnSampler:
             return False
         if turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids:
             return False
-        if any(stop in turn.text for stop in params.stop):
+        text = self.policy.decode.text_with_specials(turn.tokens.tolist())
+        if any(stop in text for stop in params.stop):
             return False
         calls = calls_in_text(turn.text + CLOSE_CALL)
         return bool(calls) and calls[-1].wrong == UNENDED
