@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from covey.audit import (
     advantages,
+    corrections,
     data,
     exchanges,
     groups,
@@ -41,6 +42,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **data.CHECKS,
     **returns.CHECKS,
     **losses.CHECKS,
+    **corrections.CHECKS,
     **terms.CHECKS,
     **updates.CHECKS,
 }
