@@ -288,6 +288,11 @@ def _cut(**row: Any) -> dict[str, Any]:
     return row | {"input": row["input"][:80]}
 
 
+def _of_two_kinds(**row: Any) -> dict[str, Any]:
+    of_the_other = len(row["input"]) > 80
+    return row | {"input": row["input"].replace("Write the answer last.", "Why?")} if of_the_other else row
+
+
 def _fined(sign: float) -> Callable[..., dict[str, Any]]:
     def change(**row: Any) -> dict[str, Any]:
         parts = {"right_reward": row["score"], "length_penalty": sign * 0.1 * (int(row["gts"]) % 3)}
@@ -304,6 +309,7 @@ def _fined(sign: float) -> Callable[..., dict[str, Any]]:
         (_again, ["draws_repeat"]),
         (_twice, ["template_twice"]),
         (_cut, ["prompt_cut"]),
+        (_of_two_kinds, []),
         (_fined(1.0), ["penalty_pays"]),
         (_fined(-1.0), []),
     ],

@@ -19,6 +19,8 @@ SHARED = 8
 """Characters that prompts of one template begin with."""
 END = 20
 """Characters that they end with, of which a lost end is told."""
+SHORTER = 0.8
+"""A prompt of the same number of tokens as another one has at least this part of its characters."""
 CALLS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
 """Marks around what a tool has said, in the templates of Qwen and Mistral."""
 
@@ -224,8 +226,8 @@ def _least_share(shown: Sequence[Sequence[bool]]) -> float:
 
 def prompts_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
     """More than a quarter of the prompts, and at least four, are exactly as long as the limit, and none is
-    longer, though the settings cut prompts; or more than a tenth of the prompts lack the end that all shorter
-    ones have in common, of at least 20 characters, though all begin alike.
+    longer, though the settings cut prompts; or more than a tenth of the prompts, the longest, lack the end of
+    at least 20 characters that the others have in common, and have none in common, though all begin alike.
     """
     limit = record.number("max_prompt_length", 0)
     if not limit:
@@ -251,10 +253,13 @@ def _ends_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
     # Shorter prompts share their end until the first one that was cut.
     whole = next((n for n in range(2, len(prompts)) if len(_common(backwards[: n + 1])) < END), len(prompts))
     end = _common(backwards[:whole])
-    lacking = [prompt for prompt, back in zip(prompts, backwards, strict=True) if not back.startswith(end)]
-    if len(end) < END or len(lacking) <= 0.1 * len(prompts) or lacking != prompts[whole:]:
+    lacking = [back for back in backwards if not back.startswith(end)]
+    longest = max(len(back) for back in backwards if back.startswith(end))
+    # Prompts of another kind have an end of their own in common, and prompts that were cut have none.
+    are_cut = len(_common(lacking)) < FEWEST and len(lacking[0]) >= SHORTER * longest if lacking else False
+    if len(end) < END or len(lacking) <= 0.1 * len(prompts) or not are_cut:
         return None
-    step, n = texts[lacking[0]]
+    step, n = texts[lacking[0][::-1]]
     sentence = f"{len(lacking)} of {len(prompts)} prompts, the longest, lack the end of the others,"
     return Trouble(f"{sentence} {end[::-1][-END:]!r}: they are truncated", step, {"completion": n})
 
