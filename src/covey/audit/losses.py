@@ -62,9 +62,9 @@ class LossCase:
     precision: float = 5e-3
     """Relative difference that rounding may make; a fiftieth of it, absolute."""
 
-    def is_that_of(self, other: LossCase) -> bool:
+    def is_that_of(self, candidate: LossCase) -> bool:
         """Whether covey's formula gives the recorded loss in another case."""
-        return _alike(self.recorded, other.due, self.precision)
+        return _alike(self.recorded, candidate.due, self.precision)
 
     @property
     def due(self) -> float:
@@ -122,9 +122,9 @@ def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: S
     if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
         return False
     # A mean over tokens is TRL's mean over a whole rollout, so the update must be all of one.
-    used = {r.rollout for r in rows}
-    whole = len(used) == 1 and len(rows) == _sampled(record, used)
-    return whole or algorithm.reduce.function is not token_mean
+    numbers = {r.rollout for r in rows}
+    is_one_rollout = len(numbers) == 1 and len(rows) == _sampled(record, numbers)
+    return is_one_rollout or algorithm.reduce.function is not token_mean
 
 
 def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
@@ -154,8 +154,8 @@ def _totals_of(call: LossCall) -> dict[str, int] | None:
     """Return the totals that a loss function divides by, where the caller says; None if one is not whole."""
     totals = {"tokens": call.tokens, "completions": call.completions}
     recorded = {name: total for name, total in totals.items() if total is not None}
-    whole = {name: round(total) for name, total in recorded.items()}
-    return whole if all(abs(whole[name] - total) <= 1e-3 for name, total in recorded.items()) else None
+    rounded = {name: round(total) for name, total in recorded.items()}
+    return rounded if all(abs(rounded[name] - total) <= 1e-3 for name, total in recorded.items()) else None
 
 
 def _rows_of(uses: Sequence[Use]) -> list[LossRow]:
@@ -279,8 +279,8 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
     """Return the check that speaks if a variation explains all losses that differ."""
 
     def fits(case: LossCase) -> bool:
-        other = variation(case)
-        return other is not None and case.is_that_of(other)
+        varied = variation(case)
+        return varied is not None and case.is_that_of(varied)
 
     def check(record: AuditRecord) -> Trouble | None:
         return _explained(record, words, fits)
@@ -307,8 +307,8 @@ def reduction_is_another(record: AuditRecord) -> Trouble | Lacking | None:
 
         def fits(case: LossCase, mean: Callable[..., Tensor] = mean) -> bool:
             asked_for = case.algorithm.reduce.function
-            other = _with(case, reduce=bind(mean))
-            return asked_for is not mean and case.is_that_of(other)
+            varied = _with(case, reduce=bind(mean))
+            return asked_for is not mean and case.is_that_of(varied)
 
         off = [case for cases in differing(record) for case in cases]
         asked_for = {case.algorithm.reduce.function.__name__ for case in off}

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ class StatusError(OSError):
         """``message``: what the server says; ``location``: where a redirect leads, which is not followed."""
         self.status = status
         phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
-        redirect = f", to {location}: redirects are not followed" if location else ""
+        redirect = f", to {without_password(location)}: redirects are not followed" if location else ""
         sentence = " ".join(message.split())[:200]
         super().__init__(f"{f'HTTP {status} {phrase}'.strip()}{redirect} {sentence}".strip())
 
@@ -77,8 +78,9 @@ def _client(direct: bool) -> Client:
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     try:
         return httpx2.Client(limits=limits, cookies=cookies, trust_env=not direct, follow_redirects=False)
-    except ImportError as error:  # a proxy of another kind in the environment, such as ALL_PROXY=socks5://...
-        raise OSError(f"the proxy of the environment cannot be used: {error}") from None
+    # A proxy of another kind, such as ALL_PROXY=socks5://..., or no address.
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        raise OSError(f"a proxy that the environment names cannot be used: {error}") from None
 
 
 # A forked child must not answer on its parent's connections.
@@ -95,11 +97,14 @@ def ask(
     are OSErrors), TooLong for a reply that exceeds ``largest``, and ValueError for one that is no JSON.
     """
     plain_address(url)
-    if urlsplit(url).scheme not in ("http", "https"):
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is not an http address")
     # Not compressed: a small reply could become a large one before its size is known.
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     if token:
+        if not (token.isascii() and token.isprintable()):  # said here, because httpx would show the key
+            raise ValueError("the key has characters that a header cannot have, such as a line break")
         headers["Authorization"] = f"Bearer {token}"
     data = None
     if body is not None:
@@ -115,11 +120,12 @@ def _send(url: str, data: bytes | None, headers: Mapping[str, str], timeout: flo
     import httpx2
 
     ends = time.monotonic() + timeout
-    method = "GET" if data is None else "POST"
     try:
-        with client.stream(method, url, content=data, headers=headers, timeout=timeout) as reply:
+        with closing(_reply(client, url, data, headers, timeout)) as reply:
             if not reply.is_success:
                 raise StatusError(reply.status_code, _message(reply), reply.headers.get("location", ""))
+            if reply.headers.get("content-encoding", "identity") != "identity":
+                raise ValueError("the reply is compressed, which was not asked for")
             received = bytearray()
             # httpx limits the time of each read only, so the total is checked here.
             for part in reply.iter_raw():
@@ -130,11 +136,35 @@ def _send(url: str, data: bytes | None, headers: Mapping[str, str], timeout: flo
                     raise TimeoutError(f"no whole reply within {timeout:g} s")
             return bytes(received)
     except httpx2.TimeoutException:
-        raise TimeoutError(f"no answer within {timeout:g} s") from None
+        raise TimeoutError(f"no whole reply within {timeout:g} s") from None
     except httpx2.TransportError as error:
         raise ConnectionError(str(error).strip() or type(error).__name__) from None
     except httpx2.InvalidURL as error:
         raise ValueError(f"{url} is not an http address: {error}") from None
+
+
+def _reply(
+    client: Client, url: str, data: bytes | None, headers: Mapping[str, str], timeout: float
+) -> Response:
+    """Send a request and return its reply, whose body is still to be read.
+
+    A server may close an idle connection just as a request is sent on it. The request is then sent again, on
+    a new connection: all requests of ours may be repeated.
+    """
+    import httpx2
+
+    method = "GET" if data is None else "POST"
+    while True:
+        events = list[str]()
+        trace = {"trace": lambda event, _, events=events: events.append(event)}
+        request = client.build_request(
+            method, url, content=data, headers=headers, timeout=timeout, extensions=trace
+        )
+        try:
+            return client.send(request, stream=True)
+        except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+            if any("connect_tcp" in event for event in events):
+                raise  # it was a new connection
 
 
 def _message(reply: Response) -> str:
