@@ -125,9 +125,11 @@ def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         return ()
     settings = _loss_settings(record)
     levels = ("token", "sequence")
-    each = [{**settings, "loss_type": t, "importance_sampling_level": at} for t in LOSSES for at in levels]
+    variants = [
+        {**settings, "loss_type": t, "importance_sampling_level": at} for t in LOSSES for at in levels
+    ]
     try:
-        return tuple(build_algorithm(algorithm_of(one)) for one in each)
+        return tuple(build_algorithm(algorithm_of(one)) for one in variants)
     except ConfigError:
         return ()
 
