@@ -172,7 +172,9 @@ def sampled_again(lines: Lines) -> None:
     """Sample the first prompts of many in each of six rollouts."""
     lines[0]["data"].update(rows=900, distinct=900)
     first = rollouts(lines)[0]
-    lines += [{**first, "number": number, "step": 4} for number in range(2, 6)]
+    for number in range(2, 6):
+        again = [{**s, "ids": [30 + number, *s["ids"][1:]]} for s in first["completions"]]
+        lines.append({**first, "number": number, "step": 4, "completions": again})
 
 
 def rounded(lines: Lines) -> None:
@@ -325,6 +327,7 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
     "clip_idle": settings(epsilon=20.0),
     "penalty_untrained": settings(repetition_penalty=1.2),
     "clipped_always": every(updates, grad_norm=500.0),
+    "penalty_pays": every(samples, rewards=lambda s: {**s["rewards"], "penalty": s["rewards"]["right"] / 10}),
 }
 
 
@@ -613,7 +616,8 @@ def test_dumps_of_verl_are_read_as_they_are(tmp_path: Path) -> None:
         for n in range(32)
     ]
     for step in (1, 2):
-        (tmp_path / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines = [json.dumps(row | {"output": f"text {n} of {step}"}) for n, row in enumerate(rows)]
+        (tmp_path / f"{step}.jsonl").write_text("\n".join(lines) + "\n")
     record: AuditRecord = open_run(tmp_path)
     assert len(record.samples) == 64 and record.header.framework == "verl"
     assert [f.id for f in apply(CHECKS, record).findings] == ["rewards_constant"]

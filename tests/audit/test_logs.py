@@ -171,7 +171,7 @@ def test_metrics_with_other_meanings_have_no_counterpart() -> None:
 def episode(step: int, group: int, n: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """An episode with a tool's answer in it, and its sequence in the trainer's export."""
     reward = float(n % 2)
-    sampled = [20 + n, 21, 2]
+    sampled = [19 + step + n, 21, 2]
     nodes = [
         {
             "message": {"role": "user", "content": f"q{group}"},
@@ -232,6 +232,24 @@ def test_a_run_of_prime_rl_is_read_from_its_own_files(tmp_path: Path) -> None:
     assert first.sample.inserted == first.sample.inserted and first.sample.inserted[3]
     assert first.row.advantage == -0.5 and first.row.mask == [True, True, True, False, True, True]
     assert first.sample.rewards == {"right": 0.0} and first.sample.row == {"answer": "7"}
+
+
+def test_two_groups_of_prime_rl_may_have_sampled_the_same_tokens(tmp_path: Path) -> None:
+    """The second group's sequence is that of its advantage, not the first one with its tokens."""
+    prime_rl(tmp_path)
+    for path in sorted(tmp_path.glob("*/step_*/**/*.jsonl")):
+        text = path.read_text().replace('"q1"', '"q0"').replace("[1, 11", "[1, 10")
+        lines = [json.loads(line) for line in text.splitlines()]
+        for line in lines[4:]:
+            if "traces" in line:
+                for node in line["traces"][0]["nodes"]:
+                    if "advantages" in node:
+                        node["advantages"] = [a / 2 for a in node["advantages"]]
+            else:
+                line["advantages"] = [a / 2 for a in line["advantages"]]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    names = [f.id for f in apply(CHECKS, open_run(tmp_path)).findings]
+    assert "advantages_moved" not in names
 
 
 def test_a_tools_tokens_in_the_loss_of_prime_rl_are_named(tmp_path: Path) -> None:

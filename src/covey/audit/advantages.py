@@ -12,17 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.audit.check import Predicate, Trouble
-from covey.audit.conventions import convention_of
+from covey.audit.check import Lacking, Predicate, Trouble
+from covey.audit.conventions import algorithm_setting, convention_of, conventions_of
 from covey.audit.groups import groups_of, tensor_of, totals
 from covey.audit.logprobs import old, pairs, reference
 from covey.audit.record import AuditRecord, Rollout, Row, Sample, Use
-from covey.objective.advantages import (
-    divided,
-    group_centered,
-    group_zscore,
-    standard_deviation,
-)
+from covey.objective.advantages import divided, group_centered, group_zscore, standard_deviation
+from covey.objective.algorithms import Algorithm
 from covey.objective.data import BatchData, GroupData, over_tokens, rows_of_groups
 from covey.objective.penalties import KL
 
@@ -141,12 +137,11 @@ def _common_advantage(row: Row) -> float | None:
     return trained[0] if max(trained) - min(trained) <= tolerance else None
 
 
-def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
-    """Return the trained advantages that the framework's convention gives; None if the convention is
-    not known. Completions that are scored and not trained count in the statistics of their groups.
+def expected(record: AuditRecord, rollout: Scored, algorithm: Algorithm) -> Tensor | None:
+    """Return the trained advantages that an algorithm gives; None if the record lacks what it needs.
+    Completions that are scored and not trained count in the statistics of their groups.
     """
-    algorithm = convention_of(record)
-    if algorithm is None or not set(algorithm.advantage.needs) <= KNOWN:
+    if not set(algorithm.advantage.needs) <= KNOWN:
         return None
     rewards = _with_kl(record, rollout, algorithm.kl)
     if rewards is None:
@@ -192,6 +187,8 @@ class Compared(NamedTuple):
     rollout: Scored
     expected: Tensor
     """(N,)."""
+    before: Tensor | None
+    """The advantages that the convention gives for the rollout before, if it has as many completions."""
 
 
 Explanation = Callable[[Compared], bool]
@@ -201,6 +198,16 @@ Explanation = Callable[[Compared], bool]
 def negated(compared: Compared) -> bool:
     """The advantages have the other sign."""
     return fits(compared.rollout.used, -compared.expected)
+
+
+def without_those_below_0(compared: Compared) -> bool:
+    """The advantages are the expected ones, but 0 where they are negative: nothing becomes less likely."""
+    return fits(compared.rollout.used, compared.expected.clamp(min=0))
+
+
+def of_the_rollout_before(compared: Compared) -> bool:
+    """The advantages are those of the rollout before, from its rewards."""
+    return compared.before is not None and fits(compared.rollout.used, compared.before)
 
 
 def in_another_order(compared: Compared) -> bool:
@@ -226,7 +233,7 @@ def _over_batch(rollout: Scored, centered: Tensor) -> bool:
 
 def normalized_again(compared: Compared) -> bool:
     """The advantages are the expected ones, normalized once more over the batch or their group."""
-    rollout, expected = compared
+    rollout, expected, _ = compared
     candidates = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
     candidates.append(rollout.by_group(group_zscore, expected))
     return any(fits(rollout.used, candidate) for candidate in candidates)
@@ -264,6 +271,8 @@ def anything(_compared: Compared) -> bool:
 
 EXPLANATIONS: dict[str, Explanation] = {
     "advantages_negated": negated,
+    "advantages_late": of_the_rollout_before,
+    "negatives_dropped": without_those_below_0,
     "std_over_batch": divided_by_the_batchs_std,
     "std_missing": without_the_std,
     "std_added": with_a_std,
@@ -275,29 +284,48 @@ EXPLANATIONS: dict[str, Explanation] = {
     "advantages_differ": anything,
 }
 """The first that fits is said."""
+PLAIN = ("advantages_negated", "advantages_late", "negatives_dropped", "advantages_order")
+"""Mistakes under any convention: what is wrong where the settings do not say which one is meant."""
 
 
 @lru_cache(maxsize=8)
 def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
-    """Return what is wrong with the advantages of most rollouts that differ; None if none does."""
-    causes: dict[str, list[Trouble]] = {}
-    for all_completions in scored(record):
-        expected_values = expected(record, all_completions)
-        rollout = all_completions.trained()
-        if expected_values is None or fits(rollout.used, expected_values):
-            continue
-        compared = Compared(rollout, expected_values)
-        name = next(name for name, applies in EXPLANATIONS.items() if applies(compared))
-        causes.setdefault(name, []).append(_trouble(compared, EXPLANATIONS[name]))
-    if not causes:
+    """Return what is wrong with the advantages of most rollouts that differ; None if none does.
+
+    Where several conventions may be meant, one that explains all rollouts is; else one that does with a
+    plain mistake in all those that differ.
+    """
+    is_named = convention_of(record) is not None
+    causes = [_causes(record, algorithm) for algorithm in conventions_of(record)]
+    if not all(causes):
         return None
-    name = max(causes, key=lambda cause: len(causes[cause]))
-    return name, causes[name][0]
+    for cause in causes:
+        name = max(cause, key=lambda name: len(cause[name]))
+        if is_named or (set(cause) == {name} and name in PLAIN):
+            return name, cause[name][0]
+    return None
+
+
+def _causes(record: AuditRecord, algorithm: Algorithm) -> dict[str, list[Trouble]]:
+    """Return what is wrong with the rollouts that an algorithm's advantages do not explain, by its name."""
+    causes: dict[str, list[Trouble]] = {}
+    before: Tensor | None = None
+    for every in scored(record):
+        due = expected(record, every, algorithm)
+        rollout = every.trained()
+        if due is not None and not fits(rollout.used, due):
+            compared = Compared(
+                rollout, due, before if before is not None and len(before) == len(due) else None
+            )
+            name = next(name for name, applies in EXPLANATIONS.items() if applies(compared))
+            causes.setdefault(name, []).append(_trouble(compared, EXPLANATIONS[name]))
+        before = due
+    return causes
 
 
 def _trouble(compared: Compared, cause: Explanation) -> Trouble:
     """Return the finding: the explanation in words, and the completion that is furthest off."""
-    rollout, expected = compared
+    rollout, expected, _ = compared
     worst = int((rollout.used - expected).abs().argmax())
     words = (cause.__doc__ or "").removesuffix(".")
     words = words[:1].lower() + words[1:]  # the explanation follows other words
@@ -309,10 +337,11 @@ def _trouble(compared: Compared, cause: Explanation) -> Trouble:
 def explained_by(name: str) -> Predicate:
     """Return the check that speaks if this is the explanation of a record's advantages."""
 
-    def check(record: AuditRecord) -> Trouble | None:
+    def check(record: AuditRecord) -> Trouble | Lacking | None:
         explained = explanation(record)
         if explained is None:
-            return None
+            lacking = None if name in PLAIN else algorithm_setting(record)
+            return None if lacking is None else Lacking(lacking)
         cause, trouble = explained
         return trouble if cause == name else None
 

@@ -23,7 +23,13 @@ class Trouble(NamedTuple):
     """The group, completion and token that show it; numbers by name."""
 
 
-Predicate = Callable[[AuditRecord], Trouble | None]
+class Lacking(NamedTuple):
+    """The answer of a check that finds, as it computes, that it cannot judge: the field that it lacks."""
+
+    field: str
+
+
+Predicate = Callable[[AuditRecord], Trouble | Lacking | None]
 """Returns what is wrong in a record, None if nothing is; its docstring is the condition."""
 
 
@@ -88,8 +94,11 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
             # One missing field is reason enough; the first of alternatives is the usual one.
             unjudged.setdefault(lacking[0].partition(" or ")[0], []).append(check.name)
             continue
-        judged += 1
         trouble = None if check.name in silent else check.predicate(record)
+        if isinstance(trouble, Lacking):
+            unjudged.setdefault(trouble.field, []).append(check.name)
+            continue
+        judged += 1
         if trouble is not None:
             findings.append(_finding(check, trouble, record.header.framework))
             silent |= _consequences(check.name, silences)

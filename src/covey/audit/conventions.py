@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from covey.audit.frameworks import words_of
+from covey.audit.frameworks import FRAMEWORKS, words_of
 from covey.audit.record import AuditRecord
 from covey.config.algorithm import build_algorithm
 from covey.config.trl import LOSS
@@ -19,8 +19,45 @@ from covey.objective.bound import bind
 from covey.objective.dialects import DIALECTS
 from covey_verify.errors import ConfigError
 
+COMMON = ("grpo", "dr_grpo", "rloo")
+"""Algorithms of which a run may be, if its settings do not say."""
+LOSSES = ("dapo", "grpo", "dr_grpo")
+"""TRL's names of their losses."""
+SAY = ("verl", "openrlhf")
+"""Frameworks whose settings say the algorithm."""
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 """TRL's arguments that decide about advantages alone."""
+
+
+@lru_cache(maxsize=8)
+def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
+    """Return the algorithms that a run may have: that of its settings, else those in common use; none if
+    the settings say one that covey lacks.
+    """
+    algorithm = convention_of(record)
+    if algorithm is not None:
+        return (algorithm,)
+    return (
+        ()
+        if algorithm_setting(record) is None
+        else tuple(PRESETS[name].variant("", kl=None) for name in COMMON)
+    )
+
+
+def algorithm_setting(record: AuditRecord) -> str | None:
+    """Return the setting that would say which algorithm a run has, where it lacks it; None where it has it.
+
+    A trainer of no known framework says it by TRL's settings.
+    """
+    if record.algorithm is not None or record.header.framework in (*SAY, "trl") or _is_like_trl(record):
+        return None
+    return "settings.algorithm" if record.header.framework in FRAMEWORKS else "settings.loss_type"
+
+
+def _is_like_trl(record: AuditRecord) -> bool:
+    """Whether a run has TRL's settings: it is TRL's, or a trainer's that takes its words."""
+    framework = record.header.framework
+    return framework == "trl" or (framework not in FRAMEWORKS and record.setting("loss_type") is not None)
 
 
 @lru_cache(maxsize=8)
@@ -28,7 +65,7 @@ def convention_of(record: AuditRecord) -> Algorithm | None:
     """Return the algorithm of a record's settings; None if they do not say, or covey lacks it."""
     if record.algorithm is not None:
         return record.algorithm
-    if record.header.framework == "trl":
+    if _is_like_trl(record):
         return _trl(record)
     words = words_of(record.header.framework)
     preset = words.presets.get(str(record.setting(words.estimator)))
@@ -54,7 +91,7 @@ def _trl(record: AuditRecord) -> Algorithm | None:
     if is_rloo(record):
         return _rloo(record)
     settings = _loss_settings(record)
-    # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
+    # The micro-batches of bnpo do not matter for advantages; `_same_loss` knows that they do for the loss.
     if settings.get("loss_type") == "bnpo":
         settings["loss_type"] = "dapo"
     advantage_settings = {name: settings[name] for name in ADVANTAGES if name in settings}
@@ -67,21 +104,48 @@ def _trl(record: AuditRecord) -> Algorithm | None:
 
 
 def _loss_settings(record: AuditRecord) -> dict[str, object]:
-    """Return TRL's settings of the loss that are not its defaults.
+    """Return TRL's settings of the loss that are not its defaults, without its entropy bonus, which is
+    looked at apart.
 
     Its arguments have values for every loss_type, and `algorithm_of` refuses arguments without effect.
     """
-    settings = record.header.settings
-    return {n: settings[n] for n, usual in LOSS.items() if n in settings and settings[n] != usual}
+    settings = {name: value for name, value in record.header.settings.items() if value is not None}
+    names = set(settings) & set(LOSS) - {"entropy_coef"}
+    return {name: settings[name] for name in sorted(names) if settings[name] != LOSS[name]}
 
 
-def same_loss(record: AuditRecord) -> bool:
+def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
+    """Return the algorithms whose loss a run's loss may be, to the last term: that of its settings, else
+    those in common use; none if the loss of its settings is another.
+    """
+    algorithm = convention_of(record)
+    if algorithm is not None:
+        return (algorithm,) if _is_like_trl(record) and _same_loss(record) else ()
+    if algorithm_setting(record) is None or record.header.framework in FRAMEWORKS:
+        return ()
+    settings = _loss_settings(record)
+    levels = ("token", "sequence")
+    variants = [
+        {**settings, "loss_type": t, "importance_sampling_level": at} for t in LOSSES for at in levels
+    ]
+    try:
+        return tuple(build_algorithm(algorithm_of(one)) for one in variants)
+    except ConfigError:
+        return ()
+
+
+def entropy_coefficient(record: AuditRecord) -> float:
+    """Return the coefficient of an entropy bonus that is a mean over an update, by a metric of that name."""
+    if record.header.framework in FRAMEWORKS or "metrics.entropy" not in record.fields:
+        return 0.0
+    return record.number("entropy_coef", 0.0)
+
+
+def _same_loss(record: AuditRecord) -> bool:
     """Whether covey's loss is the framework's to the last term, so that the two can be compared."""
-    if record.header.framework != "trl":
-        return False
     is_plain = (
         record.number("top_entropy_quantile", 1.0) == 1.0
-        and record.number("entropy_coef", 0.0) == 0.0
+        and record.number("entropy_coef", 0.0) == entropy_coefficient(record)
         and record.setting("off_policy_mask_threshold") is None
         and not record.setting("use_vllm")
     )

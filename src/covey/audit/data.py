@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from covey.audit.check import Trouble
@@ -13,6 +14,8 @@ from covey.audit.rescored import best_of, sum_of
 
 FEWEST = 8
 """Rows of which most are meant."""
+NEXT = 4
+"""Characters next to an answer that show whether it always has one place in its prompt."""
 FEWEST_GROUPS = 4
 """Groups in which a prompt occurs again."""
 FEWEST_ROLLOUTS = 3
@@ -76,15 +79,15 @@ def evaluated_on_training_rows(record: AuditRecord) -> Trouble | None:
 
 
 def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
-    """A column that is named like an answer is in more than nine of ten prompts, and another row's answer in
-    fewer than half as many.
+    """A column that is named like an answer is in more than nine of ten prompts, next to the same characters
+    in as many, and another row's answer in fewer than half as many. A prompt with a choice has it anywhere.
     """
     rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
     for column in ANSWERS if len(rows) >= FEWEST else ():
         answers = [str(s.row.get(column, "")).strip() for s in rows]
         told = _told(rows, answers)
         chance = _told(rows, [_next_other(answers, n) for n in range(len(rows))])
-        if told > 0.9 * len(rows) and chance < 0.5 * told:
+        if _told(rows, answers, chooses=False) > 0.9 * len(rows) and chance < 0.5 * told:
             return Trouble(f"the {column} is in {told} of {len(rows)} prompts")
     return None
 
@@ -95,10 +98,18 @@ def _next_other(answers: Sequence[str], n: int) -> str:
     return next((answer for answer in following if answer and answer != answers[n]), "")
 
 
-def _told(rows: Sequence[Sample], answers: Sequence[str]) -> int:
-    """Return how many prompts contain the answer as a word of its own."""
+def _told(rows: Sequence[Sample], answers: Sequence[str], chooses: bool = True) -> int:
+    """Return how many prompts contain the answer as a word of its own.
+
+    ``chooses``: anywhere; else next to the characters that are next to it in most prompts.
+    """
     pairs = [(str(sample.prompt), answer) for sample, answer in zip(rows, answers, strict=True) if answer]
-    return sum(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None for text, answer in pairs)
+    places = [(text, list(re.finditer(rf"(?<!\w){re.escape(answer)}(?!\w)", text))) for text, answer in pairs]
+    if chooses:
+        return sum(bool(matches) for _, matches in places)
+    left = Counter(side for text, matches in places for side in {text[: m.start()][-NEXT:] for m in matches})
+    right = Counter(side for text, matches in places for side in {text[m.end() :][:NEXT] for m in matches})
+    return max([*left.values(), *right.values()], default=0)
 
 
 def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:

@@ -159,13 +159,50 @@ def _trained_copies(
 
 
 def siblings_are_copies(record: AuditRecord) -> Trouble | None:
-    """In more than three quarters of the groups, of at least 4, all completions are the same tokens."""
-    sampled = [group for group in scored_groups(record) if group.samples[0].ids]
-    copies = [group for group in sampled if len({str(sample.ids) for sample in group.samples}) == 1]
+    """In more than three quarters of the groups, of at least 4, all completions are the same, or each is
+    there as often as any other, at least twice: their tokens, or their texts where tokens are unknown.
+    """
+    sampled = [group for group in scored_groups(record) if drawn(group.samples[0])]
+    copies = [(group, set(Counter(map(drawn, group.samples)).values())) for group in sampled]
+    copies = [(group, counts) for group, counts in copies if len(counts) == 1 and min(counts) > 1]
     if len(sampled) < FEWEST_SAMPLED or len(copies) <= 0.75 * len(sampled):
         return None
-    sentence = f"in {len(copies)} of {len(sampled)} groups all completions are one text"
-    return Trouble(sentence, copies[0].rollout.step, {"group": copies[0].number})
+    group, counts = copies[0]
+    sentence = f"in {len(copies)} of {len(sampled)} groups"
+    if all(len(group.samples) in counts for group, counts in copies):
+        sentence += " all completions are one text"
+    else:
+        sentence += f" each completion is there {min(counts)} times: engines or ranks draw with one seed"
+    return Trouble(sentence, group.rollout.step, {"group": group.number})
+
+
+def drawn(sample: Sample) -> str:
+    """Return what was sampled: the tokens, else the text; '' if neither is known."""
+    return str(sample.ids) if sample.ids else sample.text or ""
+
+
+def draws_are_repeated(record: AuditRecord) -> Trouble | None:
+    """Of at least 4 groups whose prompt was sampled in an earlier rollout, more than half have the
+    completions of that rollout's group again, in its order, at least two of them different.
+    """
+    earlier: dict[str, list[list[str]]] = {}
+    again: list[tuple[ScoredGroup, bool]] = []
+    for group in scored_groups(record):
+        texts = [drawn(sample) for sample in group.samples]
+        if len(set(texts)) < 2:
+            continue
+        before = earlier.setdefault(group.samples[0].prompt_text, [])
+        again += [(group, texts in before)] if before else []
+        before.append(texts)
+    repeated = [group for group, same in again if same]
+    if len(again) < FEWEST_SAMPLED or len(repeated) <= 0.5 * len(again):
+        return None
+    sentence = f"{len(repeated)} of {len(again)} groups are an earlier rollout's completions of their prompt"
+    return Trouble(
+        f"{sentence}, in its order: sampling begins with the same random numbers again",
+        repeated[0].rollout.step,
+        {"group": repeated[0].number},
+    )
 
 
 def groups_are_dead(record: AuditRecord) -> Trouble | None:
@@ -191,5 +228,6 @@ CHECKS = {
     "group_of_one": groups_have_one_completion,
     "group_padded": copies_fill_a_group,
     "copies": siblings_are_copies,
+    "draws_repeat": draws_are_repeated,
     "dead_groups": groups_are_dead,
 }

@@ -243,6 +243,8 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
 def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
     """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first and in none
     that follows: they differ five times as much in each of them, by more than .02 nats per token in the last.
+    Of a run that corrects for that by importance weights, if the distance of the second half is also a
+    quarter larger than that of the first: a sampler that is some updates behind by design keeps its distance.
     """
     by_rollout: dict[int, list[Use]] = {}
     for use in _fresh(record):
@@ -250,6 +252,9 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
     off = [distance(uses, sampler, present) for uses in by_rollout.values()]
     off = [value for value in off if not math.isnan(value)]
     if len(off) < 3 or not (off[0] < CLOSER * min(off[1:]) and off[-1] > APART):
+        return None
+    half = (len(off) + 1) // 2
+    if _corrects(record) and fmean(off[half:]) <= 1.25 * fmean(off[1:half]):
         return None
     last = list(by_rollout.values())[-1]
     use, token = _worst(last, sampler, present)
@@ -265,13 +270,29 @@ def sampler_differs(record: AuditRecord) -> Trouble | None:
     """Sampler and trainer differ by more than .05 nats per token; by more than .2, if the run corrects for
     that by importance weights.
     """
-    # TRL corrects for vLLM alone; the others have no such setting.
-    corrects = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
-    limit = 0.2 if corrects else ROUNDED
+    limit = 0.2 if _corrects(record) else ROUNDED
     first = [use for use in _fresh(record) if use.row.rollout == record.rollouts[0].number]
     agreed = distance(first, sampler, present) <= ROUNDED
     since = "though not in the first rollout" if agreed else "from the first rollout on"
-    return _apart(record, sampler, present, f"sampler and trainer differ, {since},", limit=limit)
+    words = "sampler and trainer differ"
+    if _draws_from_a_part(record):
+        words = "the sampler draws from the likelier tokens alone (top_p, top_k, min_p): above the trainer's"
+    return _apart(record, sampler, present, f"{words}, {since},", limit=limit)
+
+
+def _corrects(record: AuditRecord) -> bool:
+    """Whether the run weighs its loss for the sampler's log-probs."""
+    # TRL corrects for vLLM alone; the others have no such setting.
+    asked_for = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
+    return bool(asked_for) or any(
+        w not in (None, 0, 1) for use in record.uses for w in use.row.corrections or ()
+    )
+
+
+def _draws_from_a_part(record: AuditRecord) -> bool:
+    """Whether the sampler's log-probs are above the trainer's as if a part of the tokens had all the mass."""
+    apart = [x - y for use in _fresh(record) for _, x, y in pairs(use, sampler, present)]
+    return len(apart) >= ENOUGH and min(apart) > -0.1 * fmean(apart)
 
 
 def reference_is_another(record: AuditRecord) -> Trouble | None:

@@ -10,23 +10,26 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import mode
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.audit.check import Trouble
-from covey.audit.conventions import MEANS, convention_of, correction_of, loss_of_calls, same_loss
-from covey.audit.exchanges import exchanged_with_the_sampler
+from covey.audit.check import Lacking, Trouble
+from covey.audit.conventions import (
+    MEANS,
+    algorithm_setting,
+    convention_of,
+    correction_of,
+    entropy_coefficient,
+    loss_of_calls,
+    losses_of,
+)
+from covey.audit.corrections import exchanged_weights, weights_are_inverted
 from covey.audit.groups import groups_of
-from covey.audit.logprobs import old as old_logprobs
-from covey.audit.logprobs import pairs, sampler
 from covey.audit.record import AuditRecord, LossCall, LossRow, Numbers, Update, Use
-from covey.audit.terms import kl_is_subtracted
-from covey.audit.tokens import location
-from covey.objective import surrogates
+from covey.audit.terms import entropy_enters_with_the_wrong_sign, kl_is_subtracted
+from covey.objective import ratios, surrogates
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound, bind
 from covey.objective.data import LossInputs
@@ -35,10 +38,6 @@ from covey.objective.reductions import Totals, token_mean
 
 CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
-APART = 0.01
-"""Nats by which trainer and sampler have to differ at a token, so that the direction of a weight shows."""
-FEWEST = 16
-"""Importance weights that an update must have."""
 SMALLEST = 1e-30
 """A weight below counts as this, so that its logarithm is a number."""
 
@@ -58,15 +57,22 @@ class LossCase:
     """(N, T) log-ratio of trainer and sampler; None where the loss has no correction for that."""
     weigh: Callable[[Tensor], Tensor] = torch.exp
     """Mismatch -> the weight of each token's loss."""
+    bonus: float = 0.0
+    """The entropy times its coefficient, which is subtracted."""
     precision: float = 5e-3
     """Relative difference that rounding may make; a fiftieth of it, absolute."""
 
     def is_that_of(self, candidate: LossCase) -> bool:
         """Whether covey's formula gives the recorded loss in another case."""
-        return _alike(self.recorded, float(candidate.value().total), self.precision)
+        return _alike(self.recorded, candidate.due, self.precision)
+
+    @property
+    def due(self) -> float:
+        """The loss with the entropy bonus."""
+        return float(self.value().total) - self.bonus
 
     def value(self) -> Loss:
-        """Return the loss by covey's own formula."""
+        """Return the loss by covey's own formula, without an entropy bonus."""
         loss = policy_loss(self.algorithm, self.inputs)
         if self.mismatch is None:
             return loss
@@ -76,27 +82,35 @@ class LossCase:
 
 
 @lru_cache(maxsize=8)
-def differing(record: AuditRecord) -> tuple[tuple[LossCase, Loss], ...]:
-    """Return the losses that are not covey's, with covey's."""
-    cases = [(case, case.value()) for case in (*_of_updates(record), *_of_calls(record))]
-    return tuple(
-        (case, due) for case, due in cases if not _alike(case.recorded, float(due.total), case.precision)
-    )
+def differing(record: AuditRecord) -> tuple[tuple[LossCase, ...], ...]:
+    """Return the losses that are not covey's; for each algorithm that the run may have, () if one of them
+    explains all losses.
+    """
+    of_calls = tuple(_of_calls(record))
+    alternatives = []
+    for algorithm in losses_of(record) or (None,):
+        cases = (*(() if algorithm is None else _of_updates(record, algorithm)), *of_calls)
+        off = tuple(case for case in cases if not _alike(case.recorded, case.due, case.precision))
+        if not off:
+            return ()
+        alternatives.append(off)
+    return tuple(alternatives)
 
 
-def _of_updates(record: AuditRecord) -> Iterator[LossCase]:
-    """Yield the losses of whole updates, where covey has the framework's loss to the last term."""
-    algorithm = convention_of(record) if same_loss(record) else None
-    for update in record.updates if algorithm is not None else ():
+def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]:
+    """Yield the losses of whole updates, as an algorithm computes them."""
+    coef = entropy_coefficient(record)
+    for update in record.updates:
         uses = record.uses_of(update)
-        if update.loss is not None and algorithm is not None and _is_whole(record, algorithm, update, uses):
+        if update.loss is not None and _is_whole(record, algorithm, update, uses):
             references = None if algorithm.kl is None else [use.row.ref_logprobs or [] for use in uses]
             totals = {
                 "prompts": len(set(groups_of([use.sample for use in uses]))),
                 "max_tokens": int(record.number("max_completion_length", 0)),
             }
             inputs = _inputs(_rows_of(uses), totals, references)
-            yield LossCase(update.step, "", update.loss, algorithm, inputs)
+            bonus = coef * (update.metrics.get("entropy") or 0.0)
+            yield LossCase(update.step, "", update.loss, algorithm, inputs, bonus=bonus)
 
 
 def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
@@ -200,13 +214,19 @@ def _alike(recorded: float, due: float, precision: float) -> bool:
     return abs(recorded - due) <= precision * (0.02 + abs(due))
 
 
-def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase, Loss], bool]) -> Trouble | None:
-    off = differing(record)
-    if not off or not all(explains(case, due) for case, due in off):
-        return None
-    case, due = max(off, key=lambda o: abs(o[0].recorded - float(o[1].total)))
-    numbers = f"{case.recorded:.4g} where {float(due.total):.4g} is expected"
-    return Trouble(f"{words}: {numbers}{case.words}", case.step)
+def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase], bool]) -> Trouble | None:
+    for off in differing(record):
+        if all(map(explains, off)):
+            case = max(off, key=lambda case: abs(case.recorded - case.due))
+            numbers = f"{case.recorded:.4g} where {case.due:.4g} is expected"
+            return Trouble(f"{words}: {numbers}{case.words}", case.step)
+    return None
+
+
+def _unless_guessed(record: AuditRecord) -> Lacking | None:
+    """Return what is lacking where the settings do not say which loss is meant, so that any may be."""
+    setting = None if convention_of(record) is not None or record.calls else algorithm_setting(record)
+    return None if setting is None else Lacking(setting)
 
 
 # --- variations of the algorithm ------------------------------------------------------------------
@@ -244,10 +264,21 @@ def _with(case: LossCase, **axes: object) -> LossCase:
     return replace(case, algorithm=case.algorithm.variant(case.algorithm.paper, **axes))
 
 
+def of_another_level(case: LossCase) -> LossCase | None:
+    """Return the case with the ratio of tokens in the place of the completion's, or the reverse."""
+    is_of_tokens = case.algorithm.ratio.function is ratios.token
+    return _with(case, ratio=bind(ratios.sequence if is_of_tokens else ratios.token))
+
+
+def entropy_added(case: LossCase) -> LossCase | None:
+    """Return the case with the entropy added to the loss."""
+    return replace(case, bonus=-case.bonus) if case.bonus else None
+
+
 def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Trouble | None]:
     """Return the check that speaks if a variation explains all losses that differ."""
 
-    def fits(case: LossCase, _due: Loss) -> bool:
+    def fits(case: LossCase) -> bool:
         varied = variation(case)
         return varied is not None and case.is_that_of(varied)
 
@@ -258,89 +289,29 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
     return check
 
 
-def correction_is_inverted(record: AuditRecord) -> Trouble | None:
+def correction_is_inverted(record: AuditRecord) -> Trouble | Lacking | None:
     """The importance correction is the sampler's probability over the trainer's: recorded weights are, or the
     loss has such weights, or gets the two log-probs in the other order.
     """
-    clear = [correction for use in record.uses for correction in _corrected(use)]
-    wrong = [correction for correction in clear if correction.inverted]
-    if len(wrong) >= 4 and len(wrong) > 0.5 * len(clear):
-        use, token, weight, due = wrong[0][:4]
-        sentence = f"importance weights are sampler over trainer: {weight:.4g}"
-        return Trouble(f"{sentence} where {due:.4g} is expected", use.update.step, location(use, token))
-    exchanged = exchanged_with_the_sampler(record)
-    if exchanged is not None:
-        sentence = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"
-        return Trouble(f"{sentence} (call {exchanged.step} of {exchanged.name})")
     sentence = "the importance correction is the inverse of the right one"
-    return explained_by(corrected_the_wrong_way, sentence, "")(record)
+    in_losses = explained_by(corrected_the_wrong_way, sentence, "")
+    return weights_are_inverted(record) or exchanged_weights(record) or in_losses(record)
 
 
-class Correction(NamedTuple):
-    """The importance weight of a token at which trainer and sampler clearly differ."""
-
-    use: Use
-    token: int
-    weight: float
-    due: float
-    """Trainer over sampler, of the token, or of the completion where the weight is of that."""
-    inverted: bool
-    """Whether the weight is sampler over trainer."""
-
-
-def _corrected(use: Use) -> Iterator[Correction]:
-    weights = use.row.corrections or ()
-    apart = [(token, old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)]
-    # A weight of a whole completion is the product of its tokens' ratios.
-    completion_log = sum(expected_log for _, expected_log in apart)
-    for token, log_ratio in apart:
-        weight = weights[token] if token < len(weights) else None
-        if weight is None or weight <= 0 or abs(log_ratio) < APART:
-            continue
-        log = math.log(weight)
-        expected_log = (
-            log_ratio
-            if abs(abs(log) - abs(log_ratio)) < abs(abs(log) - abs(completion_log))
-            else completion_log
-        )
-        yield Correction(
-            use, token, weight, math.exp(expected_log), math.isclose(log, -expected_log, rel_tol=0.05)
-        )
-
-
-def corrections_are_constant(record: AuditRecord) -> Trouble | None:
-    """More than nine in ten importance weights of an update are one number other than 1: probably all were
-    cut at a bound, and not what the log-probs of trainer and sampler give.
-    """
-    for update in record.updates:
-        weights = [w for use in record.uses_of(update) for w in _weights(use)]
-        usual = mode(weights) if weights else 1.0
-        count = weights.count(usual)
-        capped = not math.isclose(usual, 1.0, rel_tol=1e-3)
-        if capped and count >= FEWEST and count > 0.9 * len(weights):
-            sentence = f"{count} of {len(weights)} importance weights are {usual:.4g}"
-            return Trouble(f"{sentence}: a bound cuts what it should let pass", update.step)
-    return None
-
-
-def _weights(use: Use) -> list[float]:
-    """Return the importance weights of trained tokens that are not those due, nor 0, of a token left out."""
-    due = {token: math.exp(old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)}
-    trained = zip(use.row.corrections or (), use.row.mask or (), strict=False)
-    weights = {token: weight for token, (weight, on) in enumerate(trained) if on and weight}
-    return [w for token, w in weights.items() if not math.isclose(w, due.get(token, 0.0), rel_tol=0.01)]
-
-
-def reduction_is_another(record: AuditRecord) -> Trouble | None:
+def reduction_is_another(record: AuditRecord) -> Trouble | Lacking | None:
     """The loss has another mean: over tokens, over completions, or a sum."""
+    lacking = _unless_guessed(record)
+    if lacking is not None:
+        return lacking
     for mean in MEANS.values():
 
-        def fits(case: LossCase, _due: Loss, mean: Callable[..., Tensor] = mean) -> bool:
+        def fits(case: LossCase, mean: Callable[..., Tensor] = mean) -> bool:
             asked_for = case.algorithm.reduce.function
             varied = _with(case, reduce=bind(mean))
             return asked_for is not mean and case.is_that_of(varied)
 
-        asked_for = {case.algorithm.reduce.function.__name__ for case, _ in differing(record)}
+        off = [case for cases in differing(record) for case in cases]
+        asked_for = {case.algorithm.reduce.function.__name__ for case in off}
         sentence = f"the loss is a {mean.__name__} and not a {' or '.join(asked_for)}"
         trouble = _explained(record, sentence.replace("_", " "), fits)
         if trouble is not None:
@@ -351,8 +322,8 @@ def reduction_is_another(record: AuditRecord) -> Trouble | None:
 def loss_is_negated(record: AuditRecord) -> Trouble | None:
     """The loss has the other sign than the one computed from its own numbers."""
 
-    def negated(case: LossCase, due: Loss) -> bool:
-        return _alike(-case.recorded, float(due.total), case.precision) and abs(case.recorded) > 1e-3
+    def negated(case: LossCase) -> bool:
+        return _alike(-case.recorded, case.due, case.precision) and abs(case.recorded) > 1e-3
 
     return _explained(record, "the loss has the wrong sign", negated)
 
@@ -372,10 +343,9 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
     if record.setting("algorithm.use_kl_in_reward") is True:
         return _kl_is_paid(record)
 
-    def subtracted(case: LossCase, due: Loss) -> bool:
-        return float(due.kl) > 1e-4 and _alike(
-            case.recorded, float(due.total) - 2 * coef * float(due.kl), case.precision
-        )
+    def subtracted(case: LossCase) -> bool:
+        kl = float(case.value().kl)
+        return kl > 1e-4 and _alike(case.recorded, case.due - 2 * coef * kl, case.precision)
 
     return _explained(record, "the KL is subtracted from the loss", subtracted)
 
@@ -405,20 +375,34 @@ def loss_is_scaled(record: AuditRecord) -> Trouble | None:
     """The loss is the expected one times the number of accumulated micro-batches, or over it."""
     count = record.number("gradient_accumulation_steps", 1)
 
-    def scaled(case: LossCase, due: Loss) -> bool:
+    def scaled(case: LossCase) -> bool:
         sides = (case.recorded / count, case.recorded * count)
-        return count > 1 and any(_alike(side, float(due.total), case.precision) for side in sides)
+        return count > 1 and any(_alike(side, case.due, case.precision) for side in sides)
 
     sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
     return _explained(record, sentence, scaled)
 
 
-def loss_differs(record: AuditRecord) -> Trouble | None:
+def loss_differs(record: AuditRecord) -> Trouble | Lacking | None:
     """The loss differs from covey's loss of the same log-probs, masks and advantages."""
-    return _explained(record, "the loss is not the one of its settings", lambda _case, _due: True)
+    sentence = "the loss is not the one of its settings"
+    return _unless_guessed(record) or _explained(record, sentence, lambda _case: True)
+
+
+def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
+    """The entropy is added to the loss and not subtracted, its coefficient being positive."""
+    words = "the entropy is added to the loss, which drives it down"
+    in_losses = explained_by(entropy_added, words, "")
+    return entropy_enters_with_the_wrong_sign(record) or in_losses(record)
 
 
 CHECKS = {
+    "entropy_sign": entropy_has_the_wrong_sign,
+    "ratio_level": explained_by(
+        of_another_level,
+        "the ratio is of another level than the settings ask for, a token's or a completion's",
+        "The loss has the ratio of each token where the settings ask for the completion's, or the reverse.",
+    ),
     "kl_sign": kl_has_the_wrong_sign,
     "loss_negated": loss_is_negated,
     "loss_scaled": loss_is_scaled,
@@ -436,7 +420,6 @@ CHECKS = {
         "The loss is that without the importance correction of the settings.",
     ),
     "correction_inverted": correction_is_inverted,
-    "correction_constant": corrections_are_constant,
     "reduction_differs": reduction_is_another,
     "loss_differs": loss_differs,
 }

@@ -130,14 +130,22 @@ def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sam
 
 def _rows(path: Path, step: int, traces: Sequence[_Trace]) -> Iterator[Row]:
     """Yield a rank's sequences that are traces of the step, in its trainer's form."""
-    places = {trace.whole: index for index, trace in enumerate(traces)}
+    places: dict[tuple[int, ...], list[int]] = {}
+    for index, trace in enumerate(traces):
+        places.setdefault(trace.whole, []).append(index)
 
     def rows(row: dict[str, Any]) -> Iterator[Row]:
-        index = places.get(tuple(row["token_ids"]))
-        if index is not None:
-            start = len(traces[index].sample.prompt_ids or ())
+        alike = places.get(tuple(row["token_ids"]))
+        if alike:
+            start = len(traces[alike[0]].sample.prompt_ids or ())
             mask = [bool(on) for on in row["loss_mask"][start:]]
             used = {value for value, on in zip(row["advantages"][start:], mask, strict=True) if on}
+            # Two groups may have sampled the same tokens: a sequence is that of its advantage, if one has it.
+            advantages = [traces[n].sample.advantage for n in alike]
+            matches = (n for n, credit in zip(alike, advantages, strict=True) if credit in used)
+            index = next(matches, alike[0])
+            if len(alike) > 1:
+                alike.remove(index)
             yield Row(
                 rollout=step,
                 completion=index,

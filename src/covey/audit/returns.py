@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product, starmap
 from statistics import pvariance
 from typing import NamedTuple
@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.audit.check import Trouble
+from covey.audit.check import Lacking, Trouble
+from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.record import AuditRecord, Numbers, Use
+from covey.audit.rescored import sum_of
 from covey.audit.terms import kl_has_its_arguments_exchanged
 from covey.audit.tokens import location
 from covey.objective import penalties
@@ -50,10 +52,13 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
 
 
 def rewards_are_cut(record: AuditRecord) -> Trouble | None:
-    """More than a tenth of the trained rewards stand at the bounds to which the settings cut them."""
+    """More than a tenth of the trained rewards stand at the bounds to which the settings cut them; or,
+    without such bounds, rewards are the weighted sums of their functions, but for more than a tenth, and at
+    least four, which stand at the highest or the lowest one though their sums are beyond.
+    """
     bounds = record.setting("reward_bounds")
     if not isinstance(bounds, list) or len(bounds) != 2:
-        return None
+        return _sums_are_cut(record)
     low, high = map(float, bounds)
     scored = [(use, use.row.token_scores) for use in record.uses if use.row.token_scores]
     sums = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
@@ -63,6 +68,20 @@ def rewards_are_cut(record: AuditRecord) -> Trouble | None:
     name = record.own_name("reward_bounds")
     sentence = f"{len(clipped)} of {len(sums)} rewards, less their baseline, are cut to {name}"
     return Trouble(f"{sentence}, {low:g} to {high:g}", clipped[0].update.step, location(clipped[0]))
+
+
+def _sums_are_cut(record: AuditRecord) -> Trouble | None:
+    sums = [(step, n, s.reward, sum_of(record, s.rewards)) for step, n, s in record.samples if s.rewards]
+    both = [(step, n, paid, due) for step, n, paid, due in sums if paid is not None and not math.isnan(due)]
+    most = max((paid for _, _, paid, _ in both), default=0.0)
+    least = min((paid for _, _, paid, _ in both), default=0.0)
+    beyond = [one for one in both if not least - LEAST <= one[3] <= most + LEAST]
+    follow = all(math.isclose(paid, min(max(due, least), most), abs_tol=LEAST) for _, _, paid, due in both)
+    if not follow or len(beyond) < FEWEST or len(beyond) <= 0.1 * len(both):
+        return None
+    step, n, paid, due = beyond[0]
+    sentence = f"{len(beyond)} of {len(both)} rewards are cut to {least:g} to {most:g}"
+    return Trouble(f"{sentence}: {paid:g} for a sum of {due:g}", step, {"completion": n})
 
 
 def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
@@ -92,15 +111,29 @@ def _charged(record: AuditRecord) -> Iterator[tuple[Use, Tensor, Tensor]]:
         if kl is None and derived and row.token_scores and row.token_rewards:
             pairs = zip(row.token_scores, row.token_rewards, strict=False)
             kl = [None if a is None or b is None else (a - b) / coef for a, b in pairs]
-        values = (kl or (), row.old_logprobs or (), row.ref_logprobs or (), row.mask or ())
+        # A KL in the reward is of the old policy, one in the loss of the present.
+        present = row.old_logprobs if derived or row.token_rewards else row.logprobs or row.old_logprobs
+        values = (kl or (), present or (), row.ref_logprobs or (), row.mask or ())
         rows = [v for v in zip(*values, strict=False) if v[3] and None not in v]
         if rows:
-            charged, old, reference, _ = torch.tensor(rows, dtype=torch.float64).T
-            yield use, charged, old - reference
+            charged, policy, reference, _ = torch.tensor(rows, dtype=torch.float64).T
+            yield use, charged, policy - reference
 
 
 def _fits(charged: Tensor, due: Tensor) -> bool:
     return bool((charged - due.clamp(-BOUND, BOUND)).abs().max() <= 1e-3 + 0.02 * float(due.abs().max()))
+
+
+def _estimator(record: AuditRecord) -> Callable[[Tensor], Tensor] | None:
+    """Return the estimator of a run's KL; where a trainer of no known framework does not say, the one that
+    gives all that was charged.
+    """
+    named = record.setting("kl_estimator")
+    if named is not None or record.header.framework in FRAMEWORKS:
+        return ESTIMATORS.get(str(named or "k1"))
+    charged = list(_charged(record))
+    fitting = (e for e in ESTIMATORS.values() if all(_fits(kl, e(d)) for _, kl, d in charged))
+    return next(fitting, penalties.k1)
 
 
 def kl_is_another(record: AuditRecord) -> Trouble | None:
@@ -110,7 +143,7 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     in_the_loss = kl_has_its_arguments_exchanged(record)
     if in_the_loss is not None:
         return in_the_loss
-    estimator = ESTIMATORS.get(str(record.setting("kl_estimator", "k1")))
+    estimator = _estimator(record)
     if estimator is None:
         return None
     off = [(use, kl, d) for use, kl, d in _charged(record) if not _fits(kl, estimator(d))]
@@ -195,6 +228,19 @@ class Summed(NamedTuple):
         """Whether the recorded returns follow from some settings."""
         return torch.allclose(self.due(by), self.returns, 1e-2, 1e-3)
 
+    def follows_to_the_last(self, by: Discounts) -> bool:
+        """Whether the returns before the last one follow from it, whatever it is."""
+        *rewards, _ = self.rewards
+        *values, last = self.values
+        # As if the last token's advantage were a reward that comes after its value.
+        rewards[-1:] = [r + by.gamma * last + by.gamma * by.lam * self._last_advantage for r in rewards[-1:]]
+        due = returns_of(rewards, values, by.gamma, by.lam)
+        return torch.allclose(due, self.returns[:-1], 1e-2, 1e-3)
+
+    @property
+    def _last_advantage(self) -> float:
+        return float(self.returns[-1]) - self.values[-1]
+
 
 def _summed(record: AuditRecord) -> Iterator[Summed]:
     """Yield the returns of completions whose trained tokens have no gaps."""
@@ -214,11 +260,14 @@ def _first(values: Numbers, size: int) -> list[float]:
     return numbers + [0.0] * (size - len(numbers))
 
 
-def returns_are_others(record: AuditRecord) -> Trouble | None:
+def returns_are_others(record: AuditRecord) -> Trouble | Lacking | None:
     """The returns are not the sums of rewards, and of the critic's values if there is one, that gamma and
-    lambda of the settings give.
+    lambda of the settings give; those of the next completion are none of them.
     """
-    if record.setting("estimator") not in SUMS.get(record.header.framework, ()):
+    stranger = record.header.framework not in FRAMEWORKS
+    if stranger and (record.setting("gamma") is None or record.setting("lam") is None):
+        return Lacking("settings.gamma")
+    if not stranger and record.setting("estimator") not in SUMS.get(record.header.framework, ()):
         return None
     gamma = record.number("gamma", 1.0)
     lam = record.number("lam", 1.0)
@@ -234,6 +283,9 @@ def returns_are_others(record: AuditRecord) -> Trouble | None:
         if alternative != discounts and all(summed.follows(alternative) for summed in sums):
             sentence += f" but from gamma {alternative.gamma:g} and lambda {alternative.lam:g}"
             break
+    else:
+        if all(one.follows_to_the_last(discounts) for one in wrong):
+            sentence = "what comes after a completion's end is in its returns: they run on into the next row"
     first = wrong[0]
     due = first.due(discounts)
     token = int((due - first.returns).abs().argmax())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from covey.system.text import percent
 
 FEWEST = 8
 """Completions that a check needs before it speaks."""
+PENALTY = re.compile("penalt|punish", re.IGNORECASE)
+"""Names of functions that take from a reward."""
 FEWEST_COPIES = 4
 """Copies of completions, of which most are meant."""
 
@@ -46,7 +49,9 @@ def copies_are_paid_differently(record: AuditRecord) -> Trouble | None:
 
 
 def one_reward_drowns_the_others(record: AuditRecord) -> Trouble | None:
-    """One function makes more than 99.9 % of the variance within groups, though another one varies too."""
+    """One function makes more than 99.9 % of the variance within groups, though another one varies too, over
+    less than a tenth of its range: a penalty of the same size that few completions incur is meant.
+    """
     spread: dict[str, float] = {}
     for rollout in record.rollouts:
         _, components, weights = totals(record, rollout.completions)
@@ -58,9 +63,20 @@ def one_reward_drowns_the_others(record: AuditRecord) -> Trouble | None:
     if len(varied) < 2 or max(varied.values()) <= 0.999 * sum(varied.values()):
         return None
     loud = max(varied, key=lambda name: varied[name])
+    weight_of = dict(zip(record.functions, weights_of(record, record.functions), strict=True))
+    ranges = {name: abs(weight_of[name]) * _range(record, name) for name in varied}
+    if any(ranges[name] >= 0.1 * ranges[loud] for name in varied if name != loud):
+        return None
     others = ", ".join(name for name in varied if name != loud)
     share = percent(varied[loud] / sum(varied.values()), ".4g")
     return Trouble(f"{loud} makes {share} of the variance of the rewards: {others} counts for nothing")
+
+
+def _range(record: AuditRecord, name: str) -> float:
+    """Return the largest less the smallest score of a function."""
+    scores = [s.rewards.get(name) for _, _, s in record.samples]
+    numbers = [score for score in scores if score is not None and not math.isnan(score)]
+    return max(numbers) - min(numbers)
 
 
 def _squares_within(values: Tensor, groups: Tensor) -> float:
@@ -77,6 +93,23 @@ def one_reward_never_pays(record: AuditRecord) -> Trouble | None:
         scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]
         if len(scores) >= 2 * FEWEST and not any(scores):
             return Trouble(f"{name} gave each of {len(scores)} completions 0: it has no effect")
+    return None
+
+
+def penalty_pays(record: AuditRecord) -> Trouble | None:
+    """A function that is named a penalty adds to the reward: it is above 0 for some of at least 16
+    completions, and below 0 for none, with a weight above 0.
+    """
+    weight_of = dict(zip(record.functions, weights_of(record, record.functions), strict=True))
+    for name in record.functions:
+        scores = [s.rewards.get(name) or 0.0 for _, _, s in record.samples]
+        if not PENALTY.search(name) or len(scores) < 2 * FEWEST or min(scores) * weight_of[name] < 0:
+            continue
+        if max(scores) * weight_of[name] > 0:
+            worst = scores.index(max(scores))
+            step, n, _ = record.samples[worst]
+            sentence = f"{name} adds to the reward, up to {max(scores):g}, and never takes from it"
+            return Trouble(sentence, step, {"completion": n})
     return None
 
 
@@ -132,6 +165,7 @@ CHECKS = {
     "rewards_missing": rewards_are_missing,
     "reward_drowned": one_reward_drowns_the_others,
     "reward_idle": one_reward_never_pays,
+    "penalty_pays": penalty_pays,
     "reward_differs": trained_reward_is_another,
     "rewards_constant": rewards_are_constant,
 }

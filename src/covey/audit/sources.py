@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ MOST_STEPS = 20
 LOSSES = ".losses.jsonl"
 """Ending of the file next to a record with calls of the loss function."""
 STATE = "trainer_state.json"
+PART = re.compile("reward|penalt|bonus", re.IGNORECASE)
+"""Columns of a dump that may be parts of its score."""
 
 
 def open_run(path: Path) -> AuditRecord:
@@ -217,7 +220,7 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
     """
     lines = []
     for number, path in enumerate(paths):
-        samples = []
+        samples: list[Sample] = []
         for n, text in enumerate(read_regular(path, stream_bytes()).splitlines(), start=1):
             try:
                 row = load_json(text)
@@ -234,4 +237,30 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
         # verl counts its steps from 1.
         step = int(path.stem) - 1 if path.stem.isdecimal() else number
         lines.append(Rollout(kind="rollout", number=number, step=step, completions=samples))
-    return AuditRecord(_header("verl"), tuple(lines), notes=["a dump of verl: texts and scores, no tokens"])
+    notes = ["a dump of verl: texts and scores, no tokens"]
+    return AuditRecord(_header("verl"), tuple(_with_parts_of_scores(lines)), notes=notes)
+
+
+def _with_parts_of_scores(lines: Sequence[Rollout]) -> Iterator[Rollout]:
+    """Yield rollouts with the parts of their scores as rewards, where reward functions wrote columns whose
+    sum is the score of every completion.
+    """
+    samples = [sample for line in lines for sample in line.completions]
+    names = [name for name in (samples[0].row if samples else ()) if PART.search(name)]
+    whole = len(names) > 1 and all(_is_sum(sample, names) for sample in samples)
+    for line in lines:
+        split = [_split(sample, names) for sample in line.completions] if whole else line.completions
+        yield line.model_copy(update={"completions": split})
+
+
+def _split(sample: Sample, names: Sequence[str]) -> Sample:
+    parts = {name: float(str(sample.row[name])) for name in names}
+    row = {name: value for name, value in sample.row.items() if name not in names}
+    return sample.model_copy(update={"rewards": parts, "reward": sample.rewards["score"], "row": row})
+
+
+def _is_sum(sample: Sample, names: Sequence[str]) -> bool:
+    values = [sample.row.get(name) for name in names]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    total = sample.rewards["score"] or 0.0
+    return len(numbers) == len(names) and math.isclose(sum(numbers), total, rel_tol=1e-4, abs_tol=1e-4)

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from covey.audit import (
     advantages,
+    corrections,
     data,
     exchanges,
     groups,
@@ -40,6 +41,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **data.CHECKS,
     **returns.CHECKS,
     **losses.CHECKS,
+    **corrections.CHECKS,
     **terms.CHECKS,
     **updates.CHECKS,
 }

@@ -38,8 +38,8 @@ def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
     return Trouble(f"{sentence}: it is the KL of the reference to the policy")
 
 
-def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
-    """The entropy is added to the loss and not subtracted, its coefficient being positive."""
+def entropy_enters_with_the_wrong_sign(record: AuditRecord) -> Trouble | None:
+    """The entropy has a positive factor in the loss, its coefficient being positive."""
     factor = factor_of(record, "entropy")
     coef = record.number(COEFFICIENTS["entropy"], 0.0)
     if factor is None or factor <= 0 or coef <= 0:
@@ -95,7 +95,6 @@ def micro_batches_have_own_means(record: AuditRecord) -> Trouble | None:
 
 
 CHECKS = {
-    "entropy_sign": entropy_has_the_wrong_sign,
     "coefficient_differs": coefficient_is_another,
     "gradient_rescaled": gradient_is_rescaled,
     "micro_means": micro_batches_have_own_means,

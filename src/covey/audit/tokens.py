@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from covey.audit.check import Trouble
+from covey.audit.check import Lacking, Trouble
 from covey.audit.record import AuditRecord, Use
 
 FEWEST = 4
@@ -15,6 +15,12 @@ IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
 MOSTLY = 0.75
 """Share of completions without an end from which a run has too little room."""
+SHARED = 8
+"""Characters that prompts of one template begin with."""
+END = 20
+"""Characters that they end with, of which a lost end is told."""
+SHORTER = 0.8
+"""A prompt of the same number of tokens as another one has at least this part of its characters."""
 CALLS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
 """Marks around what a tool has said, in the templates of Qwen and Mistral."""
 
@@ -218,11 +224,14 @@ def _least_share(by_prompt: Sequence[Sequence[bool]]) -> float:
     return min(share - 3.5 * error, 1 - 3 / total)
 
 
-def prompts_are_cut(record: AuditRecord) -> Trouble | None:
+def prompts_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
     """More than a quarter of the prompts, and at least four, are exactly as long as the limit, and none is
-    longer, though the settings cut prompts.
+    longer, though the settings cut prompts; or more than a tenth of the prompts, the longest, lack the end of
+    at least 20 characters that the others have in common, and have none in common, though all begin alike.
     """
     limit = record.number("max_prompt_length", 0)
+    if not limit:
+        return _ends_are_cut(record)
     prompts = {tuple(s.prompt_ids): (step, n) for step, n, s in record.samples if s.prompt_ids}
     full = [ids for ids in prompts if len(ids) == limit]
     too_few = len(full) < FEWEST or len(full) <= 0.25 * len(prompts)
@@ -231,6 +240,34 @@ def prompts_are_cut(record: AuditRecord) -> Trouble | None:
     step, n = prompts[full[0]]
     sentence = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
     return Trouble(f"{sentence}: longer ones are truncated", step, {"completion": n})
+
+
+def _ends_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
+    texts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
+    prompts = sorted(texts, key=len)
+    if not prompts:
+        return Lacking("settings.max_prompt_length")
+    if len(prompts) < FEWEST or len(_common(prompts)) < SHARED:
+        return None
+    backwards = [prompt[::-1] for prompt in prompts]
+    # Shorter prompts share their end until the first one that was cut.
+    whole = next((n for n in range(2, len(prompts)) if len(_common(backwards[: n + 1])) < END), len(prompts))
+    end = _common(backwards[:whole])
+    lacking = [back for back in backwards if not back.startswith(end)]
+    longest = max(len(back) for back in backwards if back.startswith(end))
+    # Prompts of another kind have an end of their own in common, and prompts that were cut have none.
+    are_cut = len(_common(lacking)) < FEWEST and len(lacking[0]) >= SHORTER * longest if lacking else False
+    if len(end) < END or len(lacking) <= 0.1 * len(prompts) or not are_cut:
+        return None
+    step, n = texts[lacking[0][::-1]]
+    sentence = f"{len(lacking)} of {len(prompts)} prompts, the longest, lack the end of the others,"
+    return Trouble(f"{sentence} {end[::-1][-END:]!r}: they are truncated", step, {"completion": n})
+
+
+def _common(texts: Sequence[str]) -> str:
+    """Return what all texts begin with."""
+    first, last = min(texts), max(texts)
+    return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def begin_is_doubled(record: AuditRecord) -> Trouble | None:
@@ -263,9 +300,18 @@ def prompts_are_ended(record: AuditRecord) -> Trouble | None:
 
 
 def template_is_applied_twice(record: AuditRecord) -> Trouble | None:
-    """A message of a prompt contains the text of the end token, which a template writes between messages."""
+    """A message of a prompt contains the text of the end token, which a template writes between messages;
+    or all prompts, of at least four, begin with a text of eight characters or more and the same once more.
+    """
     names = record.header.tokens.names
     ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
+    texts = {s.prompt for _, _, s in record.samples if isinstance(s.prompt, str)}
+    start = _common(sorted(texts)) if len(texts) >= FEWEST else ""
+    twice = [n for n in range(SHARED, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
+    if twice and len(set(start[: twice[0]])) > FEWEST:
+        return Trouble(
+            f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice"
+        )
     for step, n, sample in record.samples:
         messages = sample.prompt if isinstance(sample.prompt, list) else ()
         shown = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from covey.audit.check import Trouble
 from covey.audit.logprobs import after, before, pairs, ratios_are_wide
@@ -12,6 +13,8 @@ from covey.system.text import percent
 
 FEWEST = 2
 """Updates that a check of all of them needs."""
+FALLS = 4
+"""Updates over which a learning rate falls before it begins anew."""
 LEAST_RATE = 1e-10
 """A learning rate below moves no weight, whatever its precision."""
 
@@ -93,12 +96,51 @@ def _motions(record: AuditRecord, update: Update) -> list[float]:
 
 
 def gradients_are_kept(record: AuditRecord) -> Trouble | None:
-    """After steps that have moved a weight, its gradient is not 0 when the next one is computed."""
+    """After steps that have moved a weight, its gradient is not 0 when the next one is computed; or an update
+    whose advantages and loss are all 0, of a run without a KL, has a gradient, above a thousandth of the
+    largest.
+    """
+    without = _gradient_of_nothing(record)
+    if without is not None:
+        return without
     moved = {call.step for call in record.calls if call.moved}
     calls = [term.call for term in record.terms if term.call in moved and term.gradient_kept]
     if len(calls) < FEWEST:
         return None
     return Trouble(f"the gradient of a step is added to earlier steps' gradients (call {calls[0]})")
+
+
+def _gradient_of_nothing(record: AuditRecord) -> Trouble | None:
+    norms = [u.grad_norm for u in record.updates if u.grad_norm is not None and math.isfinite(u.grad_norm)]
+    if record.number("beta", 0.0) or "ref_logprobs" in record.fields:
+        return None
+    for update in record.updates:
+        uses = record.uses_of(update)
+        nothing = update.loss == 0 and bool(uses) and len(uses) == len(update.rows)
+        if nothing and all(use.row.advantage == 0 for use in uses) and (update.grad_norm or 0.0) > 0:
+            if (update.grad_norm or 0.0) <= 1e-3 * max(norms):
+                continue
+            sentence = f"an update whose advantages are all 0 has a gradient of norm {update.grad_norm:.3g}"
+            return Trouble(f"{sentence}: earlier steps' gradients are still in it", update.step)
+    return None
+
+
+def rate_restarts(record: AuditRecord) -> Trouble | None:
+    """The learning rate has fallen for at least four updates and is then a fifth higher or more, at least
+    twice, though the settings ask for no restarts.
+    """
+    rates = [(u.step, u.learning_rate) for u in record.updates if u.learning_rate]
+    jumps = []
+    falls = 0
+    for (_, earlier), (step, rate) in pairwise(rates):
+        if rate > 1.2 * earlier and falls >= FALLS:
+            jumps.append((step, earlier, rate))
+        falls = falls + 1 if rate < earlier else 0
+    if len(jumps) < 2 or "restart" in str(record.setting("lr_scheduler_type", "")):
+        return None
+    step, low, high = jumps[0]
+    sentence = f"the learning rate falls and begins anew {len(jumps)} times"
+    return Trouble(f"{sentence}, first from {low:.3g} to {high:.3g}", step)
 
 
 def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
@@ -167,6 +209,7 @@ CHECKS = {
     "warmup_long": warmup_is_longer_than_the_run,
     "no_motion": weights_do_not_move,
     "gradient_kept": gradients_are_kept,
+    "rate_restarts": rate_restarts,
     "too_coarse": weights_are_too_coarse,
     "gradient_zero": gradient_is_zero,
     "clip_idle": clipping_cannot_act,
