@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -84,6 +89,77 @@ def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
     other.start()
     assert "is using this folder" in queue.get(timeout=60)
     other.join()
+    folder.close()
+    RunFolder(tmp_path).close()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from covey.runs.folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+print("holds", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        with pytest.raises(FolderBusy, match=f"process {holder.pid} on "):
+            RunFolder(tmp_path)
+        holder.kill()
+    RunFolder(tmp_path).close()
+
+
+def test_a_folder_is_closed_by_any_thread(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    thread = Thread(target=folder.close)
+    thread.start()
+    thread.join()
+    RunFolder(tmp_path).close()
+
+
+def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    child = os.fork()
+    if not child:
+        try:
+            folder.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(FolderBusy):
+        RunFolder(tmp_path)
+    folder.close()
+
+
+def test_a_forked_child_that_outlives_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    context = multiprocessing.get_context("fork")
+    ends = context.Event()
+    child = context.Process(target=ends.wait)
+    child.start()
+    with pytest.raises(FolderBusy, match=f"process {os.getpid()} on"):
+        RunFolder(tmp_path)
+    folder.close()
+    RunFolder(tmp_path).close()
+    ends.set()
+    child.join()
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_still_refuses_a_second_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")  # as Lustre answers without -o flock
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    folder = RunFolder(tmp_path)
+    with pytest.raises(FolderBusy, match="is using this folder"):
+        RunFolder(tmp_path)
     folder.close()
     RunFolder(tmp_path).close()
 

@@ -6,15 +6,12 @@ there is room, and has to pass the run's probes as any server does.
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Iterator
 from http import HTTPStatus
-from http.client import HTTPMessage
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError
 
 from starlette.types import Message
 
@@ -25,7 +22,7 @@ from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
 from covey.sampling.server_client import SHORT_TIMEOUT
 from covey_verify.errors import ConfigError
-from covey_verify.web import ask
+from covey_verify.web import MOST_MESSAGE, StatusError, TooLong, ask
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -82,8 +79,8 @@ class PlacedSamplers:
         connect_ray(config.launch.ray)
         # A restarted sampler loads these weights too; the run then gives it the current ones.
         start = folder.resolve() / "start"
-        with committed_folder(start) as made:
-            save_policy(policy, made)
+        with committed_folder(start) as target_folder:
+            save_policy(policy, target_folder)
         options = self._options(config)
         # Samplers compute as this process does, so that log-probs can be bit-exact.
         settings = [
@@ -113,10 +110,10 @@ class PlacedSamplers:
             "CPU": config.threads or 1,
             "GPU": int(config.device != "cpu" and resources.get("GPU", 0) > 0),
         }
-        for name, each in demands.items():
-            if each * count > resources.get(name, 0):
+        for name, demand in demands.items():
+            if demand * count > resources.get(name, 0):
                 raise ConfigError(
-                    f"launch.samplers: {count} with {each} {name} each, and the Ray cluster has "
+                    f"launch.samplers: {count} with {demand} {name} each, and the Ray cluster has "
                     f"{resources.get(name, 0):g}; ask for fewer, or add a node"
                 )
         return {"num_cpus": demands["CPU"], "num_gpus": demands["GPU"]}
@@ -170,10 +167,9 @@ class PlacedSamplers:
         except RayError as error:
             raise OSError(said(error)) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
-            # The exception that urllib would raise, since the dialects read its status.
-            raise HTTPError(url, status, HTTPStatus(status).phrase, HTTPMessage(), io.BytesIO(text))
+            raise StatusError(status, text[:MOST_MESSAGE].decode(errors="replace"))
         if len(text) > largest:
-            raise ValueError(f"a reply of more than {largest} bytes")
+            raise TooLong(f"the reply has more than {largest} bytes")
         return json.loads(text) if text.strip() else None
 
 

@@ -6,7 +6,6 @@ rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
 import os
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import TextIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,9 +29,14 @@ from covey.system.processes import is_rank_zero
 from covey.types import Group
 from covey_verify.errors import ConfigError
 
+if TYPE_CHECKING:
+    from filelock import FileLock
+
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 LOCK = ".lock"
-"""File that names the process that uses the folder, and that this process keeps locked."""
+"""File that the process that uses the folder keeps locked."""
+OWNER = ".owner"
+"""File that names the process that has used the folder last."""
 RESULT = "result.json"
 CURVE = "curve.svg"
 """File that a run writes when it has ended."""
@@ -73,31 +77,31 @@ class ExpectedStream:
         self.unread += line
 
 
-OPEN_LOCKS = set[TextIO]()
-"""The locks that this process holds."""
+def take_lock(path: Path) -> FileLock:
+    """Return the lock of a run's folder, which this process has until it is released. Raises FolderBusy."""
+    from filelock import FileLock, Timeout  # slow to import for commands that only read a run
 
-
-def _close_locks() -> None:
-    """Close the locks in a forked child, since a child of a user's code may outlive the run."""
-    for lock in OPEN_LOCKS:
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_close_locks)
-
-
-def take_lock(path: Path) -> TextIO:
-    """Return the open lock file of a run's folder, locked until it is closed. Raises FolderBusy."""
-    # "a+": opening must not empty the file, whose text names the owner in the message below.
-    lock = (path / LOCK).open("a+")
+    # Whatever thread opens a folder, another may close it. A forked child does not hold the lock.
+    lock = FileLock(path / LOCK, timeout=0, thread_local=False)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read().strip() or "another process"
-        lock.close()
-        raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
+        lock.acquire()
+    except Timeout:
+        raise FolderBusy(
+            f"{path}: {_owner(path)} is using this folder; wait for it or choose another"
+        ) from None
     return lock
+
+
+def _owner(path: Path) -> str:
+    try:
+        return (path / OWNER).read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def name_owner(path: Path) -> None:
+    """Write into a run's folder that this process uses it."""
+    (path / OWNER).write_text(f"process {os.getpid()} on {os.uname().nodename}", encoding="utf-8")
 
 
 class RunFolder:
@@ -112,10 +116,7 @@ class RunFolder:
         for folder in folders:
             make_folder(folder)
         self._lock = take_lock(path)
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
-        self._lock.flush()
-        OPEN_LOCKS.add(self._lock)
+        name_owner(path)
         # The thread that samples ahead logs events too.
         self._appending = Lock()
         self._meant = {name: ExpectedStream() for name in STREAMS}
@@ -125,8 +126,7 @@ class RunFolder:
     def close(self) -> None:
         """Release the lock."""
         if self.writes:
-            self._lock.close()
-            OPEN_LOCKS.discard(self._lock)
+            self._lock.release()
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:
         """Add one JSON line, with its sha256, to a stream. Non-finite numbers become null."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal, NamedTuple
-from urllib.error import HTTPError
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
@@ -22,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.types import SamplingMask
+from covey_verify.web import StatusError
 
 AskServer = Callable[..., object]
 """(path, body or None) -> JSON, of one server."""
@@ -111,10 +111,10 @@ def _read_choices(reply: object) -> list[ServerOutput]:
     ]
 
 
-def _mask_of(read: _Mask | None) -> SamplingMask | None:
-    if read is None:
+def _mask_of(reply: _Mask | None) -> SamplingMask | None:
+    if reply is None:
         return None
-    return SamplingMask(np.array(read.ids, np.int32), np.array(read.ends, np.int64))
+    return SamplingMask(np.array(reply.ids, np.int32), np.array(reply.ends, np.int64))
 
 
 def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequence[int]) -> Body:
@@ -191,8 +191,8 @@ SGLANG_NEUTRAL: Body = {
 
 def _seed(request: Request) -> int:
     """Return the one seed of a request. Each segment gets another, so that they do not repeat draws."""
-    first = request.streams[0]
-    return key(first, "segment", request.prefix_tokens) if request.prefix_tokens else first
+    first_stream = request.streams[0]
+    return key(first_stream, "segment", request.prefix_tokens) if request.prefix_tokens else first_stream
 
 
 def _covey_load(ask: AskServer, folder: str, version: int) -> None:
@@ -223,8 +223,8 @@ def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
         ask("/reset_prefix_cache", {})
         ask("/resume", {})
     # vLLM has these routes in its development mode only.
-    except HTTPError as error:
-        if error.code != HTTPStatus.NOT_FOUND:
+    except StatusError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
             raise
         raise Misbehaved(
             "it has no route for new weights: start vLLM with VLLM_SERVER_DEV_MODE=1 on a network that only "
@@ -320,9 +320,9 @@ def recognize(ask: AskServer, must_take_weights: bool) -> tuple[Dialect, str]:
         return SGLANG, str(info["model_path"])
     listing = _reply_of_route(ask, "/v1/models")
     models = listing.get("data") if isinstance(listing, Mapping) else None
-    first = models[0] if isinstance(models, list) and models else None
-    if isinstance(first, Mapping) and _reply_of_route(ask, "/version"):
-        return VLLM, str(first.get("id"))
+    model = models[0] if isinstance(models, list) and models else None
+    if isinstance(model, Mapping) and _reply_of_route(ask, "/version"):
+        return VLLM, str(model.get("id"))
     raise Misbehaved("this is not a server of `covey serve`, vLLM or SGLang: none of their routes answers")
 
 
@@ -330,9 +330,9 @@ def _reply_of_route(ask: AskServer, path: str) -> object:
     """Return the reply of a route; None where there is no such route, or its reply is no JSON."""
     try:
         return ask(path, None)
-    except HTTPError as error:
+    except StatusError as error:
         # A missing token is the user's mistake and has to be reported; other errors mean "not this kind".
-        if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise
         return None
     except ValueError:
@@ -352,9 +352,9 @@ def read_outputs(
         outputs = dialect.read(reply)
     except ValidationError as error:
         # The first difference is enough for a message; a reply of another kind of server has hundreds.
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise Misbehaved(f"its reply has an unexpected form: {field}: {first['msg']}") from None
+        first_error = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first_error["loc"]))
+        raise Misbehaved(f"its reply has an unexpected form: {field}: {first_error['msg']}") from None
     if len(outputs) != len(request.streams):
         raise Misbehaved(f"it returned {len(outputs)} completions instead of {len(request.streams)}")
     for output in outputs:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -17,7 +14,7 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import wire
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result
 from covey_verify.sandbox.confine import Limits
-from covey_verify.web import may_pass, pauses
+from covey_verify.web import StatusError, TooLong, ask, may_pass, pauses
 
 # The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
 # every input. The candidate prints into a StringIO, so that its prints cannot be taken for replies.
@@ -145,14 +142,14 @@ class Remote(WholeProgramBackend):
     def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
         order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
         try:
-            body = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
-            if len(body) > 8 * limits.output:  # only the program's own output makes an answer that long
-                return Outcome("flood", text=f"more than {limits.output} characters of output")
-            answer = json.loads(body)
-        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            answer = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
+        except TooLong:  # only the program's own output makes an answer that long
+            return Outcome("flood", text=f"more than {limits.output} characters of output")
+        except (OSError, ValueError, RecursionError) as error:
             return Outcome("lost", text=f"{type(error).__name__}: {error}")
-        run = answer.get("run_result") if isinstance(answer, dict) else None
-        if not isinstance(run, dict) or answer.get("status") == "SandboxError":
+        reply = answer if isinstance(answer, dict) else {}
+        run = reply.get("run_result")
+        if not isinstance(run, dict) or reply.get("status") == "SandboxError":
             return Outcome("lost", text=f"{self.url} answers {str(answer)[:200]}")
         output = str(run.get("stdout") or "")
         if len(output) > limits.output:
@@ -163,16 +160,12 @@ class Remote(WholeProgramBackend):
             return Outcome("crashed", output, f"exit status {run.get('return_code')}")
         return Outcome("ok", output)
 
-    def _post(self, order: dict[str, object], limits: Limits) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)
+    def _post(self, order: dict[str, object], limits: Limits) -> object:
         waits = islice(pauses(self.pause, math.inf), self.TRIES - 1)
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=limits.wall + self.OVERHEAD) as reply:
-                    return bytes(reply.read(8 * limits.output + 1))
-            except urllib.error.HTTPError as error:
-                error.close()
+                return ask(self.url, order, timeout=limits.wall + self.OVERHEAD, largest=8 * limits.output)
+            except StatusError as error:
                 wait = next(waits, None)
                 if wait is None or not may_pass(error):
                     raise
