@@ -35,7 +35,7 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
     rows, means = score_file(file, rewards, trust, notes.append)
     tell(as_json, (f"note: {note}" for note in notes))
     print_result(as_json, {"means": means, "rows": rows, "notes": notes}, map(as_line, rows))
-    names = list(rows[0]["rewards"])
+    names = [name for name in means if name != "reward"]
     tell(as_json, table(rows, names))
     if len(names) > 1:
         tell(as_json, [f"reward: mean {means['reward']:.3f}"])
