@@ -85,6 +85,17 @@ def test_errors_are_json_with_json(capsys, tmp_path: Path) -> None:
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
 
 
+def test_explain_lists_the_settings_of_a_reward(capsys) -> None:
+    assert main(["explain", "exact_answer"]) == 0
+    said = capsys.readouterr().out
+    assert "Settings with their defaults: rule ('answer_tag', one of boxed, answer_tag, hash4" in said
+    assert "``" not in said
+    assert main(["explain", "code_tests"]) == 0
+    said = capsys.readouterr().out
+    assert "mode ('function', one of function, stdio, check)" in said
+    assert "sandbox (" not in said
+
+
 def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     file = tmp_path / "done.jsonl"
     file.write_text(
@@ -96,6 +107,8 @@ def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     result = json.loads(capsys.readouterr().out)
     assert [r["reward"] for r in result["rows"]] == [1.0, 0.0, None]
     assert result["means"]["math_answer"] == 0.5
+    assert main(["score", str(file), "math_answer"]) == 0
+    assert "mean 0.500 of 3 rows: 1 ok, 1 no_answer, 1 bad_reference" in capsys.readouterr().err
     file.write_text('{"completion": "\\\\boxed{7}", "answer": "see the figure"}\n')
     assert main(["score", str(file), "math_answer", "--json"]) == 1, "no row could be judged"
     assert '"means": {"math_answer": null, "reward": null}' in capsys.readouterr().out, "NaN is not JSON"

@@ -174,7 +174,7 @@ def test_a_trial_that_ends_early_is_a_result(run: Path, tmp_path: Path) -> None:
     # Random completions never have this form, so no weight changes, which a guard complains about.
     plan = replace(plan_trials(run, ["rewards=[answer_format]"], 0, steps=1), home=tmp_path)
     trials, _ = diagnose(plan, RunConsole(quiet=True), StopSignal())
-    assert trials[0].ended == "stopped by a guard: trained 1 steps without changing a single weight"
+    assert trials[0].ended == "stopped by a guard: trained 1 step without changing a single weight"
     assert trials[0].effect == "no clear change"
     # It is not made a second time.
     before = content(tmp_path)

@@ -154,6 +154,17 @@ def test_the_true_cause_is_said_first_with_a_line_that_loads(tmp_path: Path, cas
     load_config(tmp_path / "pasted.yaml")  # as a line of a file too
 
 
+@pytest.mark.parametrize("rewards", ["[{code_tests: {mode: check, form: continue}}]", "['mine.py:pays']"])
+def test_a_tag_ends_completions_only_where_a_reward_reads_tags(tmp_path: Path, rewards: str) -> None:
+    (tmp_path / "mine.py").write_text("def pays(completion):\n    return 1.0\n")
+    (case,) = (c for c in CASES if c["cause"] == "end_token")
+    metrics = run_of(metrics_of(case["first"]), metrics_of(case["last"]), 40)
+    first, *_ = explain(metrics, held_out(), run_with(tmp_path, f"rewards: {rewards}"))
+    assert (first.id, first.remedy) == ("end_token", "")
+    assert "rollout.stop with the text that follows an answer" in str(first)
+    assert "</answer>" not in str(first)
+
+
 def test_every_rule_has_a_case_a_reason_and_a_remedy() -> None:
     assert {c["cause"] for c in CASES} == set(BY_NAME)
     for rule in RULES:

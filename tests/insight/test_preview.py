@@ -437,6 +437,7 @@ def bare(completion: str, answer: str) -> float:
     [
         ((bare,), "17 times 3 makes {}.", "'42'", "extract(completion, 'last_number')"),
         (("math_answer",), "It is {}.", "boxed{42}", "rewards: [{math_answer: {rule: last_number}}]"),
+        (("exact_answer",), "{}", "<answer>42</answer>", "rewards: [{exact_answer: {rule: whole}}]"),
         ((bare,), "Here:\n```python\n{}\n```\nDone.", "'42'", "covey_verify.extract.code_block"),
     ],
 )

@@ -64,7 +64,12 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
         ("a.jsonl", "", "no rows"),
         ("a.csv", "prompt,answer\na,1\nb\n", "a.csv:3: the row has more or fewer fields"),
         ("a.csv", 'prompt,answer\na,1\n"b,2\nc,3\nd,4\n', "a.csv:3: not valid CSV"),
-        ("a.csv", b"prompt\n\xff\xfe\n", "not valid CSV"),
+        (
+            "a.csv",
+            b"prompt\nPer\xfa\n",
+            "a.csv: the file is not UTF-8: byte 0xfa cannot be read. Save it as UTF-8",
+        ),
+        ("a.jsonl", b'{"prompt": "Per\xfa"}\n', "a.jsonl:1: the file is not UTF-8: byte 0xfa"),
         (
             "a.csv",
             'prompt\n"[{""role"": ""user"", ""content"": ""1+1=""}]"\n',
@@ -170,3 +175,14 @@ def test_nulls_that_pad_messages_are_left_out_and_a_message_says_something(tmp_p
     ]
     with pytest.raises(DataError, match=r"b.jsonl:1: 'prompt' must be text or a list"):
         read(tmp_path / "b.jsonl", json.dumps({"prompt": [{"role": "user", "content": None}]}))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_spreadsheets_csv_is_read_whatever_separates_its_columns(tmp_path: Path, mark: str) -> None:
+    lines = ['"q;,",answer ', '"Two\r\nlines, ""quoted"" ü;",007', '"b;",']
+    text = "".join(mark.join(line.rsplit(",", 1)) + "\r\n" for line in lines)
+    first, second = read(tmp_path / "a.csv", "\ufeff" + text, prompt="q;,")
+    assert first.prompt == 'Two\r\nlines, "quoted" ü;'
+    assert [p.columns for p in (first, second)] == [{"answer ": "007"}, {"answer ": ""}]
+    # The first line of each row, though the first row has two.
+    assert [p.id for p in (first, second)] == ["a.csv:2", "a.csv:4"]

@@ -243,3 +243,46 @@ def test_a_column_without_a_name_is_refused() -> None:
     settings = with_objects({"data": {"train": [{0: "1+1=", 1: "2"}]}})
     with pytest.raises(DataError, match=r"data\.train: row 1: the column 0 has a name that is no text"):
         load_source(load_config(values=settings))
+
+
+TALK = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "1+1="},
+    {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "It is 2"},
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "asked", "answer"),
+    [
+        (TALK, 3, "It is 2"),
+        (TALK[:2], 1, "Hello"),
+        (TALK[:3], 3, None),
+        (TALK[:4], 3, None),
+        (TALK[:1], 1, None),
+    ],
+)
+def test_a_conversation_asks_its_last_question_where_the_model_answers(
+    tmp_path: Path, messages: list[Any], asked: int, answer: str | None
+) -> None:
+    (file := tmp_path / "talk.jsonl").write_text(json.dumps({"messages": messages}))
+    loaded = load_config(values={"model": "tiny", "data": {"train": file}, "rewards": ["math_answer"]})
+    (problem,) = load_source(loaded).train
+    assert [m["role"] for m in problem.prompt] == [m["role"] for m in messages[:asked]]
+    assert problem.columns.get("answer") == answer
+    imitated = {"method": "sft", "data": {"train": file, "test": file}}
+    if asked < len(messages):
+        source = load_source(load_config(values={"model": "tiny", **imitated}))
+        (example,) = source.examples
+        assert [m["content"] for m in example.problem.prompt] == ["Hi"]
+        assert source.test == [problem]
+
+
+def test_the_model_s_text_is_no_column_that_a_reward_reads(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def near(completion, answer):\n    return 1.0\n")
+    problems = read(tmp_path, {"prompt": "1+1=", "completion": "2", "answer": "2"})
+    found = readers(problems, (), Data(), load_rewards(["r.py:near"], tmp_path), {})
+    assert found == {"completion": [], "answer": ["near"]}

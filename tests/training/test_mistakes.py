@@ -284,3 +284,18 @@ def test_layers_of_other_architectures_cannot_be_recomputed(project, capsys) -> 
     assert code == 2
     assert "train.recompute_layers: gpt2" in error
     assert "tokens_per_micro_batch" in error
+
+
+def test_an_empty_reference_that_a_reward_of_the_users_reads_is_named(project: Path, capsys) -> None:
+    rows = [{"prompt": f"{i}+1=", "answer": "" if i in (3, 7) else "1"} for i in range(20)]
+    (project / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    code = "def inside(completion, answer):\n    return len(completion) + float(answer in completion)\n"
+    (project / "rewards.py").write_text(code)
+    config = {"model": "tiny", "output": str(project / "run"), "data": {"train": "train.jsonl"}}
+    rollout = {"max_tokens": 8, "group_size": 2, "prompts_per_step": 2}
+    settings = {**config, "rewards": ["rewards.py:inside"], "rollout": rollout, "train": {"steps": 1}}
+    (project / "run.yaml").write_text(yaml.safe_dump(settings))
+    main(["train", str(project / "run.yaml")])
+    assert (
+        "train.jsonl:4: the answer is empty, as in 1 other row, and inside judges" in capsys.readouterr().out
+    )

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey_verify.mathematics import answers
-from covey_verify.mathematics.answers import bad_references, exact_answer, math_answer
+from covey_verify.mathematics.answers import bad_references, empty_references, exact_answer, math_answer
 from covey_verify.once import Once
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.confine import Limits
@@ -313,6 +313,15 @@ def test_exact_answers_are_folded_but_never_numbers_made_equal() -> None:
     assert value("paris", "Paris", fold="none") == 0.0
     assert value("5", "-5") == 0.0
     assert value("7", "007") == 0.0
+
+
+@pytest.mark.parametrize("reference", ["", " \n", None])
+def test_a_row_without_a_reference_pays_no_text(reference: object) -> None:
+    for text in ("", "<answer>None</answer>", "Paris"):
+        score = exact_answer(text, reference)  # type: ignore[arg-type]
+        assert (score.value, score.status) == (None, "bad_reference")
+    rows = [{"answer": reference}, {"answer": "x"}]
+    assert empty_references(rows) == ["the reference answer is empty", None]
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))

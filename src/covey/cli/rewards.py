@@ -25,12 +25,16 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
     :param file: Rows with a `completion` and the columns that the rewards ask for.
     """
     from covey.commands.scoring import score_file
+    from covey_verify.scoring import table
 
     notes = list[str]()
     rows, means = score_file(file, rewards, trust, notes.append)
     tell(as_json, (f"note: {note}" for note in notes))
     print_result(as_json, {"means": means, "rows": rows, "notes": notes}, map(as_line, rows))
-    tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
+    names = [name for name in means if name != "reward"]
+    tell(as_json, table(rows, names))
+    if len(names) > 1:
+        tell(as_json, [f"reward: mean {means['reward']:.3f}"])
     return int(any(map(math.isnan, means.values())))
 
 

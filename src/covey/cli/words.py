@@ -6,10 +6,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from covey.config.algorithm import rows_of
 from covey.insight.metric_table import metric_rows
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
 from covey.objective.bound import Bound
+from covey_verify.contract import PROVIDED
 
 Entry = dict[str, object]
 """The fields of a setting, as in ``covey.cli.settings``."""
@@ -76,7 +78,12 @@ def _rewards(name: str) -> Iterator[Entry]:
     from covey.rewards.base import BUILT_IN
 
     if name in BUILT_IN:
-        yield word(name, "rewards", _doc(BUILT_IN[name]))
+        # What the run provides, such as the sandbox, is no setting.
+        rows = [row for row in rows_of(BUILT_IN[name], name) if row.key.rpartition(".")[2] not in PROVIDED]
+        facts = (f"{row.default!r}, {row.values}" if row.values else repr(row.default) for row in rows)
+        listed = (f"{row.key.rpartition('.')[2]} ({fact})" for row, fact in zip(rows, facts, strict=True))
+        settings = f" Settings with their defaults: {'; '.join(listed)}." if rows else ""
+        yield word(name, "rewards", _doc(BUILT_IN[name]) + settings)
 
 
 def _findings(name: str) -> Iterator[Entry]:
@@ -92,7 +99,7 @@ def _findings(name: str) -> Iterator[Entry]:
 
 def _doc(function: Callable[..., object]) -> str:
     """Return a docstring as one paragraph, without its examples."""
-    return " ".join((inspect.getdoc(function) or "").partition(">>>")[0].split())
+    return " ".join((inspect.getdoc(function) or "").partition(">>>")[0].split()).replace("``", "`")
 
 
 def word(name: str, kind: str, effect: str, **facts: object) -> Entry:

@@ -223,7 +223,7 @@ def load_for_stress(
     else:
         rewards, data, wording, stage = _named(words, trust)
         wording = wording if stage else NO_WORDING
-        source = Source(read_problems(file, data), [])
+        source = Source(read_problems(file, data, answered=True), [])
     problems, toolbox = _with_tools(source, stage)
     check_columns(problems, rewards)
     return problems, rewards, toolbox, wording

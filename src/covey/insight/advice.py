@@ -8,9 +8,10 @@ from covey.insight.answers import Advice, habits, quoted
 from covey.insight.odds import reward_counts, tie_chances
 from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
 from covey.objective.diagnostics import sampled_entropy
-from covey.objective.texts import answers_inside
+from covey.objective.texts import answers_inside, short_answer
 from covey.runs.estimates import Estimate, gain
 from covey.system.text import percent
+from covey_verify.extract import NUMBER
 
 MUCH_UNREAD = 0.2
 """Completions with the correct answer in the text, minus correct ones and ones with another's answer."""
@@ -82,11 +83,13 @@ def _unread(preview: Preview) -> Advice | None:
     by_chance = rates.get("text/reference_elsewhere", 0.0)
     if containing < by_chance + rate + MUCH_UNREAD:
         return None
+    reader = "a verdict that reads it"
+    if all(NUMBER.fullmatch(short_answer(group)) for group in groups if short_answer(group)):
+        reader += ", such as rewards: [{math_answer: {rule: last_number}}]"
     return Advice(
         f"{percent(containing)} of the completions contain the correct answer, and {percent(rate)} are "
         "correct",
-        "a verdict that reads it, such as rewards: [{math_answer: {rule: last_number}}], or a data.template "
-        "that asks for the form that yours reads",
+        f"{reader}, or a data.template that asks for the form that yours reads",
     )
 
 

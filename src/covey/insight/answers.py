@@ -43,9 +43,12 @@ LOCATIONS: Mapping[str, str] = {
     "choice": "as the last option of a text",
     "first_line": "in the first line",
     "last_line": "in the last line",
+    "whole": "as the whole text",
 }
 """The location of an answer in a completion -> the same in words."""
 RULES = ("boxed", "answer_tag", "hash4", "last_number", "choice")
+WITH_RULE = ("whole", *RULES)
+"""Locations from which a rule of the same name reads."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,9 @@ def readable(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
         return
     parts = dict(_parts(text, answer.strip()))
     for location, part in parts.items():
-        yield AnswerVariant(location, "", part)
-    for location in RULES:
+        if location != "whole":  # the completion itself, which was rejected
+            yield AnswerVariant(location, "", part)
+    for location in WITH_RULE:
         if location not in parts:
             continue
         for form in RULES:
@@ -147,6 +151,8 @@ def _parts(text: str, answer: str) -> Iterator[tuple[str, str]]:
     if len(lines) > 1:
         yield "first_line", lines[0]
         yield "last_line", lines[-1]
+    if answer:
+        yield "whole", answer
 
 
 def habits(
@@ -191,9 +197,9 @@ def _form(readings: Readings | None) -> Advice | None:
     )
     asked_form = f"the form {FORMS[form].format('...')!r}" if form else "the answer alone"
     prompt = f"a data.system or data.template that asks for {asked_form}"
-    if location in RULES and readings.has_rule:
+    if location in WITH_RULE and readings.has_rule:
         reward = f"rewards: [{{{readings.verdict}: {{rule: {location}}}}}]"
-    elif location in RULES:
+    elif location in WITH_RULE:
         reader = f"covey_verify.extract.extract(completion, {location!r})"
         reward = f"a reward that reads it there, with {reader}"
     elif location == "code_block":

@@ -181,7 +181,7 @@ def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, local: Fore
 
 def gpu_lines(rows: Sequence[GpuForecast]) -> Iterator[str]:
     """Yield the table for people."""
-    yield "on one GPU, computed from its data sheet: at least so long, and without the rewards"
+    yield "on one GPU, at least this long by its data sheet, without the rewards"
     yield from table([["GPU", "memory, GB", "a step", "the run"], *map(_cells, rows)])
 
 

@@ -145,7 +145,7 @@ def _texts(preview: Preview) -> Iterator[str]:
     groups = preview.measured.groups
     ended = ", ".join(f"{k} {v:.0f}" for k, v in _quantiles(preview).items())
     yield (
-        f"{percent(preview.truncated.mean())} truncated; tokens if ended: {ended or 'none did'}; "
+        f"{percent(preview.truncated.mean())} truncated; tokens of those that ended: {ended or 'none did'}; "
         f"{percent(preview.copies)} copies; entropy {sampled_entropy(groups):.2f} nats per token; "
         f"{preview.speed:,.0f} tokens/s"
     )

@@ -46,7 +46,7 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     """
     contain_answer = list[bool]()
     contain_other = list[bool]()
-    answers = [_short_answer(g) for g in groups]
+    answers = [short_answer(g) for g in groups]
     for n, group in enumerate(groups):
         # The next problem with another answer, beyond the end the first one: it occurs only by chance.
         later = (*answers[n + 1 :], *answers[:n])
@@ -69,7 +69,7 @@ def _containing(answer: str, texts: Sequence[str]) -> list[bool]:
     return [bool(pattern.search(text)) for text in texts] if answer else []
 
 
-def _short_answer(group: Group) -> str:
+def short_answer(group: Group) -> str:
     """Return the reference answer, the part after the last #### if there is one; empty if it is long."""
     answer = str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip()
     return answer if len(answer) <= LONGEST_ANSWER else ""

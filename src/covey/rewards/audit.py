@@ -53,7 +53,8 @@ def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
             if complaint := reward.problem_with(columns):
                 raise DataError(
                     f"{problem.id}: reward {reward.name} {complaint}; "
-                    f"the row has {', '.join(map(repr, columns)) or 'no columns'}"
+                    f"the row has {', '.join(map(repr, columns)) or 'no columns'}. data.columns copies a "
+                    "column to another name"
                 )
 
 

@@ -10,6 +10,7 @@ from covey.models.chat import chat_text, leaves_out, unused_arguments
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.tasks.examples import UNTRAINED, Example
+from covey.tasks.files import TEMPLATE_COLUMNS
 from covey.types import Problem
 from covey_verify.extract import message_texts
 from covey_verify.types import Messages
@@ -119,15 +120,21 @@ def _texts(problems: Iterable[Problem], examples: Iterable[Example]) -> Iterator
 
 def _begun_turns(problems: Sequence[Problem]) -> list[str]:
     """Return a note on the first chat that ends with words of the assistant."""
-    for problem in problems:
-        if not isinstance(problem.prompt, str) and problem.prompt[-1]["role"] == "assistant":
-            note = (
-                f"{problem.id}: the prompt ends with the assistant's own words, and the chat template closes "
-                "that turn: the model begins another one. For it to continue them, write the prompt as a "
-                "text with the template's words in it"
-            )
-            return [note]
-    return []
+    begun = [p for p in problems if not isinstance(p.prompt, str) and p.prompt[-1]["role"] == "assistant"]
+    if not begun:
+        return []
+    others = "" if len(begun) == 1 else f", as do {len(begun) - 1:,} others"
+    note = (
+        f"{begun[0].id}: the prompt ends with a message of the assistant{others}, and the chat template "
+        "closes its turn: the model reads it and begins another one. If it is the answer, remove it from the "
+        "prompt, or call the column messages and leave out data.prompt. If the model should continue it, "
+        "write the prompt as a text with the template's words in it"
+    )
+    return [note]
+
+
+def _remedy(name: str) -> str:
+    return f". Write what it has to know of its {name} into data.system" if name in TEMPLATE_COLUMNS else ""
 
 
 def _ignored_arguments(policy: Policy, problems: Sequence[Problem]) -> list[str]:
@@ -139,7 +146,8 @@ def _ignored_arguments(policy: Policy, problems: Sequence[Problem]) -> list[str]
         if isinstance(problem.prompt, str) or set(problem.template) <= checked:
             continue
         notes += [
-            f"{problem.id}: the model's chat template ignores {name}, so the model is not told of it"
+            f"{problem.id}: the model's chat template ignores {name}, so the model reads nothing of it"
+            + _remedy(name)
             for name in unused_arguments(policy.tokenizer, problem.prompt, problem.template)
             if name not in checked
         ]

@@ -47,7 +47,7 @@ def readers(
     readings = [
         *_of_data(rows, data),
         *(("the answers to learn from", _of_example(example, data)) for example in examples),
-        *((reward.name, _of_reward(reward)) for reward in rewards),
+        *((reward.name, _of_reward(reward, columns)) for reward in rewards),
         *others.items(),
     ]
     for who, names in readings:
@@ -67,8 +67,16 @@ def _of_data(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterabl
     yield "data.template", PLACE.findall(data.template or "")
     for name, source in {**data.columns, "answer": data.answer or ""}.items():
         yield f"copied to {name}", (source, source.partition(".")[0])
+    if any(_asks_in_messages(row) for row in rows):
+        yield "the prompt", ("messages",)
     if any(not isinstance(row.prompt, str) for row in rows):
         yield "the chat template", (*TEMPLATE_COLUMNS, "chat_template_kwargs")
+
+
+def _asks_in_messages(row: Problem) -> bool:
+    """Return whether a row's prompt comes from its conversation."""
+    messages = row.columns.get("messages")
+    return isinstance(messages, list) and not isinstance(row.prompt, str) and row.prompt[-1] in messages
 
 
 def _of_example(example: Example, data: Data) -> Sequence[str]:
@@ -83,12 +91,13 @@ def _of_example(example: Example, data: Data) -> Sequence[str]:
     return (*names, data.completion, "messages")
 
 
-def _of_reward(reward: Reward) -> list[str]:
+def _of_reward(reward: Reward, columns: Iterable[str]) -> list[str]:
     takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in reward.parameters.values())
-    names = [*reward.parameters, *reward.options.columns]
+    names = [*reward.parameters, *reward.options.columns, *(columns if takes_all else ())]
     if "ground_truth" in names:
         names.append("answer")
-    return [*names, EVERYTHING] if takes_all else names
+    # A function of one completion gets the model's text by this name, and never the column.
+    return [name for name in names if name != "completion" or not reward.per_sample]
 
 
 def print_readers(columns: Mapping[str, Sequence[str]], say: Callable[..., object]) -> None:

@@ -49,8 +49,10 @@ class Example:
     """The answers' tokens, if an earlier stage has sampled them."""
 
 
-def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, object]:
+def with_prompt(row: dict[str, object], where: str, data: Data, answered: bool = False) -> dict[str, object]:
     """Return a row with its prompt as a column, taken from the beginning of its pair or messages if needed.
+
+    ``answered``: the model answers the prompt itself, so that it ends with the last question of a chat.
 
     >>> with_prompt({"chosen": "2+2= 4", "rejected": "2+2= 5"}, "", Data())
     {'chosen': ' 4', 'rejected': ' 5', 'prompt': '2+2='}
@@ -59,6 +61,8 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
         row = {"steps" if k == "completions" else k: v for k, v in row.items()}
     messages = row.get("messages")
     if data.prompt not in row and isinstance(messages, list) and messages:
+        if answered:
+            return {**_last_question(messages, data), **row}
         first = _first_answer(messages, where)
         return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
     chosen = row.get("chosen")
@@ -83,9 +87,28 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
     return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
 
 
+def _last_question(messages: list[object], data: Data) -> dict[str, object]:
+    """Return a conversation as a prompt and, if the assistant has the last word, a reference answer.
+
+    The prompt ends with the last message of the user. Calls and results of tools after it are part of the
+    answer that the model is to give.
+    """
+    roles = _roles(messages)
+    if roles[-1] != "assistant":
+        return {data.prompt: messages}
+    asked = len(roles) - roles[::-1].index("user") if "user" in roles else roles.index("assistant")
+    content = messages_of(messages[-1:])
+    reference = {"answer": content[0]["content"]} if content and content[0]["content"] else {}
+    return {data.prompt: messages[:asked], **reference}
+
+
+def _roles(messages: list[object]) -> list[object]:
+    return [m.get("role") if isinstance(m, dict) else None for m in messages]
+
+
 def _first_answer(messages: list[object], where: str) -> int:
     """Return the number of the assistant's first message, which the prompt precedes. Raises DataError."""
-    roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
+    roles = _roles(messages)
     if "assistant" not in roles:
         raise DataError(
             f"{where}: 'messages' has no message of the assistant, so there is nothing to imitate. If "

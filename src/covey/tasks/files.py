@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 """(line or row number from 1, row) of each row."""
 LONGEST_PROMPT = 4 << 20
 """Largest prompt in bytes. Tokenizing more takes minutes, and no model reads as much."""
+LINE_END = re.compile(r"\r\n|\r|\n")
+QUOTED = re.compile(r'"[^"]*"')
 RESERVED = {
     "prompts", "completions", "completion_ids", "sampled_ids", "trainer_state", "log_extra", "log_metric",
 }  # fmt: skip
@@ -35,24 +38,27 @@ TEMPLATE_COLUMNS = ("tools", "documents")
 """Columns that are arguments of the chat template, each a list of objects."""
 
 
-def read_problems(file: Path, data: Data) -> list[Problem]:
+def read_problems(file: Path, data: Data, answered: bool = False) -> list[Problem]:
     """Return the file's rows as problems, with ids `name:line`.
 
-    Raises DataError naming the file, the line and the column.
+    ``answered``: the model answers them, instead of imitating the answers in them. Raises DataError naming
+    the file, the line and the column.
     """
-    problems = [_problem(f"{file}:{line}", f"{file.name}:{line}", row, data) for line, row in rows(file)]
+    problems = [
+        _problem(f"{file}:{line}", f"{file.name}:{line}", row, data, answered) for line, row in rows(file)
+    ]
     if not problems:
         raise DataError(f"{file}: the file has no rows; write one JSON object per line")
     return problems
 
 
-def given_problems(table: RowsObject, data: Data) -> list[Problem]:
+def given_problems(table: RowsObject, data: Data, answered: bool = False) -> list[Problem]:
     """Return rows given from Python as problems, with ids `train:1`, ..., checked like a file."""
     problems = []
     for number, row in enumerate(table.rows, start=1):
         where = f"{table.key}: row {number}"
         identifier = f"{table.key.removeprefix('data.')}:{number}"
-        problems.append(_problem(where, identifier, _row(row, where), data))
+        problems.append(_problem(where, identifier, _row(row, where), data, answered))
     if not problems:
         raise DataError(f"{table.key}: there are no rows; give dicts, each with a prompt")
     return problems
@@ -111,6 +117,8 @@ def _parsed(text: str | bytes, where: str) -> Any:
         raise DataError(f"{where}: nested too deeply")
     try:
         return json.loads(text, object_pairs_hook=unique)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: {_not_utf8(error)}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON: {str(error)[:200]}") from None
 
@@ -139,22 +147,41 @@ csv.field_size_limit((1 << 31) - 1)  # as long as a line of JSON may be
 def _csv(file: Path) -> NumberedRows:
     # Every value stays the text it is: a reference answer of 007 must not become 7.
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        # `line_num` is the last line that was read: a quoted field may span several, so an error names the
-        # row's first.
-        reader = csv.DictReader(lines, strict=True)
         row_begins = 1
         try:
+            delimiter = _delimiter(lines.readline())
+            lines.seek(0)
+            reader = csv.DictReader(lines, strict=True, delimiter=delimiter)
             _unique(file, reader.fieldnames or ())
             row_begins = reader.line_num + 1
             for row in reader:
-                row_begins = reader.line_num + 1
+                # A quoted field may span several lines, and `line_num` is the last one.
+                breaks = sum(len(LINE_END.findall(v)) for v in row.values() if isinstance(v, str))
+                row_begins = reader.line_num - breaks
                 if None in row or None in row.values():
-                    raise DataError(
-                        f"{file}:{reader.line_num}: the row has more or fewer fields than the header"
-                    )
-                yield reader.line_num, row
-        except (csv.Error, UnicodeDecodeError) as error:
+                    raise DataError(f"{file}:{row_begins}: the row has more or fewer fields than the header")
+                yield row_begins, row
+                row_begins = reader.line_num + 1
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}: {_not_utf8(error)}") from None
+        except csv.Error as error:
             raise DataError(f"{file}:{row_begins}: not valid CSV: {error}") from None
+
+
+def _delimiter(header: str) -> str:
+    """Return what separates the columns: a comma, or what a header without commas has instead.
+
+    Spreadsheets write semicolons where numbers have a decimal comma.
+    """
+    names = QUOTED.sub("", header)
+    return next((mark for mark in ",;\t" if mark in names), ",")
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return (
+        f"the file is not UTF-8: byte {error.object[error.start]:#04x} cannot be read. Save it as UTF-8, for "
+        "example by iconv -f WINDOWS-1252 -t UTF-8"
+    )
 
 
 def _parquet(file: Path) -> NumberedRows:
@@ -180,11 +207,13 @@ def _unique(file: Path, columns: Sequence[str]) -> None:
             raise DataError(f"{file}: {count} columns have the name {name!r}; rename all but one")
 
 
-def _problem(where: str, identifier: str, row: dict[str, object], data: Data) -> Problem:
+def _problem(
+    where: str, identifier: str, row: dict[str, object], data: Data, answered: bool = False
+) -> Problem:
     row = {name: None if _is_nan(value) else value for name, value in row.items()}
     if SAMPLED in row:
         return _sampled_problem(where, identifier, row)
-    row = with_prompt(in_our_names(row, data), where, data)
+    row = with_prompt(in_our_names(row, data), where, data, answered)
     if data.prompt not in row:
         raise DataError(
             f"{where}: there is no column {data.prompt!r}; the row has {', '.join(map(repr, row))}. Set "

@@ -57,7 +57,23 @@ def usable_problems(
     test, skipped_test = check_references(source.test, rewards, config.scoring.max_bad_references)
     for row, why in {**skipped, **skipped_test}.items():
         console.say(f"skipping {row}: {why}", "yellow")
+    judged = test if source.examples else [*train, *test]
+    _tell_of_empty_answers(judged, rewards, console)
     return replace(source, train=train, test=test)
+
+
+def _tell_of_empty_answers(problems: Sequence[Problem], rewards: Rewards, console: RunConsole) -> None:
+    """Print a note if rewards get an empty answer, which every completion contains."""
+    readers = [r.name for r in rewards if {"answer", "ground_truth"} & set(r.parameters)]
+    empty = [p for p in problems if not str(p.columns.get("answer", "given") or "").strip()]
+    if readers and empty:
+        count = len(empty) - 1
+        others = f", as in {count:,} other {'row' if count == 1 else 'rows'}" if count else ""
+        console.say(
+            f"{empty[0].id}: the answer is empty{others}, and {readers[0]} judges by it. Remove such rows, "
+            "or fill in their answers",
+            "yellow",
+        )
 
 
 def _tell_of_leaks(source: Source, console: RunConsole) -> None:

@@ -152,9 +152,12 @@ def load_problems(loaded: ResolvedConfig) -> Source:
 
 def _problems_of(where: Path | RowsObject, loaded: ResolvedConfig, split: str = "train") -> list[Problem]:
     data = loaded.config.data
+    method = loaded.config.method
+    # Held-out conversations are answered; only pairs and judged answers are compared as they are.
+    answered = not METHODS[method].learns_from or (split == "test" and method == "sft")
     if isinstance(where, RowsObject):
-        return given_problems(where, data)
-    return read_problems(_resolve(where, loaded.folder, split), data)
+        return given_problems(where, data, answered)
+    return read_problems(_resolve(where, loaded.folder, split), data, answered)
 
 
 def data_files(loaded: ResolvedConfig) -> list[Path]:

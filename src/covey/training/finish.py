@@ -87,7 +87,8 @@ def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluatio
         why = "Every gradient was 0; check the settings of `loss`"
         if run.loaded.config.method == "rl":
             why = f"No group had a nonzero advantage: {run.supervisor.why_no_signal()}"
-        raise GuardStop(f"trained {run.state.step} steps without changing a single weight. {why}")
+        steps = "1 step" if run.state.step == 1 else f"{run.state.step} steps"
+        raise GuardStop(f"trained {steps} without changing a single weight. {why}")
     best = on_rank_zero(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
     # The model to write is an earlier one, and so is its evaluation.
     if best is not None and best.step != run.state.step:

@@ -134,9 +134,24 @@ def verdict_in(specs: Specs) -> object:
     return next((s for s in specs if spec_settings(s).get("verdict")), specs[0] if specs else None)
 
 
+def stop_after_answer(run: RunView) -> str | None:
+    """Return the config line that ends a completion after its answer, if a reward reads it in tags."""
+    in_tags = run.setting is unknown or any(map(_reads_tags, specs_of(run)))
+    return ChangeTo("rollout.stop", ["</answer>"], bool)(run) if in_tags else None
+
+
+def _reads_tags(spec: object) -> bool:
+    # The rule of exact_answer without a setting.
+    default = "answer_tag" if spec_name(spec) == "exact_answer" else None
+    in_tags = spec_settings(spec).get("rule", default) == "answer_tag"
+    return in_tags or spec_name(spec) == "answer_format"
+
+
 def reading_last_number(specs: Specs) -> Specs:
-    """Replace the verdict with a verifier that reads the last number of a text."""
+    """Replace the verdict, unless it compares words, with a verifier that reads the last number of a text."""
     judge = verdict_in(specs)
+    if judge is not None and spec_name(judge) == "exact_answer":
+        return specs
     settings = spec_settings(judge) if judge is not None else {}
     # The replacement counts as much as the verdict did, and stays marked as the verdict.
     role = {name: settings[name] for name in ("weight", "verdict") if name in settings}

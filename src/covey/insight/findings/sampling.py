@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covey.insight.findings.completions import first_of_dead, last_token, was_truncated
-from covey.insight.findings.remedies import HOTTER, WIDER_SAMPLING, ChangeTo, ScaleBy
+from covey.insight.findings.remedies import HOTTER, WIDER_SAMPLING, ChangeTo, ScaleBy, stop_after_answer
 from covey.insight.findings.rule import NO_SIGNAL, OUTCOMES, STILL, Rule
 from covey.insight.findings.view import RunView
 from covey.runs.estimates import gain
@@ -155,8 +155,9 @@ RULES = (
         after=3,
         severity="severe",
         reason="A model that needs more room has not answered yet; this one cannot end.",
-        remedies=(ChangeTo("rollout.stop", ["</answer>"], bool), ChangeTo("data.chat", True)),
-        advice="a cold start whose answers end",
+        remedies=(stop_after_answer,),
+        advice="rollout.stop with the text that follows an answer, `data.chat: true` for a model with a chat "
+        "template, or a cold start whose answers end",
         silences=("truncated", "unparsable", "repetition", "length_bias", *NO_SIGNAL),
         shown_by=was_truncated,
         token=last_token,

@@ -241,9 +241,19 @@ def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def empty_references(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
+    """Return a complaint for each row without a reference text, which no completion could equal, or None."""
+    return ["the reference answer is empty" if _is_empty(row["answer"]) else None for row in rows]
+
+
+def _is_empty(answer: object) -> bool:
+    return answer is None or not str(answer).strip()
+
+
 @reward(
     concurrent=True,
     verdict=True,
+    check_references=empty_references,
     example=lambda row, rule="answer_tag", **_: FORMS[rule].format(row["answer"]),
     counterexample=lambda row, rule="answer_tag", **_: _counterexample(row, rule),
 )
@@ -255,10 +265,12 @@ def exact_answer(
     rule: Rule = "answer_tag",
     fold: Literal["case", "none"] = "case",
 ) -> Score:
-    """Return 1 if the extracted text equals the reference, else 0.
+    """Return 1 if the text that ``rule`` finds equals the reference, else 0; None without a reference.
 
     Character width, spaces and (unless ``fold`` is none) case are ignored.
     """
+    if _is_empty(answer):
+        return Score(None, "bad_reference", detail="the reference answer is empty")
     extracted = extract(completion, rule, turns)
     if extracted is None:
         return Score(0.0, "no_answer")
