@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 
 from covey.models.policy import Policy
@@ -36,13 +35,11 @@ def call(url: str, path: str, body: object = None, method: str = "", key: str = 
     raw = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     kind = PROTOBUF if isinstance(body, bytes) else "application/json"
     headers = {"Content-Type": kind, "X-API-Key": key}
-    request = urllib.request.Request(f"{url}/api/v1/{path}", raw, headers, method=method or None)
-    try:
-        with urllib.request.urlopen(request) as reply:
-            answer = reply.read()
-            return answer if reply.headers["content-type"] == PROTOBUF else json.loads(answer)
-    except urllib.error.HTTPError as error:
-        raise Refused(error.code, json.loads(error.read()).get("error", "")) from None
+    method = method or ("GET" if raw is None else "POST")
+    reply = httpx2.request(method, f"{url}/api/v1/{path}", content=raw, headers=headers, timeout=None)
+    if not reply.is_success:
+        raise Refused(reply.status_code, reply.json().get("error", ""))
+    return reply.content if reply.headers["content-type"] == PROTOBUF else reply.json()
 
 
 class Refused(Exception):

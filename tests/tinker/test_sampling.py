@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -223,8 +222,8 @@ def test_the_command_serves_a_folder_and_ends_at_ctrl_c(policy: Policy, tmp_path
         assert lines[0] == f"base_model {tmp_path / 'model'}, tokenizer {tmp_path / 'model'}\n"
         assert lines[1] == f"checkpoints in {tmp_path / 'out' / 'tinker'}\n"
         address = lines[2].split()[-1]
-        with urllib.request.urlopen(f"{address}/api/v1/get_server_capabilities") as reply:
-            (served,) = json.load(reply)["supported_models"]
+        reply = httpx2.get(f"{address}/api/v1/get_server_capabilities")
+        (served,) = reply.json()["supported_models"]
         assert served["model_name"] == str(tmp_path / "model")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130)

@@ -6,15 +6,12 @@ there is room, and has to pass the run's probes as any server does.
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Iterator
 from http import HTTPStatus
-from http.client import HTTPMessage
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError
 
 from starlette.types import Message
 
@@ -25,7 +22,7 @@ from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
 from covey.sampling.server_client import SHORT_TIMEOUT
 from covey_verify.errors import ConfigError
-from covey_verify.web import ask
+from covey_verify.web import StatusError, ask
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -170,8 +167,7 @@ class PlacedSamplers:
         except RayError as error:
             raise OSError(said(error)) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
-            # The exception that urllib would raise, since the dialects read its status.
-            raise HTTPError(url, status, HTTPStatus(status).phrase, HTTPMessage(), io.BytesIO(text))
+            raise StatusError(status, text.decode(errors="replace"))
         if len(text) > largest:
             raise ValueError(f"a reply of more than {largest} bytes")
         return json.loads(text) if text.strip() else None

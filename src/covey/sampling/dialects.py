@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal, NamedTuple
-from urllib.error import HTTPError
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
@@ -22,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.types import SamplingMask
+from covey_verify.web import StatusError
 
 AskServer = Callable[..., object]
 """(path, body or None) -> JSON, of one server."""
@@ -223,8 +223,8 @@ def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
         ask("/reset_prefix_cache", {})
         ask("/resume", {})
     # vLLM has these routes in its development mode only.
-    except HTTPError as error:
-        if error.code != HTTPStatus.NOT_FOUND:
+    except StatusError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
             raise
         raise Misbehaved(
             "it has no route for new weights: start vLLM with VLLM_SERVER_DEV_MODE=1 on a network that only "
@@ -330,9 +330,9 @@ def _reply_of_route(ask: AskServer, path: str) -> object:
     """Return the reply of a route; None where there is no such route, or its reply is no JSON."""
     try:
         return ask(path, None)
-    except HTTPError as error:
+    except StatusError as error:
         # A missing token is the user's mistake and has to be reported; other errors mean "not this kind".
-        if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise
         return None
     except ValueError:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from urllib.error import HTTPError
 
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.dialects import Misbehaved, ServerOutput, check_request_id, new_request_id, read_outputs
 from covey.sampling.server_text import check_stop
 from covey.sampling.servers import RemoteServer, Transport
-from covey_verify.web import pauses
+from covey_verify.web import StatusError, pauses
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
 """Environment variable with the token that servers ask for."""
@@ -60,8 +59,8 @@ class ServerClient:
                 with_id = {**body, dialect.id_field: request_id}
                 reply = self.send(server, dialect.path, with_id, max(1.0, deadline - time.monotonic()))
                 break
-            except HTTPError as error:
-                busy = error.code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            except StatusError as error:
+                busy = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
                 if not busy or time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import re
 import shutil
@@ -31,7 +30,7 @@ Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
 STANDARD_ERROR = 2
 """File descriptor, which a child inherits; `sys.stderr` need not have one."""
-FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
+FAILURES = (OSError, ValueError, RecursionError, Misbehaved)
 """Exceptions that a request to a server may raise."""
 
 
@@ -145,9 +144,8 @@ class WeightsFolder:
 
 def timed_out(error: BaseException | None) -> bool:
     """Whether an error, or its cause, says that a server did not answer in time."""
-    # urllib wraps the time-out in ``reason``; our own errors have it as their cause.
     while error is not None:
-        if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
+        if isinstance(error, TimeoutError):
             return True
         error = error.__cause__
     return False
@@ -194,7 +192,7 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
 def _answers(url: str) -> bool:
     try:
         ask(f"{url}/health", timeout=5.0)
-    except OSError:  # HTTPError is one
+    except OSError:  # StatusError is one
         return False
     except ValueError:
         pass  # a reply that is no JSON is a reply

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+import httpx2
 
 from covey.cluster.serving.app import Service
 from covey.cluster.serving.shared import SharedModel
@@ -31,11 +29,10 @@ def serving(policy: Policy, weights: Path | None = None, token: str = "", port: 
 def refused(url: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, str]:
     """Status and message of a request that must not succeed."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=20)
-    with caught.value as error:
-        return error.code, json.loads(error.read())["error"]["message"]
+    headers = {"Content-Type": "application/json", **(headers or {})}
+    reply = httpx2.post(url, content=data, headers=headers, timeout=20)
+    assert reply.is_error
+    return reply.status_code, reply.json()["error"]["message"]
 
 
 GOOD = {"prompt": [5, 6, 7], "max_tokens": 3}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -17,7 +14,15 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import wire
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result
 from covey_verify.sandbox.confine import Limits
-from covey_verify.web import may_pass, pauses
+from covey_verify.web import (
+    StatusError,
+    TooLong,
+    fetch,
+    http_library,
+    may_pass,
+    pauses,
+    plain_address,
+)
 
 # The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
 # every input. The candidate prints into a StringIO, so that its prints cannot be taken for replies.
@@ -138,18 +143,21 @@ class Remote(WholeProgramBackend):
     def __init__(self, url: str, pause: float = 0.5) -> None:
         if not url.startswith(("http://", "https://")):
             raise SandboxUnavailable(f"sandbox.url: {url!r} is not an http address")
-        self.url = url.rstrip("/") + "/run_code"
+        try:
+            http_library()
+            self.url = plain_address(url).rstrip("/") + "/run_code"
+        except (ModuleNotFoundError, ValueError) as error:
+            raise SandboxUnavailable(f"sandbox.url: {error}") from None
         self.pause = pause
         self.layers = [url]
 
     def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
         order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
         try:
-            body = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
-            if len(body) > 8 * limits.output:  # only the program's own output makes an answer that long
-                return Outcome("flood", text=f"more than {limits.output} characters of output")
-            answer = json.loads(body)
-        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            answer = json.loads(self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits))
+        except TooLong:  # only the program's own output makes an answer that long
+            return Outcome("flood", text=f"more than {limits.output} characters of output")
+        except (OSError, ValueError, RecursionError) as error:
             return Outcome("lost", text=f"{type(error).__name__}: {error}")
         run = answer.get("run_result") if isinstance(answer, dict) else None
         if not isinstance(run, dict) or answer.get("status") == "SandboxError":
@@ -164,15 +172,12 @@ class Remote(WholeProgramBackend):
         return Outcome("ok", output)
 
     def _post(self, order: dict[str, object], limits: Limits) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)
+        data = json.dumps(order).encode()
         waits = islice(pauses(self.pause, math.inf), self.TRIES - 1)
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=limits.wall + self.OVERHEAD) as reply:
-                    return bytes(reply.read(8 * limits.output + 1))
-            except urllib.error.HTTPError as error:
-                error.close()
+                return fetch(self.url, data, "", limits.wall + self.OVERHEAD, 8 * limits.output)
+            except StatusError as error:
                 wait = next(waits, None)
                 if wait is None or not may_pass(error):
                     raise

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import http.client
 import json
 import math
 import os
@@ -19,7 +18,6 @@ import random
 import re
 import time
 import unicodedata
-import urllib.error
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -128,7 +126,7 @@ class Endpoint:
             patience.calls += 1
             try:
                 return reply_text(await self._reply(body, key, patience.timeout))
-            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 self._failed(error, patience)
                 if not may_pass(error):
                     break
@@ -138,8 +136,6 @@ class Endpoint:
         raise JudgeFailed(f"{self.url}: {self.last_failure}")
 
     def _failed(self, error: Exception, patience: Patience) -> None:
-        if isinstance(error, urllib.error.HTTPError) and 300 <= error.code < 400:
-            error.msg += f", to {error.headers.get('Location')}: redirects are not followed"
         self.last_failure = f"{type(error).__name__}: {reason_of(error)[:300]}"
         self.failures += 1
         if self.failures >= patience.breaker:
