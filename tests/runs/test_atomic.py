@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -78,14 +81,58 @@ def _open(path: Path, queue) -> None:
 
 def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    with pytest.raises(FolderBusy, match=f"process {os.getpid()} on .* is using this folder"):
+        RunFolder(tmp_path)  # nor can this one work there twice
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     other = context.Process(target=_open, args=(tmp_path, queue))
     other.start()
-    assert "is using this folder" in queue.get(timeout=60)
+    assert f"process {os.getpid()} on " in queue.get(timeout=60)
     other.join()
     folder.close()
     RunFolder(tmp_path).close()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from covey.runs.folder import RunFolder
+RunFolder(Path(sys.argv[1]))
+print("holds", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        with pytest.raises(FolderBusy, match=f"process {holder.pid} on "):
+            RunFolder(tmp_path)
+        holder.kill()
+    RunFolder(tmp_path).close()
+
+
+def test_a_folder_is_closed_by_any_thread(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    thread = Thread(target=folder.close)
+    thread.start()
+    thread.join()
+    RunFolder(tmp_path).close()
+
+
+def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    child = os.fork()
+    if not child:
+        try:
+            folder.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(FolderBusy):
+        RunFolder(tmp_path)
+    folder.close()
 
 
 def test_streams_and_rollouts_rewind_to_a_checkpoint(tmp_path: Path) -> None:

@@ -6,17 +6,17 @@ rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import TextIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,9 +30,14 @@ from covey.system.processes import is_rank_zero
 from covey.types import Group
 from covey_verify.errors import ConfigError
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 LOCK = ".lock"
-"""File that names the process that uses the folder, and that this process keeps locked."""
+"""File that names the process that uses the folder."""
+HELD = ".held"
+"""File that this process keeps locked. filelock writes into it where a file system has no locks."""
 RESULT = "result.json"
 CURVE = "curve.svg"
 """File that a run writes when it has ended."""
@@ -73,30 +78,25 @@ class ExpectedStream:
         self.unread += line
 
 
-OPEN_LOCKS = set[TextIO]()
-"""The locks that this process holds."""
+OPEN_LOCKS = set["BaseFileLock"]()
+"""The locks of open folders. filelock would release one that nobody refers to any more."""
 
 
-def _close_locks() -> None:
-    """Close the locks in a forked child, since a child of a user's code may outlive the run."""
-    for lock in OPEN_LOCKS:
-        lock.close()
+def take_lock(path: Path) -> BaseFileLock:
+    """Return the lock of a run's folder, which this process holds until it is released. Raises FolderBusy."""
+    from filelock import FileLock, Timeout  # here, because it takes longer than reading a run's log
 
-
-os.register_at_fork(after_in_child=_close_locks)
-
-
-def take_lock(path: Path) -> TextIO:
-    """Return the open lock file of a run's folder, locked until it is closed. Raises FolderBusy."""
-    # "a+": opening must not empty the file, whose text names the owner in the message below.
-    lock = (path / LOCK).open("a+")
+    # A folder may be closed by another thread than the one that opened it.
+    lock = FileLock(path / HELD, timeout=0, thread_local=False)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read().strip() or "another process"
-        lock.close()
-        raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
+        lock.acquire()
+    except Timeout:
+        owner = ""
+        with suppress(FileNotFoundError):
+            owner = (path / LOCK).read_text(errors="replace").strip()
+        raise FolderBusy(
+            f"{path}: {owner or 'another process'} is using this folder; wait for it or choose another"
+        ) from None
     return lock
 
 
@@ -112,10 +112,8 @@ class RunFolder:
         for folder in folders:
             make_folder(folder)
         self._lock = take_lock(path)
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
-        self._lock.flush()
         OPEN_LOCKS.add(self._lock)
+        (path / LOCK).write_text(f"process {os.getpid()} on {os.uname().nodename}")
         # The thread that samples ahead logs events too.
         self._appending = Lock()
         self._meant = {name: ExpectedStream() for name in STREAMS}
@@ -125,7 +123,7 @@ class RunFolder:
     def close(self) -> None:
         """Release the lock."""
         if self.writes:
-            self._lock.close()
+            self._lock.release()
             OPEN_LOCKS.discard(self._lock)
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from covey.errors import RECORD, START
 from covey.runs.atomic import discard, make_folder, sync
 from covey.runs.compatibility import refuse_foreign
-from covey.runs.folder import CURVE, LOCK, RESULT, STREAMS, RunFolder, take_lock
+from covey.runs.folder import CURVE, HELD, LOCK, RESULT, STREAMS, RunFolder, take_lock
 from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
@@ -36,7 +36,7 @@ FILES = (
     HEALING,
     TAGS,
 )
-OTHERS = (LOCK, "report.html")
+OTHERS = (LOCK, HELD, "report.html")
 """Files of a run's folder that stay when another run begins there."""
 TRASH = ".trash"
 FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING, ARCHIVE)
@@ -78,7 +78,7 @@ def move_to_trash(folder: Path, root: Path) -> tuple[Path, Path]:
         )
     with ExitStack() as held:
         for one in {folder, home, *stages_in(home)}:
-            held.enter_context(take_lock(one))
+            held.callback(take_lock(one).release)
         trash = home.parent / TRASH
         if trash.is_symlink():
             raise ConfigError(f"{trash} is a link. Remove it first")
