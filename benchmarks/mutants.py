@@ -112,7 +112,7 @@ NEAR = {
     "learner": ["tests/learner/test_optimizer.py", *PROOF],
     "training/guards": ["tests/training/test_guards.py"],
     "training/supervisor": ["tests/training/test_guards.py", *PROOF],
-    "training/run": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
+    "training/updates": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
     "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
     "training/pipeline": [
@@ -316,8 +316,8 @@ MUTANTS = [
     ),
     *of(
         "objective/loss.py",
-        ("mask dropped from the reduction", "by_token[:1])[:, None] * inputs.mask", "by_token[:1])[:, None]"),
-        ("token weights carry gradient", "values = values * factors.detach()", "values = values * factors"),
+        ("mask dropped from the reduction", "row_weight[:, None] * inputs.mask", "row_weight[:, None]"),
+        ("token weights carry gradient", "(by_token[0], 1)).detach()", "(by_token[0], 1))"),
         ("adaptive KL coefficient ignored", "algorithm.kl.coef if kl_coef is None else kl_coef", "algorithm.kl.coef"),
         ("penalty subtracted", "total + coef * kl\n", "total - coef * kl\n"),
         ("incorrect answers imitated", "inputs.mask & inputs.correct[:, None]", "inputs.mask & ~inputs.correct[:, None]"),
@@ -338,7 +338,7 @@ MUTANTS = [
     *of(
         "objective/diagnostics.py",
         ("clip shares of the wrong sign", "(low & (advantage < 0))", "(low & (advantage > 0))"),
-        ("token ratio for the algorithm's", 'ratio=host(algorithm.ratio(inputs))', 'ratio=host(inputs.log_ratio.exp())'),
+        ("token ratio for the algorithm's", 'ratio=host(loss.tokens.ratio)', 'ratio=host(inputs.log_ratio.exp())'),
     ),
     *of(
         "learner/batching.py",
@@ -419,9 +419,9 @@ MUTANTS = [
         ("a head's loss forgotten", "loss.total + self.values(micro, scores)[0]", "loss.total"),
     ),
     *of(
-        "training/run.py",
+        "training/updates.py",
         ("learning rate of the next step", "learning_rate(step, learner.train, number)", "learning_rate(step + 1, learner.train, number)"),
-        ("a bad gradient kept for the next update", "        learner.clear()\n", ""),
+        ("a bad gradient kept for the next update", "    learner.clear()\n", ""),
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
     ),
     *of(

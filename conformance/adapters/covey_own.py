@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.config.algorithm import build_algorithm
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import BatchData, GroupData, KLData, LossInputs, SelectionData
-from covey.objective.loss import penalty, policy_loss, policy_values
+from covey.objective.loss import penalty, policy_loss
 from covey.objective.penalties import bounded_value
 from covey.objective.preference import PREFERENCES
 from covey.objective.reductions import Totals
@@ -53,15 +53,15 @@ def loss(case: Case) -> dict[str, Any]:
     algorithm = build_algorithm(case["asks"])
     logprobs = numbers(case["inputs"], "new").requires_grad_()
     inputs = loss_inputs(algorithm, case["inputs"], logprobs)
-    total = policy_loss(algorithm, inputs).total
-    inputs = replace(inputs, ratio=algorithm.ratio(inputs))
-    terms = policy_values(algorithm, inputs)
+    result = policy_loss(algorithm, inputs)
+    terms = result.tokens.value
+    inputs = replace(inputs, ratio=result.tokens.ratio)
     if algorithm.kl is not None and algorithm.kl.place == "loss":
         terms = terms + algorithm.kl.coef * penalty(algorithm.kl, inputs)
     if algorithm.entropy is not None and inputs.entropy is not None:
         terms = terms - algorithm.entropy.coef * inputs.entropy
-    gradient = torch.autograd.grad(total, logprobs)[0]
-    return {"tokens": terms.detach() * inputs.mask, "loss": total.detach(), "gradient": gradient}
+    gradient = torch.autograd.grad(result.total, logprobs)[0]
+    return {"tokens": terms.detach() * inputs.mask, "loss": result.total.detach(), "gradient": gradient}
 
 
 def preference(case: Case) -> dict[str, Any]:

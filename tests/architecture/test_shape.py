@@ -207,6 +207,7 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
         "resume",
         "hooks",
         "turns",
+        "updates",
         "memory",
         "time_estimate",
         "pipeline",

@@ -14,7 +14,7 @@ from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import Bound, bind
 from covey.objective.data import LossInputs
 from covey.objective.diagnostics import gradient_coefficient
-from covey.objective.loss import penalty, policy_loss, policy_values
+from covey.objective.loss import penalty, policy_loss, token_terms
 from covey.objective.penalties import KL, Entropy
 from covey_verify.errors import CoveyError
 from tests.objective.inputs import LOG, TOTALS, algorithm, made_inputs, t
@@ -68,8 +68,7 @@ def test_factors_multiply_the_policy_term_alone_and_are_detached() -> None:
     plain, weighted = (policy_loss(a, inputs) for a in (replace(chosen, correction=()), chosen))
     assert weighted.kl == plain.kl
     assert weighted.policy.item() == pytest.approx((-2.4 - 1) / 8 + 1.6 / 4)
-    values = policy_values(chosen, replace(inputs, ratio=chosen.ratio(inputs)))
-    torch.testing.assert_close(values, t([-2.4, -1], [1.6, 0]))
+    torch.testing.assert_close(weighted.tokens.value, t([-2.4, -1], [1.6, 0]))
 
 
 def test_a_users_functions_need_not_know_about_padding_or_detaching() -> None:
@@ -227,10 +226,10 @@ def test_corrections_multiply() -> None:
     old = made_inputs().old_logprobs
     inputs = made_inputs(sampler_logprobs=old - t([LOG(3), LOG(2)], [0, 0]))
     truncated, decoupled = bind(corrections.truncated, cap=2.5), bind(corrections.decoupled)
-    inputs = replace(inputs, ratio=inputs.log_ratio.exp())
-    both = policy_values(algorithm(correction=(truncated, decoupled)), inputs)
+    both = token_terms(algorithm(correction=(truncated, decoupled)), inputs)
     # Weights 3 and 2: capped 2.5 * 3 and 2 * 2.
-    torch.testing.assert_close(both, policy_values(algorithm(), inputs) * t([7.5, 4], [1, 1]))
+    torch.testing.assert_close(both.correction, t([7.5, 4], [1, 1]))
+    torch.testing.assert_close(both.value, token_terms(algorithm(), inputs).value * t([7.5, 4], [1, 1]))
 
 
 def test_the_pull_to_the_sampler_keeps_no_reference() -> None:

@@ -57,7 +57,7 @@ compare.compared(folder, Path(other))
 print(json.dumps({"codes": codes, "opened": sorted(set(opened))}))
 """
 OWN = {f"{record}.json" for record in ("env", "start", "exit", "result", "manifest", "tokenizer", "tags")}
-OWN |= {"config.yaml", ".lock", ".marks"}
+OWN |= {"config.yaml", ".lock", ".owner", ".marks"}
 OWN |= {f"{stream}.jsonl" for stream in ("metrics", "timings", "evals", "events", "findings")}
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_record_of_the_run_is_named_and_not_shown(
     (secret := tmp_path / "elsewhere" / "id_rsa").parent.mkdir()
     secret.write_text("my private key")
     change(theirs, secret)
-    (theirs / ".lock").write_text("")
+    (theirs / ".owner").write_text("")
     report = tmp_path / "r.html"
     code = main(["report", str(theirs), "-o", str(report)])
     shown = capsys.readouterr().err + (report.read_text() if report.exists() else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import socket
@@ -87,7 +89,7 @@ def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
     queue = context.Queue()
     other = context.Process(target=_open, args=(tmp_path, queue))
     other.start()
-    assert f"process {os.getpid()} on " in queue.get(timeout=60)
+    assert "is using this folder" in queue.get(timeout=60)
     other.join()
     folder.close()
     RunFolder(tmp_path).close()
@@ -133,6 +135,35 @@ def test_a_forked_child_does_not_release_what_its_parent_holds(tmp_path: Path) -
     with pytest.raises(FolderBusy):
         RunFolder(tmp_path)
     folder.close()
+
+
+def test_a_forked_child_that_outlives_a_run_does_not_hold_its_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    context = multiprocessing.get_context("fork")
+    ends = context.Event()
+    child = context.Process(target=ends.wait)
+    child.start()
+    with pytest.raises(FolderBusy, match=f"process {os.getpid()} on"):
+        RunFolder(tmp_path)
+    folder.close()
+    RunFolder(tmp_path).close()
+    ends.set()
+    child.join()
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_still_refuses_a_second_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")  # as Lustre answers without -o flock
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    folder = RunFolder(tmp_path)
+    with pytest.raises(FolderBusy, match="is using this folder"):
+        RunFolder(tmp_path)
+    folder.close()
+    RunFolder(tmp_path).close()
 
 
 def test_streams_and_rollouts_rewind_to_a_checkpoint(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from covey.objective import surrogates
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound, bind
 from covey.objective.data import LossInputs
-from covey.objective.loss import Loss, policy_loss, policy_values
+from covey.objective.loss import Loss, policy_loss
 from covey.objective.reductions import Totals, token_mean
 
 CLIPPED = ("vanilla", "ppo")
@@ -67,12 +67,12 @@ class LossCase:
 
     def value(self) -> Loss:
         """Return the loss by covey's own formula."""
+        loss = policy_loss(self.algorithm, self.inputs)
         if self.mismatch is None:
-            return policy_loss(self.algorithm, self.inputs)
-        inputs = replace(self.inputs, ratio=self.algorithm.ratio(self.inputs))
-        weight = self.algorithm.reduce(inputs)[:, None] * inputs.mask * self.weigh(self.mismatch)
-        total = (policy_values(self.algorithm, inputs) * weight).sum()
-        return Loss(total, total, total * 0, total * 0)
+            return loss
+        weight = loss.weight[:, None] * self.inputs.mask * self.weigh(self.mismatch)
+        total = (loss.tokens.value * weight).sum()
+        return replace(loss, total=total, policy=total)
 
 
 @lru_cache(maxsize=8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +26,7 @@ from covey.audit.sources import LOSSES, is_foreign, open_run
 from covey.audit.table import CHECKS
 from covey.insight.findings.finding import Finding
 from covey.insight.pages.records import Runs
-from covey.runs.folder import RESULT
+from covey.runs.folder import RESULT, name_owner
 from covey.runs.rollouts import packed, rollout_file
 from covey.system.integrity import sealed, sealed_line, sealed_text
 from covey_verify.errors import ConfigError, CoveyError
@@ -166,9 +165,9 @@ def _append(stream: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def _say_whether_it_grows(record: AuditRecord, source: Path, folder: Path, grows: bool) -> None:
-    """Write a lock of this process, by which pages follow the folder, or a result."""
+    """Name this process as the owner, by which pages follow the folder, or a result."""
     if grows:
-        (folder / ".lock").write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
+        name_owner(folder)
         (folder / RESULT).unlink(missing_ok=True)
         return
     remark = f"{source}, as it was when this page was made: {len(record.updates)} updates, "

@@ -22,7 +22,7 @@ from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
 from covey.sampling.server_client import SHORT_TIMEOUT
 from covey_verify.errors import ConfigError
-from covey_verify.web import StatusError, ask
+from covey_verify.web import MOST_MESSAGE, StatusError, TooLong, ask
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -167,9 +167,9 @@ class PlacedSamplers:
         except RayError as error:
             raise OSError(said(error)) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise StatusError(status, text.decode(errors="replace"))
+            raise StatusError(status, text[:MOST_MESSAGE].decode(errors="replace"))
         if len(text) > largest:
-            raise ValueError(f"a reply of more than {largest} bytes")
+            raise TooLong(f"the reply has more than {largest} bytes")
         return json.loads(text) if text.strip() else None
 
 

@@ -37,7 +37,7 @@ from covey.insight.trials import (
 from covey.runs.atomic import discard, link, make_folder
 from covey.runs.compatibility import effect_of_change
 from covey.runs.estimates import gain
-from covey.runs.folder import CURVE, RESULT, checkpoints, read_numbers, step_of
+from covey.runs.folder import CURVE, LOCK, OWNER, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.origin import write_own
 from covey.runs.reader import last_stage, load_recorded, resumable
@@ -56,7 +56,7 @@ LONGEST_NAME = 80
 LINKED = ("rollouts", "checkpoints")
 """Folders of a run whose files nobody changes in place."""
 NOT_COPIED = (
-    *(*LINKED, "final", RESULT, RECORD, CURVE, ".lock", "sync", "report.html", "export"),
+    *(*LINKED, "final", RESULT, RECORD, CURVE, LOCK, OWNER, "sync", "report.html", "export"),
     *(HEALING, ARCHIVE),
 )
 """Entries of a run's folder that are linked, or that say how it ended."""

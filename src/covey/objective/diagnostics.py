@@ -19,7 +19,7 @@ import torch
 
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import differentiating
-from covey.objective.loss import own_in_loss, policy_values
+from covey.objective.loss import own_in_loss, token_terms
 from covey.objective.signs import known_mean, mixes_scripts
 from covey.objective.texts import answers_inside, text_metrics
 from covey.types import Group
@@ -66,12 +66,9 @@ def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
     """
     logprobs = inputs.logprobs.detach().requires_grad_()
     with torch.enable_grad():
-        # The ratio is recomputed from the new leaf, so that its dependence on log pi is differentiated as
-        # well.
-        free = replace(inputs, logprobs=logprobs)
-        values = policy_values(algorithm, replace(free, ratio=algorithm.ratio(free)))
+        value = token_terms(algorithm, replace(inputs, logprobs=logprobs)).value
         with differentiating(own_in_loss(algorithm)):
-            return -torch.autograd.grad(values.sum(), logprobs)[0]
+            return -torch.autograd.grad(value.sum(), logprobs)[0]
 
 
 @torch.no_grad()
@@ -81,21 +78,19 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
     def host(values: Tensor) -> Tensor:
         return values.detach().float().cpu()
 
-    # The int 1 where the algorithm has no corrections.
-    correction = math.prod(c(inputs) for c in algorithm.correction)
     return TokenStats(
         loss=host(loss.total),
         policy_loss=host(loss.policy),
         kl_loss=host(loss.kl),
         mask=inputs.mask.cpu(),
-        ratio=host(algorithm.ratio(inputs)),
+        ratio=host(loss.tokens.ratio),
         advantage=host(inputs.advantages),
         coefficient=host(gradient_coefficient(algorithm, inputs)),
-        correction=host(correction) if isinstance(correction, torch.Tensor) else None,
+        correction=None if loss.tokens.correction is None else host(loss.tokens.correction),
         entropy=None if inputs.entropy is None else host(inputs.entropy),
         mismatch=None if inputs.sampler_logprobs is None else host(inputs.mismatch),
         ref_log_ratio=None if inputs.ref_logprobs is None else host(inputs.ref_log_ratio),
-        weight=host(algorithm.reduce(inputs)),
+        weight=host(loss.weight),
     )
 
 

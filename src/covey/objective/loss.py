@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class TokenTerms:
+    """The policy loss of a micro-batch token by token, before the reduction. (N, T) each."""
+
+    ratio: Tensor
+    """The importance ratio; (N, 1) where a user's function gives one for each completion."""
+    correction: Tensor | None
+    """The product of the importance corrections; None where the algorithm has none."""
+    value: Tensor
+    """The surrogate times corrections and token weights."""
+
+
+@dataclass(frozen=True)
 class Loss:
     """The terms of a micro-batch's part of the loss, scalars; ``total`` is the one to differentiate."""
 
@@ -25,6 +37,10 @@ class Loss:
     kl: Tensor
     entropy: Tensor
     """Mean entropy as the reduction weighs it (the bonus is ``-entropy_coef`` times this)."""
+    tokens: TokenTerms
+    """The terms that ``policy`` is the weighted sum of."""
+    weight: Tensor
+    """(N,): the factor of each completion's tokens in the reduction."""
 
 
 def policy_loss(
@@ -40,13 +56,13 @@ def policy_loss(
     gradients of micro-batches add up to the step's gradient. The coefficients default to the
     algorithm's; controllers pass their current ones.
     """
-    # Later axes may ask for the ratio, so it is computed first.
-    by_token = inputs.mask.shape
-    ratio = values_of("ratio", algorithm.ratio, inputs, by_token, (by_token[0], 1))
-    inputs = replace(inputs, ratio=ratio)
+    tokens = token_terms(algorithm, inputs)
+    # Reductions and penalties may ask for the ratio too.
+    inputs = replace(inputs, ratio=tokens.ratio)
+    row_weight = values_of("reduce", algorithm.reduce, inputs, inputs.mask.shape[:1])
     # (N,) -> (N, T), 0 off the mask.
-    weight = values_of("reduce", algorithm.reduce, inputs, by_token[:1])[:, None] * inputs.mask
-    policy = (policy_values(algorithm, inputs) * weight).sum()
+    weight = row_weight[:, None] * inputs.mask
+    policy = (tokens.value * weight).sum()
     kl = entropy = policy.new_zeros(())
     total = policy
     if algorithm.kl is not None and algorithm.kl.place == "loss":
@@ -59,7 +75,7 @@ def policy_loss(
         total = total - coef * entropy
     if algorithm.nll:
         total = total + algorithm.nll * imitation(inputs)
-    return Loss(total, policy.detach(), kl.detach(), entropy.detach())
+    return Loss(total, policy.detach(), kl.detach(), entropy.detach(), tokens, row_weight)
 
 
 def own_in_loss(algorithm: Algorithm) -> list[str]:
@@ -79,15 +95,22 @@ def imitation(inputs: LossInputs) -> Tensor:
     return -(inputs.logprobs * chosen).sum() / max(inputs.totals.correct_tokens, 1)
 
 
-def policy_values(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
-    """Return each token's term of the policy loss before the reduction. (N, T)."""
+def token_terms(algorithm: Algorithm, inputs: LossInputs) -> TokenTerms:
+    """Return ratio, corrections and value of the policy loss for each token, before the reduction."""
     by_token = inputs.mask.shape
-    values = values_of("surrogate", algorithm.surrogate, inputs, by_token)
+    # Later axes may ask for the ratio, so it is computed first.
+    ratio = values_of("ratio", algorithm.ratio, inputs, by_token, (by_token[0], 1))
+    inputs = replace(inputs, ratio=ratio)
+    value = values_of("surrogate", algorithm.surrogate, inputs, by_token)
+    correction = None
     for weight in algorithm.policy_weights:
-        axis = "correction" if weight in algorithm.correction else "token_weights"
-        factors = values_of(axis, weight, inputs, by_token, (by_token[0], 1))
-        values = values * factors.detach()
-    return values
+        corrects = weight in algorithm.correction
+        axis = "correction" if corrects else "token_weights"
+        factors = values_of(axis, weight, inputs, by_token, (by_token[0], 1)).detach()
+        value = value * factors
+        if corrects:
+            correction = factors if correction is None else correction * factors
+    return TokenTerms(ratio, correction, value)
 
 
 def penalty(kl: KL, inputs: LossInputs) -> Tensor:

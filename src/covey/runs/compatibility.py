@@ -22,7 +22,7 @@ from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
-from covey.runs.folder import CURVE, IN_CHECKPOINT, LOCK, STREAMS
+from covey.runs.folder import CURVE, IN_CHECKPOINT, OWNER, STREAMS
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.system.machine import available_threads
@@ -116,7 +116,7 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError if a run would overwrite files of its folder that no run has left there."""
-    records = [folder / name for name in (LOCK, "config.yaml", "env.json", START)]
+    records = [folder / name for name in (OWNER, "config.yaml", "env.json", START)]
     if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
         return
     theirs = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]

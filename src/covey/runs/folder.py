@@ -11,7 +11,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -31,13 +30,13 @@ from covey.types import Group
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
-    from filelock import BaseFileLock
+    from filelock import FileLock
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 LOCK = ".lock"
-"""File that names the process that uses the folder."""
-HELD = ".held"
-"""File that this process keeps locked. filelock writes into it where a file system has no locks."""
+"""File that the process that uses the folder keeps locked."""
+OWNER = ".owner"
+"""File that names the process that has used the folder last."""
 RESULT = "result.json"
 CURVE = "curve.svg"
 """File that a run writes when it has ended."""
@@ -78,26 +77,35 @@ class ExpectedStream:
         self.unread += line
 
 
-OPEN_LOCKS = set["BaseFileLock"]()
-"""The locks of open folders. filelock would release one that nobody refers to any more."""
+OPEN_LOCKS = set["FileLock"]()
+"""The locks of open folders: filelock would release one that nobody refers to."""
 
 
-def take_lock(path: Path) -> BaseFileLock:
-    """Return the lock of a run's folder, which this process holds until it is released. Raises FolderBusy."""
-    from filelock import FileLock, Timeout  # here, because it takes longer than reading a run's log
+def take_lock(path: Path) -> FileLock:
+    """Return the lock of a run's folder, which this process has until it is released. Raises FolderBusy."""
+    from filelock import FileLock, Timeout  # slow to import for commands that only read a run
 
-    # A folder may be closed by another thread than the one that opened it.
-    lock = FileLock(path / HELD, timeout=0, thread_local=False)
+    # Whatever thread opens a folder, another may close it. A forked child does not hold the lock.
+    lock = FileLock(path / LOCK, timeout=0, thread_local=False)
     try:
         lock.acquire()
     except Timeout:
-        owner = ""
-        with suppress(FileNotFoundError):
-            owner = (path / LOCK).read_text(errors="replace").strip()
         raise FolderBusy(
-            f"{path}: {owner or 'another process'} is using this folder; wait for it or choose another"
+            f"{path}: {_owner(path)} is using this folder; wait for it or choose another"
         ) from None
     return lock
+
+
+def _owner(path: Path) -> str:
+    try:
+        return (path / OWNER).read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def name_owner(path: Path) -> None:
+    """Write into a run's folder that this process uses it."""
+    (path / OWNER).write_text(f"process {os.getpid()} on {os.uname().nodename}", encoding="utf-8")
 
 
 class RunFolder:
@@ -113,7 +121,7 @@ class RunFolder:
             make_folder(folder)
         self._lock = take_lock(path)
         OPEN_LOCKS.add(self._lock)
-        (path / LOCK).write_text(f"process {os.getpid()} on {os.uname().nodename}")
+        name_owner(path)
         # The thread that samples ahead logs events too.
         self._appending = Lock()
         self._meant = {name: ExpectedStream() for name in STREAMS}

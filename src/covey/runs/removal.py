@@ -10,7 +10,7 @@ from pathlib import Path
 from covey.errors import RECORD, START
 from covey.runs.atomic import discard, make_folder, sync
 from covey.runs.compatibility import refuse_foreign
-from covey.runs.folder import CURVE, HELD, LOCK, RESULT, STREAMS, RunFolder, take_lock
+from covey.runs.folder import CURVE, LOCK, OWNER, RESULT, STREAMS, RunFolder, take_lock
 from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
@@ -36,7 +36,7 @@ FILES = (
     HEALING,
     TAGS,
 )
-OTHERS = (LOCK, HELD, "report.html")
+OTHERS = (LOCK, OWNER, "report.html")
 """Files of a run's folder that stay when another run begins there."""
 TRASH = ".trash"
 FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING, ARCHIVE)

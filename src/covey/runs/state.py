@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from covey.errors import RECORD, CheckpointError
-from covey.runs.folder import LOCK, RESULT
+from covey.runs.folder import OWNER, RESULT
 from covey.runs.reader import resumable
 from covey.system.opening import RECORD_BYTES, read_below
 
@@ -17,7 +17,7 @@ RunState = Literal["training", "finished", "stopped", "interrupted"]
 def run_state(folder: Path) -> RunState:
     """Return whether a run is training, has finished, was stopped by a guard, or was interrupted.
 
-    Its lock file names the process. Taking the lock to find out could make a starting trainer fail.
+    The file ``OWNER`` names the process. Taking the lock to find out could make a starting trainer fail.
     """
     if (folder / RESULT).is_file():
         return "finished"
@@ -40,16 +40,16 @@ def run_state(folder: Path) -> RunState:
 
 
 def _owner(folder: Path) -> tuple[int, str] | None:
-    """Return the process and the host that a lock file names; None if it names none."""
+    """Return the process and the host that the file ``OWNER`` names; None if it names none."""
     try:  # "process PID on HOST"
-        words = read_below(folder, LOCK, RECORD_BYTES).decode().split()
+        words = read_below(folder, OWNER, RECORD_BYTES).decode().split()
         return int(words[1]), words[3]
     except (OSError, ValueError, IndexError, CheckpointError):
         return None
 
 
 def host_elsewhere(folder: Path) -> str:
-    """Return the other host on which a run trains, by its lock file; empty if it does not."""
+    """Return the other host on which a run trains, by its file ``OWNER``; empty if it does not."""
     owner = _owner(folder)
     if owner is None or owner[1] == os.uname().nodename or run_state(folder) != "training":
         return ""

@@ -192,7 +192,7 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
 def _answers(url: str) -> bool:
     try:
         ask(f"{url}/health", timeout=5.0)
-    except OSError:  # StatusError is one
+    except OSError:  # a status other than 2xx, too
         return False
     except ValueError:
         pass  # a reply that is no JSON is a reply

@@ -14,6 +14,7 @@ from covey.models.logprobs import TokenScores
 from covey.rng import key, permutation
 from covey.system.processes import run_on_all
 from covey.training.run import Run
+from covey.training.updates import apply_update
 
 Shares = Mapping[str, float]
 """A micro-batch's part of each metric of its step; parts add up. One of them is `loss`."""
@@ -39,7 +40,7 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
         with journal.clock("update"):
             batch, objective = build_step(rows)
             shares = learner.forward_backward(batch, objective)
-            norm = run.update(learner, step, batch, [s["loss"] for s in shares])
+            norm = apply_update(run, learner, step, batch, [s["loss"] for s in shares])
         run.sampler.sync(learner)
         run.advance(step + 1)
         journal.clock.count("update", int(batch.mask.sum()))

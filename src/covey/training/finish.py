@@ -72,11 +72,12 @@ def write_result(result: Result, written: Mapping[str, object]) -> None:
 def evaluate_again(run: Run) -> Evaluation | None:
     """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
     train = run.loaded.config.train
-    if train.stop_at is None or run.state.step >= train.steps or not run.spare_problems:
+    spare_problems = run.evaluator.spare_problems
+    if train.stop_at is None or run.state.step >= train.steps or not spare_problems:
         return None
-    evaluation = run.evaluate_on(run.spare_problems)
+    evaluation = run.evaluator.measure(spare_problems)
     values = {name: estimate.value for name, estimate in evaluation.summary().items()}
-    run.journal.log_event(run.state.step, "measured again", problems=len(run.spare_problems), **values)
+    run.journal.log_event(run.state.step, "measured again", problems=len(spare_problems), **values)
     return evaluation
 
 

@@ -324,7 +324,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
     try:
         with run.watchdog.watching():
             if run.test_set:
-                evaluations["before"] = run.evaluation_at(0)
+                evaluations["before"] = run.evaluator.at(0)
             run.options.observer.run_begins(run.state.step)
             # A resumed stage first does what a stop left undone, which may end it.
             if not (run.state.step and run.evaluate_and_save()):
@@ -334,7 +334,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written again
             if run.test_set:
-                evaluations["after"] = run.evaluate()
+                evaluations["after"] = run.evaluator.measure_now(run.state.step)
             again = evaluate_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)

@@ -23,6 +23,7 @@ from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.misattributed import misattributed_groups, report_misattributed
 from covey.training.run import Run
 from covey.training.turns import learner_turns, policy_waits, set_value_pull
+from covey.training.updates import apply_update
 from covey.types import Group
 
 
@@ -68,9 +69,9 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     turns = learner_turns(run, waits, done)  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
         for turn in turns:
-            # Forward and backward add up a gradient; ``run.update`` applies it, unless it is not finite.
+            # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.
             stats = turn.learner.forward_backward(minibatch, turn.objective)
-            norm = run.update(turn.learner, step, minibatch, [float(s.loss) for s in stats], number)
+            norm = apply_update(run, turn.learner, step, minibatch, [float(s.loss) for s in stats], number)
             turn.norms.append(norm)
             if isfinite(norm):
                 done.stats += [s for s in stats if isinstance(s, TokenStats)]

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeAlias
 
 from covey.config.load import ResolvedConfig
 from covey.config.sampling import Rollout
-from covey.errors import GuardStop
-from covey.learner.batching import Batch
 from covey.learner.learner import Learner
-from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
-from covey.models.sharded import local_part
 from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
 from covey.rewards.base import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
-from covey.rollouts.draw import sampling_params
 from covey.rollouts.loop import Rollouts
 from covey.runs.checkpoint import State, save_checkpoint
 from covey.runs.drift import Drift
-from covey.runs.estimates import Evaluation
 from covey.runs.folder import checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.pending import PendingCompletions
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import Prompted
-from covey.system.processes import on_rank_zero, run_on_all
+from covey.system.processes import on_rank_zero
 from covey.system.signals import StopSignal
-from covey.training.evaluation import evaluate
-from covey.training.guards import judge_update
+from covey.training.evaluator import Evaluator
 from covey.training.observer import ObserverRequest
 from covey.training.options import RunOptions
 from covey.training.progress import Progress
@@ -67,6 +58,9 @@ class Run:
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.loaded, self.journal)
+        self.evaluator = Evaluator(
+            self.loaded, self.test_set, self.sampler, self.rewards, self.journal, self.on_sample
+        )
         self.drift = Drift(self.journal.folder.path)
         train = self.loaded.config.train
         rl = self.loaded.config.method == "rl"
@@ -113,47 +107,6 @@ class Run:
         )
         return source.batches_from(self.state.step, self.state.position, self.on_sample)
 
-    def update(
-        self, learner: AnyLearner, step: int, minibatch: Batch, losses: Sequence[float], number: int = 0
-    ) -> float:
-        """Apply a learner's accumulated gradient, the step's ``number``-th, and return its norm.
-
-        If it or the loss is not finite nothing is applied, the batch is kept, and NaN is returned. Raises
-        GuardStop after ``guards.bad_updates`` of these in a row.
-        """
-        if self.progress.between_steps:
-            run_on_all(self.safe_point)
-        # Faults are those that a test has planned; without any these calls do nothing.
-        faults = self.options.faults
-        self.progress.update_begins(number)
-        faults.in_gradient(learner.optimizer.masters)
-        loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
-        # An infinite loss can have a finite gradient; neither is applied.
-        norm = learner.step(learning_rate(step, learner.train, number)) if math.isfinite(loss) else math.nan
-        faults.in_weights([local_part(m.detach()) for m in learner.optimizer.masters[:1]])
-        is_finite = math.isfinite(norm)
-        if not is_finite:
-            self._set_aside(learner, step, minibatch, loss)
-        memory, stop = judge_update(is_finite, self.state.guards, self.loaded.config.guards, step)
-        self.state = replace(self.state, guards=memory, updates=self.learner.version)
-        if stop is not None:
-            raise GuardStop(stop.why)
-        return norm if is_finite else math.nan
-
-    def _set_aside(self, learner: AnyLearner, step: int, minibatch: Batch, loss: float) -> None:
-        """Keep the batch of an update that is not applied, log it, and drop its gradient."""
-        name = f"step_{step:06d}_{self.state.guards.bad_updates}"
-        record = {
-            "step": step,
-            "loss": str(loss),
-            "optimizer_step": learner.version,
-            # Asked for before the gradient is dropped below.
-            "parameters": learner.nonfinite_parameters(),
-        }
-        self.journal.save_skipped_update(name, minibatch, record)
-        self.journal.log_event(step, "update skipped", loss=loss, batch=name)
-        learner.clear()
-
     def advance(self, step: int, position: Position | None = None) -> None:
         """Mark a step as complete: a resume begins after it, once its logs are written."""
         self.watchdog.progress()
@@ -176,41 +129,6 @@ class Run:
         last = now < steps or self.journal.clock.phase != "eval"
         return self.progress.seconds_left(between + last if self.test_set else 0)
 
-    @property
-    def spare_problems(self) -> list[Prompted]:
-        """Held-out problems that no evaluation during training uses, as many as one evaluation has."""
-        count = self.loaded.config.eval.problems
-        return self.test_set[count : 2 * count]
-
-    def evaluate(self) -> Evaluation:
-        """Measure held-out accuracy now and log it for the present step."""
-        result = self.evaluate_on(self.test_set[: self.loaded.config.eval.problems])
-        self.journal.log_evaluation(self.state.step, result)
-        return result
-
-    def evaluate_on(self, problems: Sequence[Prompted]) -> Evaluation:
-        """Measure accuracy on some problems now."""
-        config = self.loaded.config
-        self.journal.console.doing("evaluating")
-        with self.journal.clock("eval"):
-            return evaluate(
-                problems,
-                self.sampler,
-                self.rewards,
-                sampling_params(config.rollout),
-                config.eval.samples,
-                config.seed,
-                partial(self.on_sample, what="evaluating"),
-                self.loaded.credit,
-            )
-
-    def evaluation_at(self, step: int) -> Evaluation:
-        """Return held-out accuracy at this step, measured now or read from an earlier try's log."""
-        for record in on_rank_zero(lambda: self.journal.folder.read("evals.jsonl")):
-            if record["step"] == step:
-                return Evaluation.from_record(record)
-        return self.evaluate()
-
     def end_step(self, metrics: Mapping[str, float]) -> bool:
         """Evaluate and save when it is time, and tell the observer; return True if the stage ends here."""
         reached = self.evaluate_and_save()
@@ -229,9 +147,9 @@ class Run:
         self.progress.step_ends(step)
         is_last = step >= train.steps  # its evaluation and checkpoint are those of the run's end
         if self.test_set and self.loaded.config.eval.is_due(step) and not is_last:
-            now = self.evaluation_at(step)
-            second_measurement = bool(self.spare_problems)
-            if train.stop_at is not None and now.reaches(train.stop_at, second_measurement):
+            evaluation = self.evaluator.at(step)
+            second_measurement = bool(self.evaluator.spare_problems)
+            if train.stop_at is not None and evaluation.reaches(train.stop_at, second_measurement):
                 return True
             best = on_rank_zero(self.journal.folder.best)
             # ``on_rank_zero``: the first process alone reads files, and all act on what it found.

@@ -208,7 +208,7 @@ def test_a_killed_and_a_damaged_run_open(site, page) -> None:
         file.write('{"step": 3, "rew')
     (two / "metrics.jsonl").write_bytes(b"\x00\xff\n" + (two / "metrics.jsonl").read_bytes())
     (two / "rollouts" / "step_000001.npz").write_bytes(b"PK\x03")
-    (two / ".lock").write_text("process 999999999 on elsewhere")
+    (two / ".owner").write_text("process 999999999 on elsewhere")
     (site.root / "foreign").mkdir()
     (site.root / "foreign" / "config.yaml").write_text("server: {port: 80}")
     (site.root / "bad").mkdir()
@@ -379,7 +379,7 @@ def test_labels_of_an_axis_are_the_numbers_they_stand_at(page, tmp_path) -> None
 def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> None:
     run = site.root / "one"
     record = {"exit_code": 75, "error": "stopped by SIGTERM", "resume_command": "covey resume runs/one"}
-    (run / ".lock").write_text("")
+    (run / ".owner").write_text("")
     (run / "exit.json").write_text(json.dumps(record))
     (run / "findings.jsonl").write_text(
         as_stream([{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}])
@@ -436,7 +436,7 @@ def seeds(root: Path) -> None:
             folder.append("metrics.jsonl", {"step": step, "accuracy": step / 10 + seed / 100})
         folder.append("evals.jsonl", {"step": 3, "greedy": 0.25 + seed / 4})
         folder.close()
-        (root / name / ".lock").write_text("")  # which names this process, and that is at work
+        (root / name / ".owner").write_text("")  # which names this process, and that is at work
 
 
 def downloaded(page, button: str) -> list[list[str]]:
@@ -508,7 +508,7 @@ def test_runs_are_found_tagged_deleted_and_put_back(page, tmp_path) -> None:
         page.wait_for_selector("input[data-run=y]")
         assert (tmp_path / "y" / "metrics.jsonl").is_file()
         page.goto("about:blank")
-    (tmp_path / "y" / ".lock").write_text("process 7 on elsewhere.example")
+    (tmp_path / "y" / ".owner").write_text("process 7 on elsewhere.example")
     with serving(tmp_path) as url:
         page.goto(f"{url}?token=right#/")
         for answer in ("Cancel", "It has ended: delete"):

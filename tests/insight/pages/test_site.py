@@ -145,7 +145,7 @@ def test_a_run_is_moved_to_the_trash_and_back_unless_it_trains(site) -> None:
     status, body = changed(site.url, "/api/trash", {"run": "one"})
     assert status == 400 and "one is training" in body
     at_work.close()
-    (site.root / "one" / ".lock").write_text("")
+    (site.root / "one" / ".owner").write_text("")
     status, body = changed(site.url, "/api/trash", {"run": "one"})
     assert status == 200 and Path(json.loads(body)["place"], "metrics.jsonl").is_file()
     names = lambda: [row["run"] for row in json.loads(asked(site.url, "/api/runs")[1])["runs"]]
@@ -155,7 +155,7 @@ def test_a_run_is_moved_to_the_trash_and_back_unless_it_trains(site) -> None:
 
 
 def test_a_run_of_another_host_is_deleted_once_its_end_there_is_confirmed(site) -> None:
-    lock = site.root / "one" / ".lock"
+    lock = site.root / "one" / ".owner"
     lock.write_text("process 7 on elsewhere.example")
     rows = {row["run"]: row for row in json.loads(asked(site.url, "/api/runs")[1])["runs"]}
     assert (rows["one"]["state"], rows["one"]["elsewhere"]) == ("training", "elsewhere.example")

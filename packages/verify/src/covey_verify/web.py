@@ -9,41 +9,38 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import cache
 from http import HTTPStatus
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    import httpx2
+    from httpx2 import Client, Response
 
 MOST_MESSAGE = 400
-"""Number of characters kept of a server's error message."""
+"""Number of bytes kept of a server's error message."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine, which are reached without a proxy."""
-IDLE_SECONDS = 3.0
-"""Seconds for which an unused connection is kept: fewer than uvicorn's 5, so that we close it first."""
-KEPT = 64
-"""Most unused connections that are kept."""
-PHRASES = {status.value: status.phrase for status in HTTPStatus}
+IDLE = 2.0
+"""Seconds that an idle connection is kept: fewer than servers do, which then close few as we reuse them."""
 
 
 class StatusError(OSError):
-    """An answer with a status other than 2xx. Its text has status and message in one line."""
+    """An answer with a status other than 2xx."""
 
-    def __init__(self, status: int, message: str, location: str = "") -> None:
-        """``message``: the body or its beginning; ``location``: the address of a redirect."""
-        elsewhere = f"to {without_password(location)}: redirects are not followed" if location else ""
-        words = f"HTTP {status} {PHRASES.get(status, '')} {elsewhere}".split()
-        super().__init__(" ".join([*words, " ".join(message.split())[:200]]).strip())
+    def __init__(self, status: int, message: str = "", location: str = "") -> None:
+        """``message``: what the server says; ``location``: where a redirect leads, which is not followed."""
         self.status = status
-        self.message = message[:MOST_MESSAGE]
+        phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
+        redirect = f", to {without_password(location)}: redirects are not followed" if location else ""
+        sentence = " ".join(message.split())[:200]
+        super().__init__(f"{f'HTTP {status} {phrase}'.strip()}{redirect} {sentence}".strip())
 
 
 class TooLong(ValueError):
-    """A reply with more bytes than the caller admits."""
+    """A reply with more bytes than its caller takes."""
 
 
 def plain_address(url: str) -> str:
@@ -70,79 +67,54 @@ def two_lengths(headers: Mapping[str, str]) -> bool:
     return "content-length" in headers and "transfer-encoding" in headers
 
 
-class _Connections:
-    """The connections of this process, which its threads share."""
+@cache
+def _client(direct: bool) -> Client:
+    """Return this process's client, whose connections all threads share; ``direct``: without a proxy."""
+    # These take a tenth of a second, which only those pay who ask a server.
+    from http.cookiejar import CookieJar, DefaultCookiePolicy
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.clients = dict[bool, "httpx2.Client"]()
-        """The client that uses the environment's proxies (True), and the one that uses none."""
-        self.sockets = WeakSet[socket.socket]()
+    import httpx2
 
-    def client(self, proxies: bool) -> httpx2.Client:
-        """Return the client that uses the environment's proxies, or the one that uses none."""
-        with self.lock:
-            if proxies not in self.clients:
-                self.clients[proxies] = _new_client(proxies)
-            return self.clients[proxies]
-
-    def close_in_child(self) -> None:
-        """Close a forked child's copies of the parent's sockets, which stay open in the parent."""
-        for copy in list(self.sockets):
-            copy.close()
-        # A new lock, since a thread that exists in the parent only may have held the old one.
-        self.lock = threading.Lock()
-        self.clients = {}
-        self.sockets = WeakSet()
+    # No limit: every thread that asks has a connection of its own.
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
+    # No cookie is kept: a request does not depend on the one before.
+    cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+    try:
+        return httpx2.Client(limits=limits, cookies=cookies, trust_env=not direct, follow_redirects=False)
+    # The environment names a proxy of another kind, such as ALL_PROXY=socks5://..., or no address.
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        raise OSError(f"the proxy of the environment cannot be used: {error}") from None
 
 
-_CONNECTIONS = _Connections()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_CONNECTIONS.close_in_child)
+_MAKING = threading.Lock()
+"""Held while a client is made, since threads that ask first at once would make several; and while we fork."""
+_SOCKETS = WeakSet[socket.socket]()
+"""The sockets of our connections."""
 
 
-class _Watch:
-    """Notes whether a request opens a connection, and its socket."""
+class Trace:
+    """What httpx reports of a request."""
 
-    def __init__(self) -> None:
-        self.opened = False
+    opened = False
+    """Whether the request began to open a connection."""
 
-    def __call__(self, event: str, details: Mapping[str, object]) -> None:
-        """Read an event of httpx2's extension ``trace``."""
-        if event.endswith("connect_tcp.started"):
+    def __call__(self, step: str, details: Mapping[str, Any]) -> None:
+        """Note a step of the request."""
+        if step.endswith("connect_tcp.started"):
             self.opened = True
-        elif event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            stream: Any = details["return_value"]
-            _CONNECTIONS.sockets.add(stream.get_extra_info("socket"))
+        elif step.endswith(("connect_tcp.complete", "start_tls.complete")):
+            _SOCKETS.add(details["return_value"].get_extra_info("socket"))
 
 
-def http_library() -> ModuleType:
-    """Return httpx2, which is imported at first use: it takes longer than all of covey_verify."""
-    try:
-        import httpx2
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "requests over HTTP need httpx2: pip install 'covey-verify[http]'", name="httpx2"
-        ) from None
-    return httpx2
+def _begin_anew() -> None:
+    """Forget the clients in a forked child, which must not ask on its parent's connections."""
+    for copy in list(_SOCKETS):
+        copy.close()  # the parent's stays open
+    _client.cache_clear()
+    _MAKING.release()
 
 
-def _new_client(proxies: bool) -> httpx2.Client:
-    from http.cookiejar import CookieJar, DefaultCookiePolicy  # takes long as well
-
-    library = http_library()
-    try:
-        client: httpx2.Client = library.Client(
-            trust_env=proxies,
-            limits=library.Limits(
-                max_connections=None, max_keepalive_connections=KEPT, keepalive_expiry=IDLE_SECONDS
-            ),
-            # A client shared by all callers must not carry a server's cookies from one to another.
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        )
-    except (ImportError, ValueError, library.InvalidURL) as error:
-        raise OSError(f"a proxy that the environment names cannot be used: {error}") from None
-    return client
+os.register_at_fork(before=_MAKING.acquire, after_in_parent=_MAKING.release, after_in_child=_begin_anew)
 
 
 def ask(
@@ -151,112 +123,122 @@ def ask(
     """Return the JSON reply to a GET, or to a POST of ``body``.
 
     ``timeout`` in seconds and ``largest`` in bytes limit the whole reply, however slowly it arrives. Raises
-    StatusError for a status other than 2xx, TimeoutError or another OSError if there is no answer, and
-    ValueError for a reply that is no JSON or exceeds a limit.
+    StatusError for a status other than 2xx, TimeoutError or ConnectionError if there is no answer (all three
+    are OSErrors), TooLong for a reply that exceeds ``largest``, and ValueError for one that is no JSON.
     """
-    data = None if body is None else json.dumps(body).encode()
-    received = fetch(url, data, token, timeout, largest)
+    parts = urlsplit(plain_address(url))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is not an http address")
+    # Not compressed: a small reply could become a large one before its size is known.
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    if token:
+        # httpx would refuse it too, but show it.
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("the key has characters that no header can have, such as a line break")
+        headers["Authorization"] = f"Bearer {token}"
+    data = None
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+        data = json.dumps(body).encode()
+    received = _send(url, data, headers, Deadline(timeout), largest)
     return json.loads(received) if received.strip() else None
 
 
-def fetch(url: str, data: bytes | None, token: str, timeout: float, largest: int) -> bytes:
-    """Return the reply to a GET, or to a POST of JSON, as ``ask`` does. Raises TooLong beyond ``largest``."""
-    host = urlsplit(plain_address(url)).hostname
-    if urlsplit(url).scheme not in ("http", "https") or not host:
-        raise ValueError(f"{url} is not an http address")
-    headers = _headers(token, data)
-    ends = time.monotonic() + timeout
-    with _plain_errors(url, timeout):
-        client = _CONNECTIONS.client(proxies=host not in LOOPBACK)
-        reply = _begun(client, ("GET" if data is None else "POST", url), data, headers, ends)
-        with closing(reply):
-            if not reply.is_success:
-                raise _refusal(reply, ends)
-            if not _plain(reply):
-                raise ValueError("the reply is compressed, which was not asked for")
-            received = _body(reply, largest, ends)
+class Deadline:
+    """The time that a whole reply has."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.ends = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left. Raises TimeoutError if there are none."""
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no whole reply within {self.seconds:g} s")
+        return left
+
+
+def _send(
+    url: str, data: bytes | None, headers: Mapping[str, str], deadline: Deadline, largest: int
+) -> bytes:
+    """Send a request and return the bytes of its reply. Raises as ``ask`` does."""
+    with _plain_errors(url, deadline), _reply(url, data, headers, deadline) as reply:
+        plain = reply.headers.get("content-encoding", "identity") == "identity"
+        if not reply.is_success:
+            message = b""
+            # Without a message the status alone says what is wrong.
+            with suppress(OSError), _plain_errors(url, deadline):
+                message = _received(reply, MOST_MESSAGE, deadline) if plain else b""
+            words = message[:MOST_MESSAGE].decode(errors="replace")
+            raise StatusError(reply.status_code, words, reply.headers.get("location", ""))
+        if not plain:
+            raise ValueError("the reply is compressed, which was not asked for")
+        received = _received(reply, largest, deadline)
     if len(received) > largest:
         raise TooLong(f"the reply has more than {largest} bytes")
     return received
 
 
-def _headers(token: str, data: bytes | None) -> dict[str, str]:
-    # No compression, so that a few bytes cannot become very many.
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    if token:
-        # Refused here, because the library's message would show the key.
-        if not (token.isascii() and token.isprintable()):
-            raise ValueError("the key has characters that a header cannot have, such as a line break")
-        headers["Authorization"] = f"Bearer {token}"
-    if data is not None:
-        headers["Content-Type"] = "application/json"
-    return headers
+@contextmanager
+def _plain_errors(url: str, deadline: Deadline) -> Iterator[None]:
+    """Raise Python's own exceptions for those of httpx."""
+    import httpx2
+
+    try:
+        yield
+    except httpx2.TimeoutException:
+        raise TimeoutError(f"no answer within {deadline.seconds:g} s") from None
+    except httpx2.TransportError as error:
+        raise ConnectionError(str(error).strip() or type(error).__name__) from None
+    except httpx2.InvalidURL as error:
+        raise ValueError(f"{url} is not an http address: {error}") from None
 
 
 @contextmanager
-def _plain_errors(url: str, timeout: float) -> Iterator[None]:
-    """Replace the library's exceptions by Python's, so that callers need not import it."""
-    library = http_library()
-    try:
-        yield
-    except library.TimeoutException:
-        raise TimeoutError(f"no whole reply within {timeout:g} s") from None
-    except (library.InvalidURL, library.LocalProtocolError) as error:
-        raise ValueError(f"{url} is not an http address: {error}") from None
-    except library.HTTPError as error:
-        raise ConnectionError(str(error).strip() or type(error).__name__) from None
+def _reply(
+    url: str, data: bytes | None, headers: Mapping[str, str], deadline: Deadline
+) -> Iterator[Response]:
+    """Send a request; the body of the reply is still to be read.
 
-
-def _begun(
-    client: httpx2.Client,
-    target: tuple[str, str],
-    data: bytes | None,
-    headers: Mapping[str, str],
-    ends: float,
-) -> httpx2.Response:
-    """Send a request, and return the reply with its body still to be read.
-
-    A server may close an unused connection just when a request is sent on it. The request is then sent again,
-    as it would have been sent on a new connection: all requests of ours may be repeated.
+    A server may close a kept connection while a request is on its way to it. The request is then sent again,
+    as if it had been sent on a new connection at once: each of ours may be repeated.
     """
-    library = http_library()
-    while True:
-        watch = _Watch()
-        rest = max(0.001, ends - time.monotonic())
+    import httpx2
+
+    with _MAKING:
+        client = _client(urlsplit(url).hostname in LOOPBACK)
+    reply = None
+    while reply is None:
+        trace = Trace()
         request = client.build_request(
-            *target, content=data, headers=headers, timeout=rest, extensions={"trace": watch}
+            "GET" if data is None else "POST",
+            url,
+            content=data,
+            headers=headers,
+            timeout=deadline.left(),
+            extensions={"trace": trace},
         )
         try:
-            return client.send(request, stream=True)
-        except (library.NetworkError, library.RemoteProtocolError):
-            if watch.opened:
+            reply = client.send(request, stream=True)
+        except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+            if trace.opened:
                 raise
+    try:
+        yield reply
+    finally:
+        reply.close()
 
 
-def _plain(reply: httpx2.Response) -> bool:
-    """Return whether the body is as it was sent, not compressed."""
-    return reply.headers.get("Content-Encoding", "identity").strip().lower() == "identity"
-
-
-def _refusal(reply: httpx2.Response, ends: float) -> StatusError:
-    """Return the error for a status other than 2xx, with the beginning of the server's message."""
-    message = b""
-    if _plain(reply):
-        with suppress(http_library().HTTPError):  # without a message the status still says something
-            message = _body(reply, MOST_MESSAGE, ends)
-    return StatusError(reply.status_code, message.decode(errors="replace"), reply.headers.get("Location", ""))
-
-
-def _body(reply: httpx2.Response, most: int, ends: float) -> bytes:
+def _received(reply: Response, most: int, deadline: Deadline) -> bytes:
     """Return the body of a reply, or its beginning if it has more than ``most`` bytes."""
     received = bytearray()
-    # The library's time-out is for each read only, so the total is checked here.
+    # httpx limits the time of each read only, so the total is checked here.
     for part in reply.iter_raw():
         received += part
         if len(received) > most:
             break
-        if time.monotonic() > ends:
-            raise http_library().ReadTimeout("the time is over")
+        deadline.left()
     return bytes(received)
 
 
@@ -284,5 +266,5 @@ def may_pass(error: Exception) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error, or its kind if it has none."""
+    """Return why a request failed, in words: an exception may have none."""
     return str(error).strip() or type(error).__name__

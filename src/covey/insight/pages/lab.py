@@ -6,7 +6,6 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, cast
 
 import torch
@@ -21,7 +20,7 @@ from covey.objective.bound import Bound, bind, data_names, setting_defaults
 from covey.objective.credit import prefix_tree, prefix_values, process_zscore
 from covey.objective.data import GroupData, KLData, LossInputs
 from covey.objective.diagnostics import gradient_coefficient
-from covey.objective.loss import policy_loss, policy_values
+from covey.objective.loss import policy_loss, token_terms
 from covey.objective.reductions import Totals
 from covey.objective.value import gae
 from covey.rng import key, uniforms
@@ -260,7 +259,7 @@ def gate_tool(
 def _gate(surrogate: Bound[LossInputs, Tensor], inputs: LossInputs) -> ToolAnswer:
     """Return what a token adds to the objective, and its gradient coefficient, by ratio."""
     algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)
-    gains = -policy_values(algorithm, replace(inputs, ratio=algorithm.ratio(inputs)))[:, 0]
+    gains = -token_terms(algorithm, inputs).value[:, 0]
     pushes = gradient_coefficient(algorithm, inputs)[:, 0]
     return {
         "gains": gains[:-1].tolist(),

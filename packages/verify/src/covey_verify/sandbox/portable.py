@@ -14,15 +14,7 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import wire
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result
 from covey_verify.sandbox.confine import Limits
-from covey_verify.web import (
-    StatusError,
-    TooLong,
-    fetch,
-    http_library,
-    may_pass,
-    pauses,
-    plain_address,
-)
+from covey_verify.web import StatusError, TooLong, ask, may_pass, pauses, plain_address
 
 # The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
 # every input. The candidate prints into a StringIO, so that its prints cannot be taken for replies.
@@ -144,9 +136,8 @@ class Remote(WholeProgramBackend):
         if not url.startswith(("http://", "https://")):
             raise SandboxUnavailable(f"sandbox.url: {url!r} is not an http address")
         try:
-            http_library()
             self.url = plain_address(url).rstrip("/") + "/run_code"
-        except (ModuleNotFoundError, ValueError) as error:
+        except ValueError as error:
             raise SandboxUnavailable(f"sandbox.url: {error}") from None
         self.pause = pause
         self.layers = [url]
@@ -154,13 +145,14 @@ class Remote(WholeProgramBackend):
     def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
         order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
         try:
-            answer = json.loads(self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits))
+            answer = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
         except TooLong:  # only the program's own output makes an answer that long
             return Outcome("flood", text=f"more than {limits.output} characters of output")
         except (OSError, ValueError, RecursionError) as error:
             return Outcome("lost", text=f"{type(error).__name__}: {error}")
-        run = answer.get("run_result") if isinstance(answer, dict) else None
-        if not isinstance(run, dict) or answer.get("status") == "SandboxError":
+        reply = answer if isinstance(answer, dict) else {}
+        run = reply.get("run_result")
+        if not isinstance(run, dict) or reply.get("status") == "SandboxError":
             return Outcome("lost", text=f"{self.url} answers {str(answer)[:200]}")
         output = str(run.get("stdout") or "")
         if len(output) > limits.output:
@@ -171,12 +163,11 @@ class Remote(WholeProgramBackend):
             return Outcome("crashed", output, f"exit status {run.get('return_code')}")
         return Outcome("ok", output)
 
-    def _post(self, order: dict[str, object], limits: Limits) -> bytes:
-        data = json.dumps(order).encode()
+    def _post(self, order: dict[str, object], limits: Limits) -> object:
         waits = islice(pauses(self.pause, math.inf), self.TRIES - 1)
         while True:
             try:
-                return fetch(self.url, data, "", limits.wall + self.OVERHEAD, 8 * limits.output)
+                return ask(self.url, order, timeout=limits.wall + self.OVERHEAD, largest=8 * limits.output)
             except StatusError as error:
                 wait = next(waits, None)
                 if wait is None or not may_pass(error):

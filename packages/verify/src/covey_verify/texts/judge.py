@@ -320,7 +320,7 @@ def unavailable(
     return ""
 
 
-@reward(timeout=1800.0, verdict=False, requires=("httpx2",), unavailable=unavailable)
+@reward(timeout=1800.0, verdict=False, unavailable=unavailable)
 async def judge(
     completion: TextOrMessages,
     prompt: str | Messages,

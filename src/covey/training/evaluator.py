@@ -1,0 +1,65 @@
+"""The evaluator of a run: it measures the policy on held-out problems now, or reads an earlier try's log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from covey.config.load import ResolvedConfig
+from covey.rewards.base import Rewards
+from covey.rollouts.draw import sampling_params
+from covey.runs.estimates import Evaluation
+from covey.runs.journal import Journal
+from covey.sampling.base import Sampler
+from covey.sampling.prompts import Prompted
+from covey.system.processes import on_rank_zero
+from covey.training.evaluation import evaluate
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures a run's policy. The same problems are taken each time, so that two evaluations compare."""
+
+    loaded: ResolvedConfig
+    test_set: Sequence[Prompted]
+    sampler: Sampler
+    rewards: Rewards
+    journal: Journal
+    on_sample: Callable[..., None]
+    """Called with the numbers of completions done and in all, and with ``what`` is done."""
+
+    @property
+    def spare_problems(self) -> Sequence[Prompted]:
+        """Held-out problems that no evaluation during training uses, as many as one evaluation has."""
+        count = self.loaded.config.eval.problems
+        return self.test_set[count : 2 * count]
+
+    def measure(self, problems: Sequence[Prompted]) -> Evaluation:
+        """Measure accuracy on some problems now."""
+        config = self.loaded.config
+        self.journal.console.doing("evaluating")
+        with self.journal.clock("eval"):
+            return evaluate(
+                problems,
+                self.sampler,
+                self.rewards,
+                sampling_params(config.rollout),
+                config.eval.samples,
+                config.seed,
+                partial(self.on_sample, what="evaluating"),
+                self.loaded.credit,
+            )
+
+    def measure_now(self, step: int) -> Evaluation:
+        """Measure held-out accuracy now and log it for this step."""
+        evaluation = self.measure(self.test_set[: self.loaded.config.eval.problems])
+        self.journal.log_evaluation(step, evaluation)
+        return evaluation
+
+    def at(self, step: int) -> Evaluation:
+        """Return held-out accuracy at this step, measured now or read from an earlier try's log."""
+        for record in on_rank_zero(lambda: self.journal.folder.read("evals.jsonl")):
+            if record["step"] == step:
+                return Evaluation.from_record(record)
+        return self.measure_now(step)
