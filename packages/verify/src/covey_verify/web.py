@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -106,10 +107,16 @@ class Trace:
             _SOCKETS.add(details["return_value"].get_extra_info("socket"))
 
 
+@atexit.register
+def _close() -> None:
+    """Close all sockets, without a lock that another thread may hold."""
+    for one in list(_SOCKETS):
+        one.close()
+
+
 def _begin_anew() -> None:
     """Forget the clients in a forked child, which must not ask on its parent's connections."""
-    for copy in list(_SOCKETS):
-        copy.close()  # the parent's stays open
+    _close()  # copies: the parent's sockets stay open
     _client.cache_clear()
     _MAKING.release()
 
