@@ -85,12 +85,12 @@ class _Forwarding:
         self.child, self.last = child, -REPEAT_SECONDS
 
     def __call__(self, number: int, _: object) -> None:
-        now = time.monotonic()
+        moment = time.monotonic()
         # The child ends at once on a second signal. `timeout` sends each of its signals twice, so signals
         # within REPEAT_SECONDS seconds count as one.
-        if now - self.last >= REPEAT_SECONDS:
+        if moment - self.last >= REPEAT_SECONDS:
             count_forwarded_signal()
-        self.last = now
+        self.last = moment
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child, number)
 

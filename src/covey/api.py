@@ -122,9 +122,9 @@ def sample(
     rollout = {"rollout": {"tools": list(tools)}} if tools else {}
     say = (lambda _: None) if quiet else say_aside
     loaded = load_config(values=with_objects({**values, **rollout}))
-    asked = (prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
+    request = (prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
     with default_torch_modes():
-        return sample_once(loaded, *asked, say)
+        return sample_once(loaded, *request, say)
 
 
 def run_start(
@@ -157,9 +157,13 @@ def run_start(
             f"launch.processes {loaded.config.launch.processes}: start this script by torchrun, or train by "
             "`covey train`"
         )
-    again = resumed is not None
+    resumes = resumed is not None
     options = RunOptions(
-        strict=strict, changes=again, same_inputs=not again, start=start.record(), home=loaded.config.output
+        strict=strict,
+        changes=resumes,
+        same_inputs=not resumes,
+        start=start.record(),
+        home=loaded.config.output,
     )
     if observer is not None:
         options = replace(options, observer=observer)

@@ -191,8 +191,8 @@ class Completion:
     transcript: Transcript = Transcript()
 
     def __post_init__(self) -> None:
-        each = (self.tokens, self.logprobs, self.sampled, self.provenance.versions)
-        arrays = [values for values in each if values is not None]
+        optional_arrays = (self.tokens, self.logprobs, self.sampled, self.provenance.versions)
+        arrays = [values for values in optional_arrays if values is not None]
         assert len({len(values) for values in arrays}) == 1, "one value a token"
 
     @property
@@ -341,9 +341,9 @@ class Group:
         if self.credit == "token":
             return not self.scorable.any()
         # All values of a function in one set: a single element means that it tells no two apart.
-        each = [self.compared(int(i)) for i in np.flatnonzero(self.scorable)]
-        names = each[0] if each else ()
-        return all(len(set().union(*(values[name] for values in each))) < 2 for name in names)
+        outcomes = [self.compared(int(i)) for i in np.flatnonzero(self.scorable)]
+        names = outcomes[0] if outcomes else ()
+        return all(len(set().union(*(values[name] for values in outcomes))) < 2 for name in names)
 
     def compared(self, i: int) -> dict[str, set[float]]:
         """name -> the values that the function gave completion i: one a step, if it rewards steps."""

@@ -79,6 +79,6 @@ def test_a_server_that_hangs_for_good_ends_the_run(
         made = sampler(policy, [stub], tmp_path, timeout=1.0, patience=0.0)
         list(made.sample(asked(1), PARAMS))
         stub.before = lambda: release.wait(30)
-        with pytest.raises(SamplersLost, match="no answer within"):
+        with pytest.raises(SamplersLost, match="no whole reply within"):
             list(made.sample(asked(1), PARAMS))
         release.set()

@@ -16,7 +16,7 @@ from covey.audit.check import Predicate, Trouble
 from covey.audit.conventions import convention_of
 from covey.audit.groups import groups_of, tensor_of, totals
 from covey.audit.logprobs import old, pairs, reference
-from covey.audit.record import AuditRecord, Numbers, Rollout, Sample, Use
+from covey.audit.record import AuditRecord, Rollout, Row, Sample, Use
 from covey.objective.advantages import (
     divided,
     group_centered,
@@ -90,18 +90,15 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
     advantages = [s.advantage for s in samples]
     lengths = [len(s.ids or ()) for s in samples]
     kl = [0.0] * len(samples)
-    even = True
-    untrained = set[int]()
-    # What an update used counts, the first time: later uses are written first and replaced.
-    for use in reversed(record.uses):
-        if use.row.rollout == rollout.number and use.row.advantage is not None:
-            index = use.row.completion
-            advantages[index] = _one(use.row.advantage, use.row.mask)
-            even = even and advantages[index] is not None
-            lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
-            kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
-            if use.row.mask and not any(use.row.mask):
-                untrained.add(index)
+    uses = [u for u in record.uses if u.row.rollout == rollout.number and u.row.advantage is not None]
+    # What an update used counts, the first time: an earlier use replaces a later one.
+    first_uses = {use.row.completion: use for use in reversed(uses)}
+    for index, use in first_uses.items():
+        advantages[index] = _common_advantage(use.row)
+        lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
+        kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
+    even = all(_common_advantage(use.row) is not None for use in uses)
+    untrained = {use.row.completion for use in uses if use.row.mask and not any(use.row.mask)}
     rewards, components, weights = totals(record, samples)
     counts = ~rewards.isnan()
     counts[_padding(samples, untrained)] = False
@@ -130,14 +127,18 @@ def _padding(samples: Sequence[Sample], untrained: AbstractSet[int]) -> list[int
     return [index for index in sorted(untrained) if keys[index] in trained]
 
 
-def _one(advantage: float | Numbers | None, mask: list[bool] | None) -> float | None:
+def _common_advantage(row: Row) -> float | None:
     """Return the advantage of a completion whose tokens all have the same; None if they differ or it is
     unknown.
     """
-    if not isinstance(advantage, list):
-        return advantage
-    on = [a for a, m in zip(advantage, mask or [True] * len(advantage), strict=False) if m and a is not None]
-    return on[0] if on and max(on) - min(on) <= 1e-6 * max(1.0, abs(on[0])) else None
+    if not isinstance(row.advantage, list):
+        return row.advantage
+    mask = row.mask or [True] * len(row.advantage)
+    trained = [a for a, is_trained in zip(row.advantage, mask, strict=False) if is_trained and a is not None]
+    if not trained:
+        return None
+    tolerance = 1e-6 * max(1.0, abs(trained[0]))
+    return trained[0] if max(trained) - min(trained) <= tolerance else None
 
 
 def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
@@ -159,8 +160,8 @@ def expected(record: AuditRecord, rollout: Scored) -> Tensor | None:
     trained = ~rollout.used.isnan()
     result = result[trained]
     if algorithm.whiten is not None:
-        whole = BatchData(result, mask[trained], rewards[trained], rollout.group[trained])
-        result = algorithm.whiten(whole)
+        batch = BatchData(result, mask[trained], rewards[trained], rollout.group[trained])
+        result = algorithm.whiten(batch)
     return result[:, 0]
 
 
@@ -226,9 +227,9 @@ def _over_batch(rollout: Scored, centered: Tensor) -> bool:
 def normalized_again(compared: Compared) -> bool:
     """The advantages are the expected ones, normalized once more over the batch or their group."""
     rollout, expected = compared
-    again = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
-    again.append(rollout.by_group(group_zscore, expected))
-    return any(fits(rollout.used, candidate) for candidate in again)
+    candidates = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
+    candidates.append(rollout.by_group(group_zscore, expected))
+    return any(fits(rollout.used, candidate) for candidate in candidates)
 
 
 def without_a_baseline(compared: Compared) -> bool:
@@ -250,10 +251,10 @@ def with_a_std(compared: Compared) -> bool:
 def scaled(compared: Compared) -> bool:
     """The advantages are the expected ones times a number, or plus a number, or both."""
     used = compared.rollout.used
-    away = compared.expected - compared.expected.mean()
-    factor = float(((used - used.mean()) * away).sum() / away.square().sum().clamp(min=1e-12))
-    several = len(used) > FEWEST  # a line goes through any two
-    return several and factor > 0 and fits(used, used.mean() + factor * away)
+    deviations = compared.expected - compared.expected.mean()
+    factor = float(((used - used.mean()) * deviations).sum() / deviations.square().sum().clamp(min=1e-12))
+    enough = len(used) > FEWEST  # a line goes through any two
+    return enough and factor > 0 and fits(used, used.mean() + factor * deviations)
 
 
 def anything(_compared: Compared) -> bool:
@@ -280,12 +281,12 @@ EXPLANATIONS: dict[str, Explanation] = {
 def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
     """Return what is wrong with the advantages of most rollouts that differ; None if none does."""
     causes: dict[str, list[Trouble]] = {}
-    for every in scored(record):
-        due = expected(record, every)
-        rollout = every.trained()
-        if due is None or fits(rollout.used, due):
+    for all_completions in scored(record):
+        expected_values = expected(record, all_completions)
+        rollout = all_completions.trained()
+        if expected_values is None or fits(rollout.used, expected_values):
             continue
-        compared = Compared(rollout, due)
+        compared = Compared(rollout, expected_values)
         name = next(name for name, applies in EXPLANATIONS.items() if applies(compared))
         causes.setdefault(name, []).append(_trouble(compared, EXPLANATIONS[name]))
     if not causes:
@@ -324,16 +325,16 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
     are among the rollout's numbers.
     """
     for rollout in record.rollouts:
-        of_rollout = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        rollout_values = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
         # Each use of a completion: the advantage in its update, and in its rollout.
         used = [
-            (use, _one(use.row.advantage, use.row.mask), use.sample.advantage)
+            (use, _common_advantage(use.row), use.sample.advantage)
             for use in record.uses
             if use.row.rollout == rollout.number
         ]
         pairs = [(use, a, due) for use, a, due in used if a is not None and due is not None]
         moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
-        if moved and all(round(a, 5) in of_rollout for _, a, _ in pairs):
+        if moved and all(round(a, 5) in rollout_values for _, a, _ in pairs):
             use, value, due = moved[0]
             sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
             return Trouble(sentence, use.update.step, {"completion": use.row.completion})
@@ -360,7 +361,7 @@ def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
 def _trained_ids(use: Use) -> tuple[int, ...]:
     """Return the ids of an update's row as far as its mask reaches."""
     mask, ids = use.row.mask or [], use.row.ids or []
-    return tuple(ids[: max(n + 1 for n, on in enumerate(mask) if on)])
+    return tuple(ids[: max(n + 1 for n, is_trained in enumerate(mask) if is_trained)])
 
 
 def advantages_are_huge(record: AuditRecord) -> Trouble | None:
@@ -372,9 +373,9 @@ def advantages_are_huge(record: AuditRecord) -> Trouble | None:
         bound = max(HUGE * float(rewards.max() - rewards.min()), len(rewards) ** 0.5)
         worst = int(rollout.used.abs().argmax())
         if len(rollout.used) >= FEWEST and bound < float(rollout.used[worst].abs()) < math.inf:
-            least, most = float(rollout.rewards.min()), float(rollout.rewards.max())
+            lowest, highest = float(rollout.rewards.min()), float(rollout.rewards.max())
             sentence = (
-                f"an advantage is {float(rollout.used[worst]):.4g}, of rewards from {least:g} to {most:g}"
+                f"an advantage is {float(rollout.used[worst]):.4g}, of rewards from {lowest:g} to {highest:g}"
             )
             evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
             return Trouble(sentence, rollout.step, evidence)

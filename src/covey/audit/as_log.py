@@ -76,7 +76,7 @@ def log_of(path: Path, record: AuditRecord, rollouts: Sequence[Rollout]) -> Roll
 
 def _row(
     record: AuditRecord, sample: Sample, reward: float, advantage: float | Numbers | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     ids = sample.ids
     prompt = sample.prompt if sample.prompt is not None else str(sample.prompt_ids)
     spoken = [line for line in spoken_prompt(prompt).splitlines() if line.strip()]

@@ -57,10 +57,10 @@ def _trl(record: AuditRecord) -> Algorithm | None:
     # The micro-batches of bnpo do not matter for advantages; `same_loss` knows that they do for the loss.
     if settings.get("loss_type") == "bnpo":
         settings["loss_type"] = "dapo"
-    of_advantages = {name: settings[name] for name in ADVANTAGES if name in settings}
-    for kept in (settings, of_advantages):
+    advantage_settings = {name: settings[name] for name in ADVANTAGES if name in settings}
+    for candidate in (settings, advantage_settings):
         try:
-            return build_algorithm(algorithm_of(kept))
+            return build_algorithm(algorithm_of(candidate))
         except ConfigError:
             continue
     return None
@@ -79,7 +79,7 @@ def same_loss(record: AuditRecord) -> bool:
     """Whether covey's loss is the framework's to the last term, so that the two can be compared."""
     if record.header.framework != "trl":
         return False
-    plain = (
+    is_plain = (
         record.number("top_entropy_quantile", 1.0) == 1.0
         and record.number("entropy_coef", 0.0) == 0.0
         and record.setting("off_policy_mask_threshold") is None
@@ -95,7 +95,7 @@ def same_loss(record: AuditRecord) -> bool:
         algorithm_of(settings)
     except ConfigError:
         return False
-    return plain and not record.setting("sync_ref_model")
+    return is_plain and not record.setting("sync_ref_model")
 
 
 DUAL_CLIP: Mapping[str, float] = {"verl": 3.0}
@@ -117,9 +117,9 @@ def loss_of_calls(record: AuditRecord) -> Algorithm | None:
     epsilon = record.number("epsilon", 0.2)
     low = record.number("clip_low", epsilon)
     high = record.number("algorithm.surrogate.clip_high", epsilon)
-    both = record.setting("clip_bounds")
-    if isinstance(both, list) and len(both) == 2:
-        low, high = map(float, both)
+    bounds = record.setting("clip_bounds")
+    if isinstance(bounds, list) and len(bounds) == 2:
+        low, high = map(float, bounds)
     dual = record.number("dual_clip", DUAL_CLIP.get(record.header.framework, 0.0))
     surrogate = bind(surrogates.clip, clip_low=low, clip_high=high, dual_clip=dual or None)
     return PRESETS["grpo"].variant("", kl=None, surrogate=surrogate, reduce=bind(mean))

@@ -50,7 +50,7 @@ def _in_words_of(words: FrameworkWords, finding: Finding) -> Finding:
 def names_of(words: FrameworkWords) -> Mapping[str, str]:
     """Return covey's names of settings -> the framework's names."""
     keys = {name: key for key, name in TRL_NAMES.items()}
-    return {keys.get(name, name): theirs for name, theirs in words.settings.items()} or TRL_NAMES
+    return {keys.get(name, name): own_name for name, own_name in words.settings.items()} or TRL_NAMES
 
 
 def named(names: Mapping[str, str], text: str) -> str:

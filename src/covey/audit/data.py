@@ -51,10 +51,10 @@ def siblings_have_different_answers(record: AuditRecord) -> Trouble | None:
         for n, (sample, group) in enumerate(zip(rollout.completions, groups, strict=True)):
             columns = {name: sample.row[name] for name in ANSWERS if name in sample.row}
             first = answers.setdefault((group, sample.prompt_text), columns)
-            other = next((name for name in columns if first.get(name) != columns[name]), None)
-            if other is not None:
-                sentence = f"completions of one prompt are judged by different values of {other}"
-                examples = f"{first.get(other)!s:.30} and {columns[other]!s:.30}"
+            differing = next((name for name in columns if first.get(name) != columns[name]), None)
+            if differing is not None:
+                sentence = f"completions of one prompt are judged by different values of {differing}"
+                examples = f"{first.get(differing)!s:.30} and {columns[differing]!s:.30}"
                 return Trouble(f"{sentence}: {examples}", rollout.step, {"group": group, "completion": n})
     return None
 
@@ -107,10 +107,10 @@ def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
         prompts = dict[int, str]()
         for sample, group in zip(rollout.completions, groups_of(rollout.completions), strict=True):
             prompts.setdefault(group, f"{sample.prompt} {sample.prompt_ids}")
-        again = len(prompts) - len(set(prompts.values()))
+        repeated = len(prompts) - len(set(prompts.values()))
         rows = record.header.data.rows or 0
-        if len(prompts) >= FEWEST_GROUPS and again > 0.1 * len(prompts) and rows > len(prompts):
-            sentence = f"{again} of {len(prompts)} groups of a rollout have the prompt of another one"
+        if len(prompts) >= FEWEST_GROUPS and repeated > 0.1 * len(prompts) and rows > len(prompts):
+            sentence = f"{repeated} of {len(prompts)} groups of a rollout have the prompt of another one"
             return Trouble(sentence, rollout.step)
     return None
 

@@ -50,9 +50,9 @@ def logprobs_are_in_another_order(record: AuditRecord) -> Trouble | None:
     """The old log-probs, or the sampler's, belong to other completions of the same update: nine in ten of the
     completions that differ from the trainer have another completion's log-probs.
     """
-    of_calls = _certain_by_calls(record)
-    comparisons = [(old_logprobs, certain, "old") for certain in (recomputed, trainer, of_calls)]
-    comparisons += [(sampler, certain, "sampler's") for certain in (recomputed, of_calls)]
+    by_calls = _certain_by_calls(record)
+    comparisons = [(old_logprobs, certain, "old") for certain in (recomputed, trainer, by_calls)]
+    comparisons += [(sampler, certain, "sampler's") for certain in (recomputed, by_calls)]
     # Where nothing else is known, one of the two is wrong.
     comparisons.append((old_logprobs, sampler, "old or the sampler's"))
     troubles = (_in_another_order(record, certain, doubted, whose) for doubted, certain, whose in comparisons)
@@ -79,22 +79,24 @@ def _in_another_order(
     fresh = [use for use in record.uses if use.first and use.row.mask]
     for _, uses in groupby(fresh, key=lambda use: use.update.step):
         values = [(use, certain(use), doubted(use)) for use in uses]
-        every = [Suspect(use, a, b) for use, a, b in values if b is not None]
-        off = [one for one in every if (one.distance(one) or 0.0) > APART][:MOST]
-        moved = [(one, other) for one in off for other in _owners(one, every)[:1]]
-        if len(moved) >= FEWEST and len(moved) >= 0.9 * len(off):
-            first, other = moved[0]
+        suspects = [Suspect(use, a, b) for use, a, b in values if b is not None]
+        distant = [suspect for suspect in suspects if (suspect.distance(suspect) or 0.0) > APART][:MOST]
+        moved = [(suspect, owner) for suspect in distant for owner in _owners(suspect, suspects)[:1]]
+        if len(moved) >= FEWEST and len(moved) >= 0.9 * len(distant):
+            moved_suspect, owner = moved[0]
             sentence = f"the {whose} log-probs of {len(moved)} completions belong to others in the same batch"
-            example = f"{other.use.row.completion} has the ones of {first.use.row.completion}"
-            return Trouble(f"{sentence}: completion {example}", first.use.update.step, location(other.use))
+            example = f"{owner.use.row.completion} has the ones of {moved_suspect.use.row.completion}"
+            return Trouble(
+                f"{sentence}: completion {example}", moved_suspect.use.update.step, location(owner.use)
+            )
     return None
 
 
-def _owners(one: Suspect, every: Sequence[Suspect]) -> list[Suspect]:
+def _owners(suspect: Suspect, suspects: Sequence[Suspect]) -> list[Suspect]:
     """Return the completions that have this completion's log-probs."""
-    least = min(APART, CLOSER * (one.distance(one) or 0.0))
-    apart = [(other, one.distance(other)) for other in every if other is not one]
-    return [other for other, nats in apart if nats is not None and nats < least]
+    limit = min(APART, CLOSER * (suspect.distance(suspect) or 0.0))
+    distances = [(owner, suspect.distance(owner)) for owner in suspects if owner is not suspect]
+    return [owner for owner, nats in distances if nats is not None and nats < limit]
 
 
 # --- the other argument of a loss -------------------------------------------------------------------
@@ -119,12 +121,12 @@ def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
     """
     uses = [use for use in record.uses if use.row.advantage is not None]
     advantages = list(_advantages_of_calls(record.calls, uses))
-    moved = [one for one in advantages if one.used != one.due]
+    moved = [advantage for advantage in advantages if advantage.used != advantage.due]
     if len(moved) < FEWEST or len(moved) <= 0.25 * len(advantages):
         return None
     # Numbers that the batch does not have were computed anew, not moved.
-    of_batch = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
-    if any(one.used not in of_batch for one in moved):
+    batch_values = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
+    if any(advantage.used not in batch_values for advantage in moved):
         return None
     call, use, used, due = moved[0]
     sentence = f"the loss gets completions with the advantages of others: {used:.4g} for {due:.4g}"
@@ -161,15 +163,15 @@ def _shelf_of(key: Key) -> int:
 
 def _recognized(key: Key, shelves: Shelves) -> Use | None:
     """Return the completion with these log-probs; None without one, or if copies have them too."""
-    near = [use for use, other in shelves.get(_shelf_of(key), ()) if _is_near(key, other)]
+    near = [use for use, shelf_key in shelves.get(_shelf_of(key), ()) if _is_near(key, shelf_key)]
     completions = {(use.row.rollout, use.row.completion) for use in near}
     return near[0] if len(completions) == 1 else None
 
 
-def _is_near(key: Key, other: Key) -> bool:
+def _is_near(key: Key, candidate: Key) -> bool:
     """Whether two keys are of one completion, though computed in other micro-batches."""
-    return len(key) == len(other) >= FEWEST and all(
-        abs(a - b) < 1e-3 for a, b in zip(key, other, strict=True)
+    return len(key) == len(candidate) >= FEWEST and all(
+        abs(a - b) < 1e-3 for a, b in zip(key, candidate, strict=True)
     )
 
 
@@ -187,22 +189,28 @@ def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
     keys = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     keys |= {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
     updated = [call for call in record.calls if any(row.logprobs != row.old_logprobs for row in call.rows)]
-    other = [c for c in updated if not any(key_of(row.old_logprobs, row.mask) in keys for row in c.rows)]
-    if len(other) < 2 or len(other) == len(updated) or len(other) < 0.25 * len(updated):
+    unknown = [c for c in updated if not any(key_of(row.old_logprobs, row.mask) in keys for row in c.rows)]
+    if len(unknown) < 2 or len(unknown) == len(updated) or len(unknown) < 0.25 * len(updated):
         return None
-    sentence = f"in {len(other)} of {len(updated)} calls the loss gets old log-probs that its batch never had"
-    return Trouble(f"{sentence} (call {other[0].step} of {other[0].name}): ratios start anew at 1")
+    sentence = (
+        f"in {len(unknown)} of {len(updated)} calls the loss gets old log-probs that its batch never had"
+    )
+    return Trouble(f"{sentence} (call {unknown[0].step} of {unknown[0].name}): ratios start anew at 1")
 
 
 def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
     """The loss gets the old and the present log-probs exchanged: where the two differ, its present log-probs
     are the batch's old ones.
     """
-    kept = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    recorded = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     for call in record.calls:
         keys = [(key_of(row.logprobs, row.mask), key_of(row.old_logprobs, row.mask)) for row in call.rows]
-        shown = [now in kept and old not in kept for now, old in keys if now and old and now != old]
-        if shown and all(shown):
+        are_exchanged = [
+            present in recorded and old not in recorded
+            for present, old in keys
+            if present and old and present != old
+        ]
+        if are_exchanged and all(are_exchanged):
             sentence = "the loss gets the policy's log-probs and the old ones exchanged"
             return Trouble(f"{sentence} (call {call.step} of {call.name}): the gradient has the other sign")
     return None
@@ -210,12 +218,16 @@ def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
 
 def exchanged_with_the_sampler(record: AuditRecord) -> LossCall | None:
     """Return a call whose old log-probs are a recorded sampler's, and its sampler's are recorded old ones."""
-    kept = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
+    recorded = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     sampled = {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
     for call in record.calls:
         keys = [(key_of(r.old_logprobs, r.mask), key_of(r.sampler_logprobs, r.mask)) for r in call.rows]
-        shown = [old in sampled - kept and other in kept - sampled for old, other in keys if old and other]
-        if shown and all(shown):
+        are_exchanged = [
+            old in sampled - recorded and sampler_key in recorded - sampled
+            for old, sampler_key in keys
+            if old and sampler_key
+        ]
+        if are_exchanged and all(are_exchanged):
             return call
     return None
 

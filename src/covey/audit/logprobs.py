@@ -112,14 +112,14 @@ def _apart(
     b: Select,
     words: str,
     explained_by: Select | None = None,
-    least: float = APART,
+    limit: float = APART,
 ) -> Trouble | None:
-    """Return trouble if two log-probs differ on the first update by more than ``least``, and a third explains
+    """Return trouble if two log-probs differ on the first update by more than ``limit``, and a third explains
     it if one is given.
     """
     uses = _fresh(record)
     off = distance(uses, a, b)
-    if not off > least or (explained_by and not distance(uses, a, explained_by) < CLOSER * off):
+    if not off > limit or (explained_by and not distance(uses, a, explained_by) < CLOSER * off):
         return None
     use, token = _worst(uses, a, b)
     return Trouble(
@@ -165,7 +165,7 @@ def temperature_is_missing(record: AuditRecord) -> Trouble | None:
 def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
     """The trainer's log-probs differ from a plain forward pass by more than .05 nats per token."""
     sentence = "the trainer's log-probs differ from its own model's"
-    return _apart(record, trainer, recomputed, sentence, least=ROUNDED)
+    return _apart(record, trainer, recomputed, sentence, limit=ROUNDED)
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
@@ -267,11 +267,11 @@ def sampler_differs(record: AuditRecord) -> Trouble | None:
     """
     # TRL corrects for vLLM alone; the others have no such setting.
     corrects = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
-    least = 0.2 if corrects else ROUNDED
+    limit = 0.2 if corrects else ROUNDED
     first = [use for use in _fresh(record) if use.row.rollout == record.rollouts[0].number]
     agreed = distance(first, sampler, present) <= ROUNDED
     since = "though not in the first rollout" if agreed else "from the first rollout on"
-    return _apart(record, sampler, present, f"sampler and trainer differ, {since},", least=least)
+    return _apart(record, sampler, present, f"sampler and trainer differ, {since},", limit=limit)
 
 
 def reference_is_another(record: AuditRecord) -> Trouble | None:
@@ -319,7 +319,7 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     error = math.sqrt(sum((w - share * n) ** 2 for _, w, n in wide)) / size
     if share - 3.5 * error <= 0.01:
         return None
-    step = max(wide, key=lambda one: one[1])[0].update.step
+    step = max(wide, key=lambda counts: counts[1])[0].update.step
     return Trouble(f"{count} of {size} ratios are above 2", step)
 
 

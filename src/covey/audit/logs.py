@@ -49,9 +49,9 @@ def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
     names, steps = _by_step(row for row in rows if row.get(RUN) == runs[-1])
     framework = framework_of(names)
     if not framework or not steps:
-        shown = ", ".join([name for name in names if name and name not in STEPS][:5]) or "no numbers"
-        wanted = "metrics that TRL, verl, OpenRLHF or prime-rl logs" if steps else f"steps ({STEPS[0]}, ...)"
-        raise DataError(f"{path}: no log of training: {wanted} are missing; it has {shown}")
+        present = ", ".join([name for name in names if name and name not in STEPS][:5]) or "no numbers"
+        missing = "metrics that TRL, verl, OpenRLHF or prime-rl logs" if steps else f"steps ({STEPS[0]}, ...)"
+        raise DataError(f"{path}: no log of training: {missing} are missing; it has {present}")
     updates = [_update(framework, step, metrics) for step, metrics in sorted(steps.items())]
     header = Header(format=FORMAT, version=VERSION, framework=framework)
     lines = tuple(update for update in updates if update is not None)
@@ -128,7 +128,7 @@ def _json(path: Path) -> Iterator[Logged]:
     yield from (_object(row, f"entry {n}") for n, row in enumerate(rows))
 
 
-def _object(value: Any, where: str) -> Logged:
+def _object(value: object, where: str) -> Logged:
     if not isinstance(value, dict):
         raise TypeError(f"{where} is no object")
     return value

@@ -35,7 +35,8 @@ class LossRecorder:
 
     def __init__(self, file: Recorder) -> None:
         self.file = file
-        self.count = self.kept = 0
+        self.count = 0
+        self.recorded = 0
         self.inside = False
         """Whether the loss function is running, whose own means are no terms."""
         self._open = False
@@ -70,7 +71,7 @@ class LossRecorder:
         tensors = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
         apart = ((tensors["logprobs"] - tensors["old_logprobs"]).abs() * mask).max() > 1e-3
         moved = self._has_moved(loss)
-        self._open = self.kept < FIRST or (self.kept < CALLS and bool(apart or moved))
+        self._open = self.recorded < FIRST or (self.recorded < CALLS and bool(apart or moved))
         if not self._open:
             return
         rows = []
@@ -80,7 +81,7 @@ class LossRecorder:
         divisors = {name: float(count) / ranks for name, count in counts.items() if count is not None}
         fields = {"step": self.count - 1, "name": name, "loss": float(loss.detach())}
         self.file.write(kind="loss", rows=rows, moved=moved, **fields, **divisors)
-        self.kept += 1
+        self.recorded += 1
         self.watch(loss, "policy")
 
     def watch(self, value: Tensor, name: str, exchanged: bool | None = None) -> None:
@@ -94,8 +95,8 @@ class LossRecorder:
         gradient = None if weight is None else weight.grad
         gradient_values = None if gradient is None else _first_values(gradient)
         scale = _multiple(self._gradient, gradient_values)
-        kept = bool(gradient is not None and gradient.any())
-        self.file.write(**line, factor=float(factor.sum()), gradient_kept=kept, gradient_scaled=scale)
+        had_gradient = bool(gradient is not None and gradient.any())
+        self.file.write(**line, factor=float(factor.sum()), gradient_kept=had_gradient, gradient_scaled=scale)
 
     def _has_moved(self, loss: Tensor) -> bool | None:
         """Return whether a weight that the loss was computed from has changed since the last call."""
@@ -110,28 +111,28 @@ class LossRecorder:
 
     def _keep_gradient(self, weight: Tensor) -> None:
         """Keep the gradient after a backward pass, while calls are recorded."""
-        gradient = weight.grad if self.kept < CALLS else None
+        gradient = weight.grad if self.recorded < CALLS else None
         self._gradient = None if gradient is None else self.file.attempt(_first_values, gradient)
 
 
-def _multiple(before: Tensor | None, now: Tensor | None) -> float | None:
+def _multiple(earlier: Tensor | None, later: Tensor | None) -> float | None:
     """Return the number by which a gradient was multiplied; None if it is no multiple of what it was."""
-    if before is None or now is None or not before.any() or not now.any():
+    if earlier is None or later is None or not earlier.any() or not later.any():
         return None
-    scale = float((now.double() @ before.double()) / before.double().square().sum())
-    close = (now - scale * before).norm() <= 1e-3 * now.norm()
+    scale = float((later.double() @ earlier.double()) / earlier.double().square().sum())
+    close = (later - scale * earlier).norm() <= 1e-3 * later.norm()
     return float(f"{scale:.7g}") if close else None
 
 
 def _weight_behind(value: Tensor) -> Tensor | None:
     """Return a weight that a value was computed from: the first that a search of its graph meets."""
     queue = deque([value.grad_fn])
-    seen = set[object]()
-    while queue and len(seen) < NODES:
+    visited = set[object]()
+    while queue and len(visited) < NODES:
         node = queue.popleft()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         weight: Tensor | None = getattr(node, "variable", None)
         if weight is not None:
             return weight
@@ -145,8 +146,8 @@ def _first_values(weight: Tensor) -> Tensor | None:
     A sharded weight is gathered for the forward pass alone: its memory may be gone, and to ask for it would
     make this rank wait for the others.
     """
-    held = weight.untyped_storage().nbytes() >= weight.numel() * weight.element_size()
-    if hasattr(weight, "to_local") or not held:
+    is_in_memory = weight.untyped_storage().nbytes() >= weight.numel() * weight.element_size()
+    if hasattr(weight, "to_local") or not is_in_memory:
         return None
     return weight.detach().flatten()[:LOOKED_AT].clone()
 
@@ -193,8 +194,8 @@ def _in_order(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]
 def replace_everywhere(inner: object, outer: object) -> None:
     """Replace a function in every module that has it, also where it was imported by name."""
     for module in list(sys.modules.values()):
-        held = getattr(module, "__dict__", {})
-        names = [name for name, value in list(held.items()) if value is inner]
+        namespace = getattr(module, "__dict__", {})
+        names = [name for name, value in list(namespace.items()) if value is inner]
         for name in names:
             setattr(module, name, outer)
 

@@ -61,9 +61,9 @@ class LossCase:
     precision: float = 5e-3
     """Relative difference that rounding may make; a fiftieth of it, absolute."""
 
-    def is_that_of(self, other: LossCase) -> bool:
+    def is_that_of(self, candidate: LossCase) -> bool:
         """Whether covey's formula gives the recorded loss in another case."""
-        return _alike(self.recorded, float(other.value().total), self.precision)
+        return _alike(self.recorded, float(candidate.value().total), self.precision)
 
     def value(self) -> Loss:
         """Return the loss by covey's own formula."""
@@ -78,9 +78,9 @@ class LossCase:
 @lru_cache(maxsize=8)
 def differing(record: AuditRecord) -> tuple[tuple[LossCase, Loss], ...]:
     """Return the losses that are not covey's, with covey's."""
-    every = [(case, case.value()) for case in (*_of_updates(record), *_of_calls(record))]
+    cases = [(case, case.value()) for case in (*_of_updates(record), *_of_calls(record))]
     return tuple(
-        (case, due) for case, due in every if not _alike(case.recorded, float(due.total), case.precision)
+        (case, due) for case, due in cases if not _alike(case.recorded, float(due.total), case.precision)
     )
 
 
@@ -108,9 +108,9 @@ def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: S
     if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
         return False
     # A mean over tokens is TRL's mean over a whole rollout, so the update must be all of one.
-    used = {r.rollout for r in rows}
-    whole = len(used) == 1 and len(rows) == _sampled(record, used)
-    return whole or algorithm.reduce.function is not token_mean
+    numbers = {r.rollout for r in rows}
+    is_one_rollout = len(numbers) == 1 and len(rows) == _sampled(record, numbers)
+    return is_one_rollout or algorithm.reduce.function is not token_mean
 
 
 def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
@@ -140,8 +140,8 @@ def _totals_of(call: LossCall) -> dict[str, int] | None:
     """Return the totals that a loss function divides by, where the caller says; None if one is not whole."""
     totals = {"tokens": call.tokens, "completions": call.completions}
     recorded = {name: total for name, total in totals.items() if total is not None}
-    whole = {name: round(total) for name, total in recorded.items()}
-    return whole if all(abs(whole[name] - total) <= 1e-3 for name, total in recorded.items()) else None
+    rounded = {name: round(total) for name, total in recorded.items()}
+    return rounded if all(abs(rounded[name] - total) <= 1e-3 for name, total in recorded.items()) else None
 
 
 def _rows_of(uses: Sequence[Use]) -> list[LossRow]:
@@ -248,8 +248,8 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
     """Return the check that speaks if a variation explains all losses that differ."""
 
     def fits(case: LossCase, _due: Loss) -> bool:
-        other = variation(case)
-        return other is not None and case.is_that_of(other)
+        varied = variation(case)
+        return varied is not None and case.is_that_of(varied)
 
     def check(record: AuditRecord) -> Trouble | None:
         return _explained(record, words, fits)
@@ -292,14 +292,20 @@ def _corrected(use: Use) -> Iterator[Correction]:
     weights = use.row.corrections or ()
     apart = [(token, old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)]
     # A weight of a whole completion is the product of its tokens' ratios.
-    whole = sum(d for _, d in apart)
+    completion_log = sum(expected_log for _, expected_log in apart)
     for token, log_ratio in apart:
         weight = weights[token] if token < len(weights) else None
         if weight is None or weight <= 0 or abs(log_ratio) < APART:
             continue
         log = math.log(weight)
-        d = log_ratio if abs(abs(log) - abs(log_ratio)) < abs(abs(log) - abs(whole)) else whole
-        yield Correction(use, token, weight, math.exp(d), math.isclose(log, -d, rel_tol=0.05))
+        expected_log = (
+            log_ratio
+            if abs(abs(log) - abs(log_ratio)) < abs(abs(log) - abs(completion_log))
+            else completion_log
+        )
+        yield Correction(
+            use, token, weight, math.exp(expected_log), math.isclose(log, -expected_log, rel_tol=0.05)
+        )
 
 
 def corrections_are_constant(record: AuditRecord) -> Trouble | None:
@@ -331,8 +337,8 @@ def reduction_is_another(record: AuditRecord) -> Trouble | None:
 
         def fits(case: LossCase, _due: Loss, mean: Callable[..., Tensor] = mean) -> bool:
             asked_for = case.algorithm.reduce.function
-            other = _with(case, reduce=bind(mean))
-            return asked_for is not mean and case.is_that_of(other)
+            varied = _with(case, reduce=bind(mean))
+            return asked_for is not mean and case.is_that_of(varied)
 
         asked_for = {case.algorithm.reduce.function.__name__ for case, _ in differing(record)}
         sentence = f"the loss is a {mean.__name__} and not a {' or '.join(asked_for)}"

@@ -100,8 +100,8 @@ def _watch(file: Recorder) -> None:
 
 
 def _record_call(calls: LossRecorder, name: str, loss: Any, arguments: Mapping[str, Any]) -> None:
-    values = {field: arguments.get(theirs) for theirs, field in LOSS_VALUES.items()}
-    counts = {field: arguments.get(theirs) for theirs, field in COUNTS.items()}
+    values = {field: arguments.get(argument) for argument, field in LOSS_VALUES.items()}
+    counts = {field: arguments.get(argument) for argument, field in COUNTS.items()}
     calls.write(name, arguments["action_mask"], values, loss, arguments.get("dp_size", 1), counts)
 
 
@@ -120,7 +120,7 @@ class _OpenRlhfWriter:
         self.looks = min(looks, batches)
         self.score = score
         self.experiences: list[Any] = []
-        self.made: list[Any] = []
+        self.unpaid: list[Any] = []
         self.references: list[Any] = []
         self.asked: Any = ()
 
@@ -145,10 +145,10 @@ class _OpenRlhfWriter:
                 # A KL in the loss is the workers', who get the reference for it; here it is 0.
                 if experience.base_action_log_probs is None:
                     experience.covey_kl = experience.kl.clone()
-            self.references, self.made = [], list(result)
-        elif name in SUMS and self.made:
+            self.references, self.unpaid = [], list(result)
+        elif name in SUMS and self.unpaid:
             # Returns are made of one experience after the other.
-            experience, rewards = self.made.pop(0), arguments[SUMS[name]].clone()
+            experience, rewards = self.unpaid.pop(0), arguments[SUMS[name]].clone()
             charged = getattr(experience, "covey_kl", None)
             coef = max(0.0, float(self.maker.kl_ctl.value))
             experience.covey_rewards = rewards
@@ -170,7 +170,7 @@ class _OpenRlhfWriter:
             score_again(partial(_scored, self.score), "reward", completions, texts)
         self.file.rollout(step, completions, self._logprobs_now())
 
-    def _record_update(self, status: Mapping[str, Any]) -> None:
+    def _record_update(self, status: Mapping[str, object]) -> None:
         self.file.update(status, ("policy_loss", "actor_grad_norm", "actor_lr"), self._logprobs_now())
 
     def _logprobs_now(self) -> list[Any] | None:
@@ -192,25 +192,27 @@ def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt
 
 
 def _completions(experiences: Sequence[Any], args: Any, tokenizer: Any) -> Iterator[RecordedCompletion]:
-    for e in experiences:
-        for n, number in enumerate(e.index):
+    for experience in experiences:
+        for n, number in enumerate(experience.index):
             # Sequences are padded on the right. The mask does not show the prompt's own length.
-            ids = e.sequences[n][: int(e.attention_mask[n].sum())].tolist()
-            prompt = tokenizer(text=e.prompts[n], add_special_tokens=False)["input_ids"]
+            ids = experience.sequences[n][: int(experience.attention_mask[n].sum())].tolist()
+            prompt = tokenizer(text=experience.prompts[n], add_special_tokens=False)["input_ids"]
             if ids[: len(prompt)] != prompt:
-                prompt = ids[: int(e.action_mask[n].int().argmax()) + 1]
+                prompt = ids[: int(experience.action_mask[n].int().argmax()) + 1]
             answer = ids[len(prompt) :]
             sample = {
-                "prompt": e.prompts[n],
+                "prompt": experience.prompts[n],
                 "prompt_ids": prompt,
                 "text": tokenizer.decode(answer, skip_special_tokens=True),
                 "ids": answer,
                 "group": number // args.rollout.n_samples_per_prompt,
-                "row": {"label": e.labels[n]},
-                "rewards": {"reward": float(e.info["reward"][n])},
-                "reward": float(e.rewards[n]),
+                "row": {"label": experience.labels[n]},
+                "rewards": {"reward": float(experience.info["reward"][n])},
+                "reward": float(experience.rewards[n]),
             }
-            tensors = [(name, getattr(e, theirs, None)) for theirs, name in VALUES.items()]
+            tensors = [(name, getattr(experience, attribute, None)) for attribute, name in VALUES.items()]
             values = {name: value[n] for name, value in tensors if value is not None}
             # The value of token t is at t - 1.
-            yield RecordedCompletion(sample, e.action_mask[n], e.advantages[n], values, len(prompt) - 1)
+            yield RecordedCompletion(
+                sample, experience.action_mask[n], experience.advantages[n], values, len(prompt) - 1
+            )

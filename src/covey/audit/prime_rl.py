@@ -74,7 +74,7 @@ def _metrics(folder: Path) -> dict[int, Update]:
     return updates
 
 
-def _each(path: Path, kind: str, parts: Callable[[dict[str, Any]], Iterable[T]]) -> Iterator[T]:
+def _each(path: Path, kind: str, parts: Callable[[dict[str, object]], Iterable[T]]) -> Iterator[T]:
     """Yield the parts of each line's object. Raises DataError with file and line."""
     for n, line in enumerate(read_regular(path, stream_bytes()).splitlines(), start=1):
         try:

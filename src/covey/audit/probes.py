@@ -24,9 +24,9 @@ Score = Callable[..., Sequence[float | None]]
 
 def probe(
     functions: Mapping[str, Score],
-    columns: Mapping[str, Sequence[Any]],
-    prompts: Sequence[Any],
-    extra: Mapping[str, Any],
+    columns: Mapping[str, Sequence[object]],
+    prompts: Sequence[object],
+    extra: Mapping[str, object],
 ) -> list[dict[str, dict[str, float | None]]]:
     """Return `alone`, `elsewhere`, `empty` and `listed` of each completion: values by reward function.
 
@@ -39,9 +39,11 @@ def probe(
         row = {name: values[i] for name, values in columns.items()}
         questions = {"alone": row, "empty": _with_text(row, "")}
         # The next completion of another prompt gives the row of another problem.
-        other = next((j for j in [*range(i + 1, len(prompts)), *range(i)] if prompts[j] != prompt), None)
-        if other is not None:
-            questions["elsewhere"] = {n: v[i if n in TEXT else other] for n, v in columns.items()}
+        other_index = next(
+            (j for j in [*range(i + 1, len(prompts)), *range(i)] if prompts[j] != prompt), None
+        )
+        if other_index is not None:
+            questions["elsewhere"] = {n: v[i if n in TEXT else other_index] for n, v in columns.items()}
         if answers:
             questions["listed"] = _with_text(row, answers)
         results.append(
@@ -53,7 +55,7 @@ def probe(
     return results
 
 
-def _listed_answers(columns: Mapping[str, Sequence[Any]]) -> str:
+def _listed_answers(columns: Mapping[str, Sequence[object]]) -> str:
     """Return the different answers of all rows as one text; '' if they are no short texts or numbers."""
     # A trainer that hands a data row on as a whole has its columns in one value.
     nested = [row for values in columns.values() for row in values if isinstance(row, Mapping)]
@@ -66,14 +68,14 @@ def _listed_answers(columns: Mapping[str, Sequence[Any]]) -> str:
     return " ".join(different[:MOST_LISTED])
 
 
-def _with_text(row: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _with_text(row: Mapping[str, Any], text: str) -> dict[str, object]:
     """Return a row with another completion, whose ids are unknown."""
     sampled = row["completions"]
     completion = text if isinstance(sampled, str) else [{**message, "content": text} for message in sampled]
     return {**row, "completions": completion, "completion_ids": []}
 
 
-def _value(function: Score, row: Mapping[str, Any], extra: Mapping[str, Any]) -> float | None:
+def _value(function: Score, row: Mapping[str, object], extra: Mapping[str, object]) -> float | None:
     try:
         (value,) = function(**{name: [v] for name, v in row.items()}, **extra)
         return None if value is None else float(value)

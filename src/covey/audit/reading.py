@@ -29,21 +29,21 @@ def read_record(path: Path) -> AuditRecord:
     Raises DataError, with file and line, for anything that is not of the format.
     """
     lines = read_regular(path, stream_bytes()).split(b"\n")
-    half = lines.pop()
-    if not lines and not half.strip():
+    last_line = lines.pop()
+    if not lines and not last_line.strip():
         raise DataError(f"{path}: the file is empty; a record begins with a header line, see docs/audit.md")
     notes = []
-    if half.strip() and not _is_json(half):
+    if last_line.strip() and not _is_json(last_line):
         notes.append(f"{path}:{len(lines) + 1}: the last line is not complete and is left out")
-    elif half.strip():
-        lines.append(half)
+    elif last_line.strip():
+        lines.append(last_line)
     if not lines:
-        raise DataError(f"{path}:1: the header is not complete: {half[:60].decode(errors='replace')!r}")
+        raise DataError(f"{path}:1: the header is not complete: {last_line[:60].decode(errors='replace')!r}")
     header = _header(path, lines[0])
-    every = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
-    calls = tuple(line for _, line in every if isinstance(line, LossCall))
-    terms = tuple(line for _, line in every if isinstance(line, Term))
-    events = [(n, line) for n, line in every if isinstance(line, Rollout | Update)]
+    lines_read = [_line(path, n, text) for n, text in enumerate(lines[1:], start=2) if text.strip()]
+    calls = tuple(line for _, line in lines_read if isinstance(line, LossCall))
+    terms = tuple(line for _, line in lines_read if isinstance(line, Term))
+    events = [(n, line) for n, line in lines_read if isinstance(line, Rollout | Update)]
     _check_order(path, events)
     return AuditRecord(header, tuple(line for _, line in events), calls, terms, notes=notes)
 
@@ -90,9 +90,9 @@ def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update |
     except ValidationError as error:
         raise DataError(f"{path}:{number}: {_reason(error)}") from None
     for index, part in enumerate(line.completions if isinstance(line, Rollout) else ()):
-        wrong = _misfit(part, len(part.ids) if part.ids is not None else None)
-        if wrong:
-            raise DataError(f"{path}:{number}: completions.{index}.{wrong}")
+        fault = _misfit(part, len(part.ids) if part.ids is not None else None)
+        if fault:
+            raise DataError(f"{path}:{number}: completions.{index}.{fault}")
     return number, line
 
 
@@ -127,5 +127,7 @@ def _reason(error: ValidationError) -> str:
     field_name = ".".join(
         str(part) for part in first["loc"] if part not in ("rollout", "update", "loss", "term")
     )
-    shown = "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
-    return f"{field_name + ': ' if field_name else ''}{first['msg']}{shown}"
+    wrong_value = (
+        "" if first["type"] in ("missing", "union_tag_not_found") else f", not {first['input']!r:.60}"
+    )
+    return f"{field_name + ': ' if field_name else ''}{first['msg']}{wrong_value}"

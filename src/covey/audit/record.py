@@ -293,8 +293,8 @@ class AuditRecord:
             for row in line.rows:
                 rollout = rollouts.get(row.rollout)
                 if rollout is not None and 0 <= row.completion < len(rollout.completions):
-                    then = updates_at[row.rollout]
-                    times = (then[0] == updates, then[1] < changes, changes > 0)
+                    counts = updates_at[row.rollout]
+                    times = (counts[0] == updates, counts[1] < changes, changes > 0)
                     yield Use(line, row, rollout.completions[row.completion], *times)
             updates += 1
             changes += line.moved
@@ -332,15 +332,15 @@ class AuditRecord:
         fields |= {f"data.{name}" for name in self.header.data.model_fields_set}
         fields |= {f"tokens.{name}" for name in self.header.tokens.model_fields_set}
         for update in self.updates:
-            fields |= _given(update)
+            fields |= _present_fields(update)
             fields |= {f"metrics.{name}" for name in update.metrics}
             for row in update.rows:
-                fields |= _given(row)
+                fields |= _present_fields(row)
         for _, _, sample in self.samples:
-            fields |= _given(sample)
-        seen = {"losses": self.calls, "terms": self.terms}
-        return frozenset(fields | {name for name, lines in seen.items() if lines})
+            fields |= _present_fields(sample)
+        streams = {"losses": self.calls, "terms": self.terms}
+        return frozenset(fields | {name for name, lines in streams.items() if lines})
 
 
-def _given(part: _Part) -> set[str]:
+def _present_fields(part: _Part) -> set[str]:
     return {name for name in part.model_fields_set if getattr(part, name) not in (None, {}, [])}

@@ -50,7 +50,7 @@ class Recorder:
         with self.path.open("a") as file:
             file.write(json.dumps(line, default=str) + "\n")
 
-    def attempt(self, part: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+    def attempt(self, part: Callable[..., T], *args: object, **kwargs: object) -> T | None:
         """Call a part of a writer. If it fails, print the reason and record nothing more."""
         if self.failed:
             return None
@@ -70,8 +70,8 @@ class Recorder:
         self._before = present
         if not before:
             return None
-        changed = sum(int((a != b).sum()) for a, b in zip(before, present, strict=True))
-        return changed / max(1, sum(len(a) for a in present))
+        change_count = sum(int((a != b).sum()) for a, b in zip(before, present, strict=True))
+        return change_count / max(1, sum(len(a) for a in present))
 
 
 class RecordedCompletion(NamedTuple):
@@ -102,11 +102,11 @@ class BatchRecorder(Recorder):
         self._starts: list[int] = []
 
     def rollout(
-        self, step: int, completions: Sequence[RecordedCompletion], now: Sequence[Tensor] | None
+        self, step: int, completions: Sequence[RecordedCompletion], logprobs: Sequence[Tensor] | None
     ) -> None:
         """Write a batch that is trained next; no line without completions.
 
-        ``now``: each completion's log-probs, computed just before.
+        ``logprobs``: each completion's log-probs, computed just before.
         """
         self._step, self._starts = step, [c.start for c in completions]
         self._rows = []
@@ -115,23 +115,25 @@ class BatchRecorder(Recorder):
             length = len(sample["ids"])
             if "sampler_logprobs" in tensors:
                 sample["sampler_logprobs"] = numbers(tensors.pop("sampler_logprobs")[:length])
-            if now is not None:
-                tensors["logprobs"] = now[index][start:]
+            if logprobs is not None:
+                tensors["logprobs"] = logprobs[index][start:]
             row = row_of((self.count, index), length, mask[start:], advantage[start:], tensors)
             self._rows.append({**row, "prompt_trained": int(mask[:start].sum())})
         samples = [completion.sample for completion in completions]
         if samples:
             self.write(kind="rollout", number=self.count, step=step, completions=samples)
 
-    def update(self, metrics: Mapping[str, Any], named: Sequence[str], then: Sequence[Tensor] | None) -> None:
+    def update(
+        self, metrics: Mapping[str, Any], named: Sequence[str], logprobs: Sequence[Tensor] | None
+    ) -> None:
         """Write the update on the last rollout.
 
-        ``named``: the names in ``metrics`` of the loss, the gradient norm and the learning rate. ``then``:
-        log-probs, computed after it, of each completion.
+        ``named``: the names in ``metrics`` of the loss, the gradient norm and the learning rate.
+        ``logprobs``: log-probs, computed after it, of each completion.
         """
         numbers_by_name = plain_metrics(metrics)
-        later = () if then is None else then
-        for row, start, values in zip(self._rows, self._starts, later, strict=False):
+        following_logprobs = () if logprobs is None else logprobs
+        for row, start, values in zip(self._rows, self._starts, following_logprobs, strict=False):
             row["after_logprobs"] = numbers(values[start:][: len(row["mask"])])
         loss, norm, rate = (numbers_by_name.get(name) for name in named)
         fields = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "metrics": numbers_by_name}
@@ -143,10 +145,10 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are numbers, or lists of numbers, of which the mean is taken."""
     means = {}
     for name, value in metrics.items():
-        every = getattr(value, "values", value)
-        every = every if isinstance(every, list | tuple) else [every]
-        if every and all(isinstance(v, SupportsFloat) and not getattr(v, "ndim", 0) for v in every):
-            means[name] = fmean(float(v) for v in every)
+        values = getattr(value, "values", value)
+        values = values if isinstance(values, list | tuple) else [values]
+        if values and all(isinstance(v, SupportsFloat) and not getattr(v, "ndim", 0) for v in values):
+            means[name] = fmean(float(v) for v in values)
     return means
 
 

@@ -129,8 +129,8 @@ def _is_by_length(scores: Sequence[RepeatedScore]) -> bool:
     for score in scores:
         by_length.setdefault(score.length, set()).add(score.added)
     added = [min(values) for _, values in sorted(by_length.items())]
-    alike = all(len(values) == 1 for values in by_length.values())
-    return alike and len(added) > 1 and added == sorted(added, reverse=True)
+    consistent = all(len(values) == 1 for values in by_length.values())
+    return consistent and len(added) > 1 and added == sorted(added, reverse=True)
 
 
 def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
@@ -157,8 +157,8 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
     row, though at least eight are paid more than the least.
     """
     probed = [(step, n, s) for step, n, s in record.samples if s.alone and s.elsewhere and s.row]
-    least = min((sum_of(record, s.alone) for _, _, s in probed), default=math.nan)
-    paid = [(step, n) for step, n, s in probed if sum_of(record, s.alone) > least]
+    lowest = min((sum_of(record, s.alone) for _, _, s in probed), default=math.nan)
+    paid = [(step, n) for step, n, s in probed if sum_of(record, s.alone) > lowest]
     if len(paid) < FEWEST or any(s.alone != s.elsewhere for _, _, s in probed):
         return None
     columns = ", ".join(sorted({name for _, _, s in probed for name in s.row}))
@@ -199,9 +199,14 @@ def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
 def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample], best: float) -> bool:
     """Whether any text is paid the most in some prompts, and most texts are not in the others."""
     paid = [(s.prompt_text in prompts, float(totals(record, [s]).rewards[0]) >= best) for s in samples]
-    theirs = [most for free, most in paid if free]
-    others = [most for free, most in paid if not free]
-    if len(prompts) < 2 or len(theirs) < FEWEST or not all(theirs) or sum(others) > 0.5 * len(others):
+    free_are_best = [is_best for is_free, is_best in paid if is_free]
+    others_are_best = [is_best for is_free, is_best in paid if not is_free]
+    if (
+        len(prompts) < 2
+        or len(free_are_best) < FEWEST
+        or not all(free_are_best)
+        or sum(others_are_best) > 0.5 * len(others_are_best)
+    ):
         return False
     # A reward that never reads the completion pays an empty text the same in every prompt.
     return any(len(set(group.rewards)) > 1 for group in scored_groups(record))

@@ -119,8 +119,8 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     sentence = "the KL is not what its estimator gives"
     if all(_fits(kl, estimator(-d)) for _, kl, d in off):
         sentence = "the KL has its arguments exchanged: it is the KL of the reference to the policy"
-    for name, other in ESTIMATORS.items():
-        if other is not estimator and all(_fits(kl, other(d)) for _, kl, d in off):
+    for name, alternative in ESTIMATORS.items():
+        if alternative is not estimator and all(_fits(kl, alternative(d)) for _, kl, d in off):
             sentence = f"the KL is {name}, which the settings do not ask for"
     use, kl, d = max(off, key=lambda o: float((o[1] - estimator(o[2])).abs().max()))
     token = int((kl - estimator(d)).abs().argmax())
@@ -222,17 +222,17 @@ def returns_are_others(record: AuditRecord) -> Trouble | None:
         return None
     gamma = record.number("gamma", 1.0)
     lam = record.number("lam", 1.0)
-    every = list(_summed(record))
-    critic = any(one.use.row.values for one in every)
+    sums = list(_summed(record))
+    critic = any(summed.use.row.values for summed in sums)
     discounts = Discounts(gamma, lam if critic else 1.0)
-    wrong = [one for one in every if not one.follows(discounts)]
+    wrong = [summed for summed in sums if not summed.follows(discounts)]
     if len(wrong) < FEWEST:
         return None
     sentence = f"returns do not follow from gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
     # One setting in the place of the other, or left out.
-    for other in starmap(Discounts, product((lam, gamma, 1.0), (gamma, lam, 1.0))):
-        if other != discounts and all(one.follows(other) for one in every):
-            sentence += f" but from gamma {other.gamma:g} and lambda {other.lam:g}"
+    for alternative in starmap(Discounts, product((lam, gamma, 1.0), (gamma, lam, 1.0))):
+        if alternative != discounts and all(summed.follows(alternative) for summed in sums):
+            sentence += f" but from gamma {alternative.gamma:g} and lambda {alternative.lam:g}"
             break
     first = wrong[0]
     due = first.due(discounts)

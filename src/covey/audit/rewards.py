@@ -87,14 +87,15 @@ def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
     if record.header.framework != "verl" or record.setting("algorithm.use_kl_in_reward") is True:
         return None
     sums = [(step, n, s.reward, sum_of(record, s.rewards)) for step, n, s in record.samples if s.rewards]
-    both = [
+    complete = [
         (step, n, reward, due) for step, n, reward, due in sums if reward is not None and not math.isnan(due)
     ]
-    other = [row for row in both if not math.isclose(row[2], row[3], rel_tol=1e-3, abs_tol=1e-4)]
-    if len(both) < FEWEST or len(other) <= 0.1 * len(both):
+    differing = [row for row in complete if not math.isclose(row[2], row[3], rel_tol=1e-3, abs_tol=1e-4)]
+    if len(complete) < FEWEST or len(differing) <= 0.1 * len(complete):
         return None
-    step, n, trained, due = other[0]
-    sentence = f"{len(other)} of {len(both)} completions are trained with another reward than they were given"
+    step, n, trained, due = differing[0]
+    sentence = f"{len(differing)} of {len(complete)} completions are trained with another reward"
+    sentence += " than they were given"
     return Trouble(f"{sentence}: {trained:.4g} for {due:.4g}", step, {"completion": n})
 
 

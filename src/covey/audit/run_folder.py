@@ -80,19 +80,19 @@ class ForeignRun:
 
     def __init__(self, source: Path, folder: Path, follow: bool) -> None:
         self.source, self.folder, self.follow = source, folder, follow
-        self._seen = (0, 0.0, False)
+        self._state = (0, 0.0, False)
 
     def look(self) -> None:
         """Write what is new. Raises as ``open_run``."""
         size, changed = _size_and_time(self.source)
         grows = self.follow and time() - changed < QUIET
-        seen = (size, changed, grows)
-        if seen == self._seen:
+        state = (size, changed, grows)
+        if state == self._state:
             return
-        if size < self._seen[0]:  # another run under this name
+        if size < self._state[0]:  # another run under this name
             shutil.rmtree(self.folder)
         write_run(open_run(self.source), self.source, self.folder, grows)
-        self._seen = seen
+        self._state = state
 
 
 def _size_and_time(source: Path) -> tuple[int, float]:
@@ -134,19 +134,19 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     settings = {**record.header.settings, **_own_settings(record)}
     (folder / "config.yaml").write_text(sealed_text(json.dumps(settings, indent=1) + "\n"))
-    written = {name: _written(folder / f"{name}.jsonl") for name in ("metrics", "findings")}
-    shown = {line["step"] for line in written["metrics"]}
+    lines = {name: _written(folder / f"{name}.jsonl") for name in ("metrics", "findings")}
+    steps_shown = {line["step"] for line in lines["metrics"]}
     metrics = [{**m, "step": int(m["step"])} for m in metrics_of(record)]
-    metrics = [m for m in metrics if m["step"] not in shown]
+    metrics = [m for m in metrics if m["step"] not in steps_shown]
     if grows:
-        updated = {update.step for update in record.updates}
-        metrics = [m for m in metrics if m["step"] in updated]
+        steps_updated = {update.step for update in record.updates}
+        metrics = [m for m in metrics if m["step"] in steps_updated]
     steps = list(by_step(record))
     for step in steps[:-1] if grows else steps:  # the last one may have updates to come
         if not rollout_file(folder, step).exists():
             _write_step(record, folder, step)
     _append(folder / "metrics.jsonl", metrics)
-    written_ids = {line["id"] for line in written["findings"]}
+    written_ids = {line["id"] for line in lines["findings"]}
     _append(folder / "findings.jsonl", [f for f in _findings(record, grows) if f["id"] not in written_ids])
     if tokenizer_file(source).is_file():
         (folder / "final").mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
     _say_whether_it_grows(record, source, folder, grows)
 
 
-def _written(stream: Path) -> list[dict[str, Any]]:
+def _written(stream: Path) -> list[dict[str, object]]:
     """Return the lines of a stream that are there already."""
     return [json.loads(line) for line in stream.read_text().splitlines()] if stream.exists() else []
 
@@ -175,7 +175,7 @@ def _say_whether_it_grows(record: AuditRecord, source: Path, folder: Path, grows
     (folder / RESULT).write_text(sealed({"remark": remark.strip()}))
 
 
-def _own_settings(record: AuditRecord) -> dict[str, Any]:
+def _own_settings(record: AuditRecord) -> dict[str, object]:
     """Return what every page names of a run: by what it was trained, which model, how many steps."""
     header = record.header
     steps = record.number("max_steps", 0)
@@ -196,7 +196,7 @@ def _write_step(record: AuditRecord, folder: Path, step: int) -> None:
     path.write_text("".join(sealed_line({**row, **facts}) for row in log.rows))
 
 
-def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, Any]]:
+def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, object]]:
     """Yield the audit's findings and those on the metrics, whose evidence is where the pages have it.
 
     How many checks apply is known of a record that is complete.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import TypeAdapter
@@ -62,7 +61,7 @@ def audit(path: Path) -> tuple[AuditRecord, Report]:
     return record, apply(CHECKS, record)
 
 
-def record_of(record: AuditRecord, report: Report) -> dict[str, Any]:
+def record_of(record: AuditRecord, report: Report) -> dict[str, object]:
     """Return an audit as JSON."""
     return {
         "framework": record.header.framework,

@@ -194,22 +194,22 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
         if sample.ids:
             is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
             truncated.setdefault(sample.prompt_text, []).append(is_cut)
-    every = [one for of_prompt in truncated.values() for one in of_prompt]
-    if len(every) < 16 or _least_share([*truncated.values()]) <= MOSTLY:
+    flags = [reached_limit for of_prompt in truncated.values() for reached_limit in of_prompt]
+    if len(flags) < 16 or _least_share([*truncated.values()]) <= MOSTLY:
         return None
-    few = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
-    return Trouble(f"{sum(every)} of {len(every)} completions{few} reach the limit of {limit:.0f} tokens")
+    scope = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
+    return Trouble(f"{sum(flags)} of {len(flags)} completions{scope} reach the limit of {limit:.0f} tokens")
 
 
-def _least_share(shown: Sequence[Sequence[bool]]) -> float:
-    """Return a lower bound of the share of completions that show something. ``shown``: prompt by prompt.
+def _least_share(by_prompt: Sequence[Sequence[bool]]) -> float:
+    """Return a lower bound of the share of completions that show something. ``by_prompt``: prompt by prompt.
 
     Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
     prompts, and two have a poor estimate of it: only these are judged then, each by its completions.
     """
-    if len(shown) == 2:
-        return min(_least_share([of_prompt]) for of_prompt in shown)
-    units = shown if len(shown) > 1 else [[one] for one in shown[0]]
+    if len(by_prompt) == 2:
+        return min(_least_share([of_prompt]) for of_prompt in by_prompt)
+    units = by_prompt if len(by_prompt) > 1 else [[flag] for flag in by_prompt[0]]
     total = sum(map(len, units))
     share = sum(map(sum, units)) / total
     squares = sum((sum(of_prompt) - share * len(of_prompt)) ** 2 for of_prompt in units)
@@ -225,8 +225,8 @@ def prompts_are_cut(record: AuditRecord) -> Trouble | None:
     limit = record.number("max_prompt_length", 0)
     prompts = {tuple(s.prompt_ids): (step, n) for step, n, s in record.samples if s.prompt_ids}
     full = [ids for ids in prompts if len(ids) == limit]
-    few = len(full) < FEWEST or len(full) <= 0.25 * len(prompts)
-    if few or any(len(ids) > limit for ids in prompts) or record.setting("prompt_truncation") == "error":
+    too_few = len(full) < FEWEST or len(full) <= 0.25 * len(prompts)
+    if too_few or any(len(ids) > limit for ids in prompts) or record.setting("prompt_truncation") == "error":
         return None
     step, n = prompts[full[0]]
     sentence = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"

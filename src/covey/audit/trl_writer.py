@@ -96,7 +96,7 @@ class _TrlRecorder:
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
 
     def around(self, hook: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a method of the trainer, and give its result to ``own``, which may return another one."""
+        """Call a method of the trainer, and give its result to ``hook``, which may return another one."""
         result = inner(*args, **kwargs)
         replaced = self.file.attempt(hook, result, *args, **kwargs)
         return result if replaced is None else replaced
@@ -184,9 +184,9 @@ class _TrlRecorder:
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         values = {"logprobs": self.logprobs}
         for name in ("old", "ref"):
-            for kept in (f"{name}_per_token_logps", f"covey_{name}_logprobs"):
-                if kept in inputs:
-                    values[f"{name}_logprobs"] = inputs[kept]
+            for key in (f"{name}_per_token_logps", f"covey_{name}_logprobs"):
+                if key in inputs:
+                    values[f"{name}_logprobs"] = inputs[key]
         ids, advantages = inputs["completion_ids"], inputs["advantages"]
         for n, (number, index) in enumerate(inputs["covey_origin"].tolist()):
             length = len(self.samples[number, index]["ids"])

@@ -74,10 +74,12 @@ def weights_do_not_move(record: AuditRecord) -> Trouble | None:
     ]
     if len(steps) >= FEWEST and not any(u.weights_changed for u in steps):
         return Trouble("no weight has changed, though the gradient is not 0", steps[0].step)
-    seen = [u for u in record.updates if u.weights_changed is None and _motions(record, u)]
-    if len(seen) < FEWEST or any(max(_motions(record, u)) > 0 for u in seen):
+    updates = [u for u in record.updates if u.weights_changed is None and _motions(record, u)]
+    if len(updates) < FEWEST or any(max(_motions(record, u)) > 0 for u in updates):
         return None
-    return Trouble(f"log-probs are the same after each of {len(seen)} updates, bit for bit", seen[0].step)
+    return Trouble(
+        f"log-probs are the same after each of {len(updates)} updates, bit for bit", updates[0].step
+    )
 
 
 def _motions(record: AuditRecord, update: Update) -> list[float]:
@@ -93,10 +95,10 @@ def _motions(record: AuditRecord, update: Update) -> list[float]:
 def gradients_are_kept(record: AuditRecord) -> Trouble | None:
     """After steps that have moved a weight, its gradient is not 0 when the next one is computed."""
     moved = {call.step for call in record.calls if call.moved}
-    kept = [term.call for term in record.terms if term.call in moved and term.gradient_kept]
-    if len(kept) < FEWEST:
+    calls = [term.call for term in record.terms if term.call in moved and term.gradient_kept]
+    if len(calls) < FEWEST:
         return None
-    return Trouble(f"the gradient of a step is added to earlier steps' gradients (call {kept[0]})")
+    return Trouble(f"the gradient of a step is added to earlier steps' gradients (call {calls[0]})")
 
 
 def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
@@ -152,10 +154,10 @@ def penalties_are_not_trained(record: AuditRecord) -> Trouble | None:
         value = record.number(name, neutral)
         if value != neutral:
             return Trouble(f"tokens are sampled with {name} {value:g}, and log-probs are without it")
-    kept = record.number("top_p", 1.0)
-    if 0 < kept <= 0.5:
+    top_p = record.number("top_p", 1.0)
+    if 0 < top_p <= 0.5:
         name = record.own_name("top_p")
-        return Trouble(f"tokens are sampled with {name} {kept:g}, and log-probs are of all tokens")
+        return Trouble(f"tokens are sampled with {name} {top_p:g}, and log-probs are of all tokens")
     return None
 
 

@@ -86,7 +86,7 @@ def rescore_record(path: Path, rewards: Rewards, steps: int, say: Say) -> list[R
     return groups
 
 
-def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(row: Mapping[str, Any]) -> dict[str, object]:
     """Return the columns of a completion's row, its answer also by the name that rewards usually ask for."""
     columns = dict(row["columns"])
     named = next((columns[name] for name in ANSWERS if name in columns), None)
@@ -123,7 +123,7 @@ def _on_the_same_problems(means: Sequence[Mapping[str, float]]) -> tuple[dict[st
     return dict(a), {same.get(prompt, prompt): mean for prompt, mean in b.items()}
 
 
-def _contains(one: str, other: str) -> bool:
+def _contains(first: str, second: str) -> bool:
     """Return whether one text is in the other, and does not begin or end within a word or number there."""
-    short, long = sorted((one.strip(), other.strip()), key=len)
+    short, long = sorted((first.strip(), second.strip()), key=len)
     return bool(short) and re.search(rf"(?<!\w){re.escape(short)}(?!\w)", long) is not None

@@ -110,10 +110,12 @@ class _Job:
         return codes
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
-        now = time.monotonic()
+        moment = time.monotonic()
         before = self.last
-        self.last = now
-        if now - before < REPEAT_SECONDS:  # a terminal's signal arrives twice: directly and from the parent
+        self.last = moment
+        if (
+            moment - before < REPEAT_SECONDS
+        ):  # a terminal's signal arrives twice: directly and from the parent
             return
         self.stopping = True
         for process in self.processes:

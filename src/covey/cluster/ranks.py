@@ -41,8 +41,8 @@ class RankHost:
         import ray
 
         # Port 0 lets the system choose; it is free again after the block, for the first process to listen on.
-        with socket.create_server(("", 0)) as taken:
-            return ray.util.get_node_ip_address(), int(taken.getsockname()[1])
+        with socket.create_server(("", 0)) as listener:
+            return ray.util.get_node_ip_address(), int(listener.getsockname()[1])
 
     def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
         """Start the process, and threads that read its output."""

@@ -79,8 +79,8 @@ class PlacedSamplers:
         connect_ray(config.launch.ray)
         # A restarted sampler loads these weights too; the run then gives it the current ones.
         start = folder.resolve() / "start"
-        with committed_folder(start) as made:
-            save_policy(policy, made)
+        with committed_folder(start) as target_folder:
+            save_policy(policy, target_folder)
         options = self._options(config)
         # Samplers compute as this process does, so that log-probs can be bit-exact.
         settings = [
@@ -110,10 +110,10 @@ class PlacedSamplers:
             "CPU": config.threads or 1,
             "GPU": int(config.device != "cpu" and resources.get("GPU", 0) > 0),
         }
-        for name, each in demands.items():
-            if each * count > resources.get(name, 0):
+        for name, demand in demands.items():
+            if demand * count > resources.get(name, 0):
                 raise ConfigError(
-                    f"launch.samplers: {count} with {each} {name} each, and the Ray cluster has "
+                    f"launch.samplers: {count} with {demand} {name} each, and the Ray cluster has "
                     f"{resources.get(name, 0):g}; ask for fewer, or add a node"
                 )
         return {"num_cpus": demands["CPU"], "num_gpus": demands["GPU"]}

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -107,14 +107,10 @@ def _kernels() -> Diagnosis:
         library = build.tested_kernels()
     if library is not None:
         # Dtype -> kinds of products for which torch was measured faster than covey's kernel.
-        taken = library.trial.choice()
+        choice = library.trial.choice()
         rates = "; ".join(
-            f"{dtype} "
-            + ", ".join(
-                f"{kind} {'torch' if kind in taken.get(dtype, ()) else 'covey'} ({ours:.0f} to {torchs:.0f})"
-                for kind, (ours, torchs) in kinds.items()
-            )
-            for dtype, kinds in library.trial.rates.items()
+            f"{dtype} {_in_words(rates_of_kinds, choice.get(dtype, ()))}"
+            for dtype, rates_of_kinds in library.trial.rates.items()
         )
         words = f"{library.instructions}, {library.origin}"
         words += f". Products, one thread, GFLOP/s of covey to torch's: {rates}"
@@ -132,6 +128,13 @@ def _kernels() -> Diagnosis:
         step = "report it with this output"
         return Diagnosis("kernels", "WARN", str(caught[0].message), step)
     return Diagnosis("kernels", "WARN", f"{build.no_compiler()}; {build.COST}", build.REMEDY)
+
+
+def _in_words(rates: Mapping[str, tuple[float, float]], by_torch: Collection[str]) -> str:
+    return ", ".join(
+        f"{kind} {'torch' if kind in by_torch else 'covey'} ({own_rate:.0f} to {torch_rate:.0f})"
+        for kind, (own_rate, torch_rate) in rates.items()
+    )
 
 
 def threads() -> Diagnosis:
@@ -173,13 +176,13 @@ def memory() -> Diagnosis:
 
 def disk() -> Diagnosis:
     """Check whether runs can be written here."""
-    here = Path.cwd()
-    if not os.access(here, os.W_OK):
+    folder = Path.cwd()
+    if not os.access(folder, os.W_OK):
         return Diagnosis(
-            "disk", "FAIL", f"{here} cannot be written to", "set --output to a folder that you may write to"
+            "disk", "FAIL", f"{folder} cannot be written to", "set --output to a folder that you may write to"
         )
-    free = shutil.disk_usage(here).free
-    space = f"{free / 1e9:.1f} GB free in {here}"
+    free = shutil.disk_usage(folder).free
+    space = f"{free / 1e9:.1f} GB free in {folder}"
     if free < LEAST_DISK:
         return Diagnosis(
             "disk", "WARN", space, "free some space, or set --output to a folder on another disk"

@@ -39,7 +39,7 @@ def model_of(loaded: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Ite
     run = source_run(loaded)
     read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
     with restore_model_object(loaded.config.model), compute_as_run(run, pick_device(loaded.config.device)):
-        policy = retry_with_newest(loaded, lambda now: load_policy(now, read), say)
+        policy = retry_with_newest(loaded, lambda newest: load_policy(newest, read), say)
         for note in arithmetic_notes(policy, loaded.config, run):
             say(note)
         yield policy

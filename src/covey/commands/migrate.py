@@ -35,13 +35,13 @@ def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, MigrationR
 
     Raises ConfigError if the file has no settings, or if covey does not accept what follows from them.
     """
-    theirs = read_settings(file)
+    settings = read_settings(file)
     recognized: Trainer = "trl"
     for name, marks in MARKS.items():
-        if any(key.startswith(marks) for key in theirs):
+        if any(key.startswith(marks) for key in settings):
             recognized = name
     trainer = trainer or recognized
-    migrated = READERS[trainer](theirs)
+    migrated = READERS[trainer](settings)
     open_names = sorted({name for value in migrated.config.values() for name in UNSET.findall(str(value))})
     if open_names:
         migrated.notes.append(f"{', '.join(open_names)}: set by the script's environment; fill in the value")

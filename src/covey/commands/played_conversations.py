@@ -94,8 +94,8 @@ def played(toolbox: Toolbox, problem: Problem) -> Iterator[Attack]:
         once = Attack(f"{tool.name}, once", _episode(toolbox, problem, [plain]))
         yield once
         # Repeating an action must not earn more than doing it once.
-        again = _episode(toolbox, problem, [plain] * REPEATED)
-        yield Attack(f"{tool.name}, {REPEATED} times the same", again, once.name)
+        repetition = _episode(toolbox, problem, [plain] * REPEATED)
+        yield Attack(f"{tool.name}, {REPEATED} times the same", repetition, once.name)
         unfit = [
             plain._replace(arguments={**plain.arguments, n: v}) for n in _types(tool) for v in WRONG_TYPES
         ]

@@ -93,14 +93,14 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     config, count = pilot.config, len(pilot.problems)
     step = _seconds_of_step(pilot, samples[-1])
     size = count if seconds is None else min(FIRST, count)
-    each, limit = samples[-1], config.rollout.max_tokens
+    group_size, limit = samples[-1], config.rollout.max_tokens
     if seconds is not None:
-        each, limit = _fitting(samples, limit, WORST * seconds / (step * size))
+        group_size, limit = _fitting(samples, limit, WORST * seconds / (step * size))
     scorer = Scorer(pilot.run.rewards)
     waves = list[Wave]()
     waiting = list(pilot.problems)
     while size:
-        wave = _wave(pilot, waiting[:size], each, limit, scorer)
+        wave = _wave(pilot, waiting[:size], group_size, limit, scorer)
         if wave.stop and not (waves or wave.groups):
             raise wave.stop
         waves.append(wave)
@@ -137,14 +137,16 @@ def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
     return count, limit
 
 
-def _wave(pilot: Pilot, problems: Sequence[Prompted], each: int, limit: int, scorer: Scorer) -> Wave:
+def _wave(pilot: Pilot, problems: Sequence[Prompted], group_size: int, limit: int, scorer: Scorer) -> Wave:
     """Sample some problems; after a stop the complete groups are kept."""
-    pilot.begin(f"sampling {_problems(len(problems))}, {each} completions each", len(problems) * each)
+    pilot.begin(
+        f"sampling {_problems(len(problems))}, {group_size} completions each", len(problems) * group_size
+    )
     temperature = pilot.config.rollout.temperature
     groups = list[Group]()
     start = time.monotonic()
     try:
-        for group in _draw(pilot, problems, each, temperature, limit, scorer):
+        for group in _draw(pilot, problems, group_size, temperature, limit, scorer):
             groups.append(group)
     except Stopped as stop:
         return Wave(groups, time.monotonic() - start, stop)

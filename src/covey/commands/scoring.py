@@ -39,7 +39,7 @@ NO_MODEL = "no model is named, so no chat template is known"
 
 def score_file(
     file: Path, words: Sequence[str], trust: bool = False, say: Say = lambda _: None
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
+) -> tuple[list[dict[str, object]], dict[str, float]]:
     """Return each row with its rewards, statuses and extracted answers, and the mean of each reward.
 
     ``say`` is called with notes on unknown properties of the model. Raises DataError, RewardError.
@@ -74,7 +74,7 @@ def _unchanged(problem: Problem) -> Problem:
     return problem
 
 
-def _completion_of(row: Mapping[str, Any], where: str) -> Any:
+def _completion_of(row: Mapping[str, object], where: str) -> Any:
     """Return a row's completion: a text, or the messages of a reply. Raises DataError."""
     if "completion" not in row:
         raise DataError(f"{where}: there is no column 'completion'; the row has {', '.join(map(repr, row))}")

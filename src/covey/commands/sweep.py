@@ -54,9 +54,9 @@ def sweep(
             options = RunOptions(strict=strict, start=run.start.record(), home=run.folder, faults=faults)
             results = run_in_folder(run.loaded, console, stop, options)
         except Stopped as stopped:
-            done = number - 1 - len(failed)
+            complete = number - 1 - len(failed)
             raise Stopped(
-                f"{stopped}. {done} of {len(runs)} runs are complete; repeat the command to continue"
+                f"{stopped}. {complete} of {len(runs)} runs are complete; repeat the command to continue"
             ) from None
         except CoveyError as error:
             failed[run.folder] = str(error)

@@ -224,9 +224,9 @@ def _with_loss_of_trl(
         raise ConfigError(f"{_in_words(origin)}: {error}") from None
     names = ", ".join(loss)
     if "algorithm" in raw:
-        there = origins.get("algorithm", "algorithm")
+        origin = origins.get("algorithm", "algorithm")
         raise ConfigError(
-            f"{', '.join(map(_in_words, loss_origins.values()))}: {names} and algorithm ({there}) both "
+            f"{', '.join(map(_in_words, loss_origins.values()))}: {names} and algorithm ({origin}) both "
             "define the loss: TRL's names mean its whole loss, with its defaults for the rest. Keep one; "
             f"these names alone mean algorithm: {_in_a_line(algorithm)}"
         )
@@ -266,7 +266,7 @@ def _in_a_line(algorithm: Mapping[str, object]) -> str:
     values = dict[str, object]()
     for axis, value in algorithm.items():
         if isinstance(value, Mapping):
-            values[axis] = {setting: of for setting, of in value.items() if of is not None}
+            values[axis] = {setting: entry for setting, entry in value.items() if entry is not None}
         elif value is not None:
             values[axis] = value
     if algorithm["kl"] is None:
@@ -357,9 +357,9 @@ def resolved(loaded: ResolvedConfig) -> dict[str, object]:
     if loaded.before is not None:  # a relative path, so that a pipeline's folder can be moved
         values["model"] = f"../{loaded.before.name}/final"
     if loaded.home is not None:
-        here = re.compile(f"^{re.escape(str(loaded.home.resolve()))}/")
-        values["rewards"] = moved(values["rewards"], here, "../")
-        values["data"] = moved(values["data"], here, "../")
+        home_prefix = re.compile(f"^{re.escape(str(loaded.home.resolve()))}/")
+        values["rewards"] = moved(values["rewards"], home_prefix, "../")
+        values["data"] = moved(values["data"], home_prefix, "../")
     return values
 
 

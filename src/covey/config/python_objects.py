@@ -197,12 +197,13 @@ def refuse_lost(raw: Mapping[str, object]) -> None:
     if not lost:
         return
     run = str(raw.get("output", ""))
-    again = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
+    arguments = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
     lines = [
         f"{key}: `{name}` was a Python object, which the run's record cannot hold"
         for key, name in lost.items()
     ]
-    remedy = f"Give it again from Python: covey.resume({run!r}, {again}) or covey.evaluate({run!r}, {again})"
+    call = f"({run!r}, {arguments})"
+    remedy = f"Give it again from Python: covey.resume{call} or covey.evaluate{call}"
     if lost.keys() - {"model", "data"}:
         remedy += ". A function in a .py file need not be given again"
     raise ConfigError("\n".join([*lines, remedy]))

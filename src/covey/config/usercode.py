@@ -46,8 +46,8 @@ def spec_of(function: object, folder: Path) -> str | None:
     if module.__package__:  # relative imports work under the module's own name only
         return f"{module.__spec__.name if module.__spec__ else module.__name__}:{name}"
     path = file.resolve()
-    here = folder.resolve()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{name}"
+    base = folder.resolve()
+    return f"{path.relative_to(base) if path.is_relative_to(base) else path}:{name}"
 
 
 def refuse_while_importing() -> None:

@@ -46,7 +46,7 @@ def advice(preview: Preview) -> list[Advice]:
 
 def _present(*candidates: Advice | None) -> list[Advice]:
     """Return the advice that there is."""
-    return [one for one in candidates if one is not None]
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 def _too_slow(preview: Preview) -> Advice:
@@ -67,19 +67,19 @@ def _unscored(preview: Preview) -> Advice | None:
         return None
     components = [c for group in preview.measured.groups for c in group.components.values()]
     details = [score.detail for component in components for score in component.scores if score.detail]
-    last = f", the last because of {details[-1]!r}" if details else ""
+    example = f", the last because of {details[-1]!r}" if details else ""
     return Advice(
-        f"{percent(unscored)} of the completions could not be scored{last}", "repair the rewards first"
+        f"{percent(unscored)} of the completions could not be scored{example}", "repair the rewards first"
     )
 
 
 def _unread(preview: Preview) -> Advice | None:
     """Advise if the texts contain the correct answer and the verdict does not read it."""
     groups = preview.measured.groups
-    inside = answers_inside(groups)
+    rates = answers_inside(groups)
     rate = preview.pass_rate().value
-    containing = inside.get("text/reference", 0.0)
-    by_chance = inside.get("text/reference_elsewhere", 0.0)
+    containing = rates.get("text/reference", 0.0)
+    by_chance = rates.get("text/reference_elsewhere", 0.0)
     if containing < by_chance + rate + MUCH_UNREAD:
         return None
     return Advice(
@@ -127,8 +127,8 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
     # Most have to end, and then earn at least half of what those earn that end in time.
     most_ended = 2 * len(ended) >= outcome["completions"]
     usual_reward = np.nanmean(in_time) if len(in_time) else 0.0
-    worth = outcome["earn_more"] and 2 * longer.reward >= usual_reward
-    if most_ended and worth:
+    earns = outcome["earn_more"] and 2 * longer.reward >= usual_reward
+    if most_ended and earns:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
         return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
     example = min(longer.completions, key=lambda c: c.finish == "stop")
@@ -140,16 +140,17 @@ def _instead(preview: Preview) -> str:
     """Return the remedy if more tokens would not help the truncated completions."""
     scored = ~np.isnan(preview.rewards)
     in_time = preview.rewards[scored & ~preview.truncated]
-    late = preview.rewards[scored & preview.truncated]
-    if len(in_time) and len(late) and in_time.mean() > late.mean() + preview.rewards[scored].std() / 4:
+    truncated = preview.rewards[scored & preview.truncated]
+    margin = preview.rewards[scored].std() / 4
+    if len(in_time) and len(truncated) and in_time.mean() > truncated.mean() + margin:
         return (
             f"keep rollout.max_tokens: completions that end earn {in_time.mean():.2g} and truncated ones "
-            f"{late.mean():.2g}, so training will teach the model to end"
+            f"{truncated.mean():.2g}, so training will teach the model to end"
         )
     wording = preview.wording
     chat = wording is not None and (wording.chat or not wording.template)
-    others = " or rollout.stop" if chat else ", rollout.stop, or the chat template (data.chat: true)"
-    return f"a cold start (a stage with method: sft){others}"
+    alternatives = " or rollout.stop" if chat else ", rollout.stop, or the chat template (data.chat: true)"
+    return f"a cold start (a stage with method: sft){alternatives}"
 
 
 def _roomy(preview: Preview) -> Advice | None:
@@ -168,13 +169,13 @@ def _roomy(preview: Preview) -> Advice | None:
 
 def _changes(preview: Preview, temperature: float) -> tuple[Estimate, Estimate]:
     """Estimate the changes of pass rate and of the probability of a tie with the temperature, by problem."""
-    here = {group.problem.id: group for group in preview.measured.groups}
-    there = {group.problem.id: group for group in preview.others[temperature]}
+    measured = {group.problem.id: group for group in preview.measured.groups}
+    at_temperature = {group.problem.id: group for group in preview.others[temperature]}
     # Fewer problems may have been sampled at the other temperature.
-    shared = [problem for problem in here if problem in there]
+    shared = [problem for problem in measured if problem in at_temperature]
     rates = []
     ties = []
-    for by_problem in (here, there):
+    for by_problem in (measured, at_temperature):
         groups = [by_problem[problem] for problem in shared]
         rates.append(np.array([group.pass_rate for group in groups]))
         ties.append(tie_chances([reward_counts(group) for group in groups], preview.group_size))
@@ -188,14 +189,14 @@ def _temperature(preview: Preview) -> Advice | None:
     rate = preview.pass_rate()
     changes = {t: _changes(preview, t) for t in preview.others}
     livelier = [t for t, (_, ties) in changes.items() if ties.high < 0]
-    better = [t for t, (rates, ties) in changes.items() if rates.low > 0 and not ties.low > 0]
+    more_correct = [t for t, (rates, ties) in changes.items() if rates.low > 0 and not ties.low > 0]
     if livelier:
         best = min(livelier, key=lambda t: preview.at(t)[1].value)
         dead = preview.dead(preview.group_size)
         finding = f"{dead} of the groups are dead, against {preview.at(best)[1]} at temperature {best:g}"
         return Advice(finding, f"rollout.temperature {best:g}")
-    if better and rate.value < 0.5:
-        best = max(better, key=lambda t: preview.at(t)[0].value)
+    if more_correct and rate.value < 0.5:
+        best = max(more_correct, key=lambda t: preview.at(t)[0].value)
         finding = f"{rate} are correct, against {preview.at(best)[0]} at temperature {best:g}"
         finding += ", with as many live groups"
         return Advice(finding, f"rollout.temperature {best:g}")
@@ -209,8 +210,8 @@ def _one_text(preview: Preview) -> Advice | None:
     if copies <= MOST_DEAD * len(groups) or preview.pass_rate().value > 0.95:
         return None
     finding = f"in {copies} of {len(groups)} groups all completions are identical"
-    colder = preview.stage.config.rollout.temperature < 1
-    remedy = "rollout.temperature 1" if colder else "a larger rollout.temperature"
+    is_cold = preview.stage.config.rollout.temperature < 1
+    remedy = "rollout.temperature 1" if is_cold else "a larger rollout.temperature"
     return Advice(f"{finding} (entropy {sampled_entropy(groups):.2f} nats per token)", remedy)
 
 
@@ -222,10 +223,10 @@ def _size(preview: Preview) -> Advice | None:
     rate = preview.pass_rate().value
     finding = f"{dead_share} of the groups of {preview.group_size} are dead"
     # Larger groups are dead less often; the smallest of them is the cheapest.
-    enough = [n for n in SIZES if n > preview.group_size and preview.dead(n).value <= MOST_DEAD]
-    if enough and preview.promise != "no":
-        fewer = f"{finding}, against {preview.dead(enough[0])} of groups of {enough[0]}"
-        return Advice(fewer, f"rollout.group_size {enough[0]}")
+    sufficient = [n for n in SIZES if n > preview.group_size and preview.dead(n).value <= MOST_DEAD]
+    if sufficient and preview.promise != "no":
+        comparison = f"{finding}, against {preview.dead(sufficient[0])} of groups of {sufficient[0]}"
+        return Advice(comparison, f"rollout.group_size {sufficient[0]}")
     if rate > MOST_DEAD:
         return Advice(f"{finding} because all answers are correct", "harder problems")
     if rate > 0 or preview.promise != "no":

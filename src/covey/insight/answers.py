@@ -129,7 +129,8 @@ def _parts(text: str, answer: str) -> Iterator[tuple[str, str]]:
     """Yield (location, text) for each part of a completion that may be its answer, the most certain first."""
     if answer != text.strip():
         yield "thoughts", answer
-    if fence := FENCE.search(answer):
+    fence = FENCE.search(answer)
+    if fence:
         yield "code_block", (code_block(answer, fence[2].casefold()) or "").strip()
     for rule in RULES:
         extracted = (EXTRACTORS[rule](answer) or "").strip()
@@ -206,26 +207,27 @@ def _thoughts(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     """Advise if many completions end within their thoughts."""
     marks = wording.marks
     completions = [(g.problem, c) for g in groups for c in g.completions]
-    inside = [c for problem, c in completions if wording.reader.read(problem, c).answer is None]
-    if len(inside) <= SOME * len(completions):
+    unclosed = [c for problem, c in completions if wording.reader.read(problem, c).answer is None]
+    if len(unclosed) <= SOME * len(completions):
         return None
-    by = "the chat template opens thoughts in the prompt" if marks.begun else "the model opens thoughts"
+    opener = "the chat template opens thoughts in the prompt" if marks.begun else "the model opens thoughts"
     finding = (
-        f"{by} ({marks.open}), and {len(inside)} of {len(completions)} completions end before {marks.close}"
+        f"{opener} ({marks.open}), and {len(unclosed)} of {len(completions)} completions end before "
+        f"{marks.close}"
     )
-    truncated = sum(c.finish == "length" for c in inside)
+    truncated = sum(c.finish == "length" for c in unclosed)
     remedy = (
-        "a larger rollout.max_tokens" if truncated > MANY * len(inside) else "a cold start that closes them"
+        "a larger rollout.max_tokens" if truncated > MANY * len(unclosed) else "a cold start that closes them"
     )
-    off = f", or data.chat_template_kwargs: {wording.unopened}" if wording.unopened else ""
-    return Advice(finding, remedy + off, quoted(inside[0].text))
+    alternative = f", or data.chat_template_kwargs: {wording.unopened}" if wording.unopened else ""
+    return Advice(finding, remedy + alternative, quoted(unclosed[0].text))
 
 
 def _special(completions: Sequence[Completion], wording: PromptForm) -> Advice | None:
     """Advise if many truncated completions have written a special token that ends no completion."""
     truncated = [c for c in completions if c.finish == "length"]
-    written = Counter(name for c in truncated for name in wording.specials if name in c.text)
-    name, count = written.most_common(1)[0] if written else ("", 0)
+    counts = Counter(name for c in truncated for name in wording.specials if name in c.text)
+    name, count = counts.most_common(1)[0] if counts else ("", 0)
     if count <= SOME * len(completions):
         return None
     finding = f"{count} of {len(truncated)} truncated completions contain {name}, which does not end them"
@@ -238,16 +240,16 @@ def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     if wording.chat:
         return None
     pairs = [(str(g.problem.prompt), c) for g in groups for c in g.completions]
-    continuing = Counter[str]()
+    counts = Counter[str]()
     examples = dict[str, str]()
     for prompt, completion in pairs:
         if completion.finish != "length":
             continue
         for label in set(LABEL.findall(prompt)):
             if f"\n{label}" in completion.text:
-                continuing[label] += 1
+                counts[label] += 1
                 examples.setdefault(label, completion.text)
-    label, count = continuing.most_common(1)[0] if continuing else ("", 0)
+    label, count = counts.most_common(1)[0] if counts else ("", 0)
     if count <= SOME * len(pairs):
         return None
     finding = (
@@ -259,16 +261,16 @@ def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
 def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) -> Advice | None:
     """Advise if prompts are plain texts, and completions show that the model only continues them."""
     truncated = [c for c in completions if c.finish == "length"]
-    endless = len(truncated) > MANY * len(completions)
+    mostly_endless = len(truncated) > MANY * len(completions)
     if wording.chat or rate > MANY:
         return None
     ends = f"{len(truncated)} of {len(completions)} completions do not end"
     sample = quoted((truncated or completions)[0].text)
-    if wording.template and wording.from_file and (endless or rate < SOME):
+    if wording.template and wording.from_file and (mostly_endless or rate < SOME):
         finding = "the model has a chat template, but the prompts do not use it"
         finding += f": {ends}, {percent(rate)} are correct"
         return Advice(finding, "data.chat: true", sample)
-    if not wording.template and endless:
+    if not wording.template and mostly_endless:
         return Advice(
             f"{ends}, and the model has no chat template: it continues a text like a base model",
             "rollout.stop with the text that follows an answer, a data.template that shows an answer and its "

@@ -142,7 +142,7 @@ def _inputs(example: Problem) -> str:
     )
 
 
-def _metadata(loaded: ResolvedConfig, adapter: bool) -> dict[str, Any]:
+def _metadata(loaded: ResolvedConfig, adapter: bool) -> dict[str, object]:
     """Return the card's metadata in the hub's format."""
     config = loaded.config
     base = _Base.of(loaded)
@@ -209,8 +209,8 @@ class _Base:
     def ancestor(self) -> str | None:
         """The hub id of the published model at the start of the chain of runs; None if it is not known."""
         # Another covey run's card names its own base already, so the chain ends at a published model.
-        ours = self.folder and "covey" in (self.metadata.get("tags") or ())
-        return self.metadata.get("base_model") if ours else self.published
+        is_of_covey = self.folder and "covey" in (self.metadata.get("tags") or ())
+        return self.metadata.get("base_model") if is_of_covey else self.published
 
     def source(self, output: Path) -> str | None:
         """Return the path or hub id that works from the run's folder ``output``; None for `tiny`.
@@ -227,8 +227,8 @@ class _Base:
         run = output.resolve()
         model = self.folder.resolve()
         projects = (run.parent.parent, self.project.resolve())
-        together = any(model.is_relative_to(p) and run.is_relative_to(p) for p in projects)
-        return Path(os.path.relpath(model, run)).as_posix() if together else model.name
+        in_one_project = any(model.is_relative_to(p) and run.is_relative_to(p) for p in projects)
+        return Path(os.path.relpath(model, run)).as_posix() if in_one_project else model.name
 
 
 def _data(loaded: ResolvedConfig) -> str:

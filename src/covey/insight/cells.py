@@ -75,13 +75,13 @@ class CellRow(NamedTuple):
 def cell_rows(sweep: Sweep) -> list[CellRow]:
     """Return the results of every cell with a run that ended with held-out problems."""
     rows = list[CellRow]()
-    first = dict[int, EndedRun]()
+    baseline = dict[int, EndedRun]()
     for cell in sweep.cells:
         runs = {seed: _ended(folder) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in runs.items() if run is not None}
         # The first cell with results is the baseline of all others.
-        first = first or ended
-        both = [s for s in ended if s in first and ended[s].measured_on == first[s].measured_on]
+        baseline = baseline or ended
+        shared_seeds = [s for s in ended if s in baseline and ended[s].measured_on == baseline[s].measured_on]
         # Runs of one cell with different numbers of problems were measured on different data.
         sizes = {len(run.rates["greedy"]) for run in ended.values()}
         if len(sizes) != 1:
@@ -90,8 +90,8 @@ def cell_rows(sweep: Sweep) -> list[CellRow]:
         change = {}
         for name in COMPARED:
             accuracy[name] = over_seeds(np.stack([run.rates[name] for run in ended.values()]))
-            if both and ended is not first:
-                gaps = [ended[s].rates[name] - first[s].rates[name] for s in both]
+            if shared_seeds and ended is not baseline:
+                gaps = [ended[s].rates[name] - baseline[s].rates[name] for s in shared_seeds]
                 change[name] = over_seeds(np.stack(gaps), -1.0)
         rows.append(CellRow(cell, ended, accuracy, change))
     return rows
@@ -105,11 +105,11 @@ def _ended(folder: Path) -> EndedRun | None:
     last = Evaluation.from_record(evals[-1])
     seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
     rates = {"greedy": last.greedy.astype(float), "sampled": last.pass_rate}
-    began = math.nan
+    initial = math.nan
     if evals[0].get("step") == 0:
-        began = float(Evaluation.from_record(evals[0]).pass_rate.mean())
+        initial = float(Evaluation.from_record(evals[0]).pass_rate.mean())
     data = (read_environment(stage) or {}).get("data")
-    return EndedRun(rates, began, (data, last.verdict), seconds, stage)
+    return EndedRun(rates, initial, (data, last.verdict), seconds, stage)
 
 
 def changed_between(rows: Sequence[CellRow]) -> list[str]:
@@ -140,7 +140,7 @@ def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
             for row in rows
         ],
         "changed_between": changed_between(rows),
-        "failed": {str(folder): why for folder, why in failed.items()},
+        "failed": {str(folder): reason for folder, reason in failed.items()},
     }
 
 
@@ -161,8 +161,8 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
         )
     if any(len(row.ended) == 1 for row in rows):
         yield "with one seed the intervals leave out the variation over seeds: use --seeds 3"
-    for folder, why in failed.items():
-        yield f"failed: {folder.name}: {why.partition('. ')[0]}"
+    for folder, reason in failed.items():
+        yield f"failed: {folder.name}: {reason.partition('. ')[0]}"
 
 
 def _cells(row: CellRow) -> list[str]:
@@ -179,44 +179,45 @@ def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> 
     Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of all its
     runs.
     """
-    whole = [row for row in rows if failed.keys().isdisjoint(row.cell.folders.values())]
-    best = max(whole or rows, key=lambda row: row.accuracy["sampled"].value)
+    without_failure = [row for row in rows if failed.keys().isdisjoint(row.cell.folders.values())]
+    best = max(without_failure or rows, key=lambda row: row.accuracy["sampled"].value)
     name = ", ".join(f"{k} {v}" for k, v in zip(sweep.keys, best.cell.values, strict=True))
-    name += " (of the settings without a failed run)" if 0 < len(whole) < len(rows) else ""
-    began = float(np.mean([run.began for run in best.ended.values()]))
-    if began == best.accuracy["sampled"].value == 1:
+    name += " (of the settings without a failed run)" if 0 < len(without_failure) < len(rows) else ""
+    initial = float(np.mean([run.began for run in best.ended.values()]))
+    if initial == best.accuracy["sampled"].value == 1:
         return "all answers were correct from the start: only harder problems can distinguish the cells"
-    if best.accuracy["sampled"].value <= began:
-        return f"no setting improved on its start ({percent(began, '.1f')} sampled); {name} lost the least"
+    if best.accuracy["sampled"].value <= initial:
+        return f"no setting improved on its start ({percent(initial, '.1f')} sampled); {name} lost the least"
     if best is rows[0]:
         return f"none is better than the first, {name}"
-    close = [row for row in rows if row is not best and not _surely_better(best, row, rows)]
-    if not close:
+    rivals = [row for row in rows if row is not best and not _surely_better(best, row, rows)]
+    if not rivals:
         return f"best: {name}"
-    first = "" if rows[0] in close else "; that over the first is not"
-    return f"highest: {name}. Its lead over {len(close)} of the other cells may be chance{first}"
+    remark = "" if rows[0] in rivals else "; that over the first is not"
+    return f"highest: {name}. Its lead over {len(rivals)} of the other cells may be chance{remark}"
 
 
-def _surely_better(best: CellRow, other: CellRow, rows: Sequence[CellRow]) -> bool:
+def _surely_better(best: CellRow, rival: CellRow, rows: Sequence[CellRow]) -> bool:
     """Whether the best cell beats another by more than problems, seeds and selection explain.
 
     The level is divided by the number of pairs: if all cells are equal, no pair passes in 95 % of sweeps. The
     variance over seeds is pooled over all cells; with one seed each it is ``SEED_SPREAD`` squared.
     """
-    runs = next(iter(best.ended.values()))
-    others = next(iter(other.ended.values()))
-    if runs.measured_on != others.measured_on or len(runs.rates["sampled"]) != len(others.rates["sampled"]):
+    best_run = next(iter(best.ended.values()))
+    rival_run = next(iter(rival.ended.values()))
+    same_size = len(best_run.rates["sampled"]) == len(rival_run.rates["sampled"])
+    if best_run.measured_on != rival_run.measured_on or not same_size:
         return False
     # Mean accuracy over the seeds by problem, (problems,), of either cell.
-    means = [np.mean([run.rates["sampled"] for run in row.ended.values()], axis=0) for row in (best, other)]
+    means = [np.mean([run.rates["sampled"] for run in row.ended.values()], axis=0) for row in (best, rival)]
     # Two opposite pseudo-problems keep the standard error above 0 where all problems agree.
     changes = np.append(means[0] - means[1], (1.0, -1.0))
-    of_problems = float(changes.std(ddof=1)) / math.sqrt(len(changes))
+    problem_error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
     variance, freedom = _seed_variance(rows)
-    of_seeds = math.sqrt(variance * (1 / len(best.ended) + 1 / len(other.ended)))
+    seed_error = math.sqrt(variance * (1 / len(best.ended) + 1 / len(rival.ended)))
     # Bonferroni over all pairs of cells.
     normal = NormalDist().inv_cdf(1 - 0.025 / math.comb(len(rows), 2))
-    doubt = math.hypot(normal * of_problems, student(normal, freedom or math.inf) * of_seeds)
+    doubt = math.hypot(normal * problem_error, student(normal, freedom or math.inf) * seed_error)
     return float(means[0].mean() - means[1].mean()) > doubt
 
 
@@ -254,9 +255,9 @@ def _over(sweep: Sweep, rows: Sequence[CellRow], n: int) -> Panel:
     choices = dict.fromkeys(_without(row.cell.values, n) for row in rows)
     lines = []
     for choice in choices:
-        of_choice = [row for row in rows if _without(row.cell.values, n) == choice]
-        x = [float(marks.index(row.cell.values[n])) for row in of_choice]
-        sampled = [row.accuracy["sampled"] for row in of_choice]
+        chosen_rows = [row for row in rows if _without(row.cell.values, n) == choice]
+        x = [float(marks.index(row.cell.values[n])) for row in chosen_rows]
+        sampled = [row.accuracy["sampled"] for row in chosen_rows]
         value, low, high = ([100 * getattr(e, end) for e in sampled] for end in ("value", "low", "high"))
         lines.append(Line(", ".join(choice), x, value, low, high))
     return Panel(sweep.keys[n], lines, sweep.keys[n], " %", (0, 100), marks=marks)

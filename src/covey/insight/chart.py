@@ -93,8 +93,8 @@ def chart(
     y = 17 * len(heads) + (10 if heads else 0)
     lines = [line for panel in panels for line in panel.lines]
     # With few names a name has the same colour in every panel; else colours repeat per panel.
-    shared = len({line.name for line in lines if not line.background}) <= len(LIGHT)
-    colours = [_colours(lines if shared else panel.lines) for panel in panels]
+    one_palette = len({line.name for line in lines if not line.background}) <= len(LIGHT)
+    colours = [_colours(lines if one_palette else panel.lines) for panel in panels]
     for start in range(0, len(panels), across):
         row = panels[start : start + across]
         drawings, height = _row(row, colours[start : start + across], wide, high)
@@ -133,8 +133,8 @@ def _row(
 def _element(kind: str, text: str = "", **attributes: object) -> str:
     """Return an element. In the name of an attribute `_` becomes a hyphen, and is dropped at the end."""
     names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
-    written = (f' {names[name]}="{escape(str(value))}"' for name, value in attributes.items())
-    return f"<{kind}{''.join(written)}>{escape(text)}</{kind}>"
+    pairs = (f' {names[name]}="{escape(str(value))}"' for name, value in attributes.items())
+    return f"<{kind}{''.join(pairs)}>{escape(text)}</{kind}>"
 
 
 def _colours(lines: Sequence[Line]) -> dict[str, str]:
@@ -213,9 +213,9 @@ def _columns(panel: Panel, across: Sequence[float], frame: _Frame) -> list[tuple
     """Return the ticks of x with their texts; whole numbers only, if all values of x are."""
     if panel.marks:
         return [(float(n), mark) for n, mark in enumerate(panel.marks)]
-    whole = all(float(x).is_integer() for x in across)
+    only_integers = all(float(x).is_integer() for x in across)
     ticks = round_ticks(0.0, frame.last, frame.wide // 40)
-    ticks = [t for t in ticks if t <= frame.last and not (whole and t % 1)]
+    ticks = [t for t in ticks if t <= frame.last and not (only_integers and t % 1)]
     return list(zip(ticks, tick_texts(ticks), strict=True))
 
 
@@ -246,8 +246,8 @@ def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[f
     return entries
 
 
-def round_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return about ``most`` ticks, 1, 2 or 5 times a power of ten apart, that span ``low`` to ``high``.
+def round_ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about ``count`` ticks, 1, 2 or 5 times a power of ten apart, that span ``low`` to ``high``.
 
     >>> round_ticks(0, 220, 6), round_ticks(-0.13, 1.06, 6)
     ([0.0, 50.0, 100.0, 150.0, 200.0, 250.0], [-0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
@@ -256,8 +256,8 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     # A range of rounding errors alone would give ticks too close for floats.
     span = high - low if high - low > 1e-9 * largest else largest
     span = max(span, 1e-30) if largest else 1.0
-    power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power * most >= span * (1 - 1e-9))
+    power = 10.0 ** math.floor(math.log10(span / count))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power * count >= span * (1 - 1e-9))
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     # Removes the rounding of i * step, as 0.30000000000000004.

@@ -40,30 +40,30 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     second = last_stage(b)
     settings = changed(first, second)
     files = changed_files(first, second)
-    held_out, why_not = held_out_change(first, second)
-    common, shared = _in_training(first, second)
+    held_out, reason = held_out_change(first, second)
+    training, shared = _in_training(first, second)
     record = {
         "a": str(first),
         "b": str(second),
         "settings": {name: list(values) for name, values in settings.items()},
         "files": files,
         "held_out": {name: ends(estimate) for name, estimate in held_out.items()} or None,
-        "note": why_not,
-        "training": {"problems": shared, **ends(common)} if common is not None else None,
+        "note": reason,
+        "training": {"problems": shared, **ends(training)} if training is not None else None,
     }
     lines = [f"A: {first}", f"B: {second}", ""]
     lines.append("what differs" if settings or files else "same settings, same files")
     lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
-    lines += [f"  {name}: {what}" for name, what in files.items()]
+    lines += [f"  {name}: {change}" for name, change in files.items()]
     logs, evals = (
         [read_numbers(stage, name) for stage in (first, second)] for name in ("metrics.jsonl", "evals.jsonl")
     )
     lines += ["", *paired_curves(logs, evals), ""]
     lines += [f"held-out, the same problems, B - A: {name} {signed(e)}" for name, e in held_out.items()]
-    if why_not:
-        lines.append(why_not)
-    if common is not None:
-        lines.append(f"training reward of {shared} problems that both met late, B - A: {signed(common)}")
+    if reason:
+        lines.append(reason)
+    if training is not None:
+        lines.append(f"training reward of {shared} problems that both met late, B - A: {signed(training)}")
     return record, lines
 
 
@@ -81,8 +81,8 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
     if not all(logs):
         return {}, "one of them has no evaluation"
     a, b = (Evaluation.from_record(log[-1]) for log in logs)
-    if why_not := incomparable(a, b, ("in A", "in B")):
-        return {}, f"{why_not}: not compared"
+    if reason := incomparable(a, b, ("in A", "in B")):
+        return {}, f"{reason}: not compared"
     estimates = gains(a, b)
     shared = on_shared_problems(a, b)
     estimates["reward"] = paired_bootstrap(shared[0].reward, shared[1].reward)
@@ -136,9 +136,9 @@ def by_problem(
     values = defaultdict[str, list[float]](list)
     for step in steps:
         for row in read_rollouts(stage, step).rows:
-            measured = value(row)
-            if measured is not None:
-                values[f"{row['problem']} {row['prompt']}"].append(measured)
+            number = value(row)
+            if number is not None:
+                values[f"{row['problem']} {row['prompt']}"].append(number)
     return values
 
 
@@ -160,9 +160,9 @@ def _pair(
 ) -> Iterator[str]:
     """Yield the lines of one metric's curves; none if a run does not have it."""
     if all(points):
-        bounds = bounds or span([value for of_run in points for _, value in of_run])
+        bounds = bounds or span([value for curve in points for _, value in curve])
         curves = [
-            Curve(f"{run} {name}", of_run, bounds=bounds) for run, of_run in zip("AB", points, strict=True)
+            Curve(f"{run} {name}", curve, bounds=bounds) for run, curve in zip("AB", points, strict=True)
         ]
         yield from curve_lines(curves, 4, last)
 

@@ -78,9 +78,9 @@ def _noise_of_changes(windows: Sequence[Sequence[float]]) -> Noise:
 
 def _noise_of_share(shares: Sequence[float], counts: Sequence[float]) -> Noise:
     """Return binomial noise with (k + 1) / (n + 2) for the rate: a rate of 0 or 1 must not mean no noise."""
-    held = sum(share * count for share, count in zip(shares, counts, strict=True))
-    likely = (held + 1) / (sum(counts) + 2)
-    return Noise(likely * (1 - likely) * len(counts) / sum(counts), math.inf)
+    successes = sum(share * count for share, count in zip(shares, counts, strict=True))
+    rate = (successes + 1) / (sum(counts) + 2)
+    return Noise(rate * (1 - rate) * len(counts) / sum(counts), math.inf)
 
 
 def errors_needed(freedom: float, looks: float, rate: float = RATE) -> float:

@@ -41,12 +41,12 @@ def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} already exists; remove it, or choose another folder with -o")
     measured = {int(str(r["step"])): Evaluation.from_record(r) for r in evals}
-    with committed_folder(target) as new:
-        _write_model(stage, checkpoint, new)
+    with committed_folder(target) as folder:
+        _write_model(stage, checkpoint, folder)
         if gguf:
-            write_gguf(new, new / f"{stage.resolve().name}-{gguf}.gguf", gguf)
+            write_gguf(folder, folder / f"{stage.resolve().name}-{gguf}.gguf", gguf)
         card = checkpoint_card(stage.resolve().name, step_of(checkpoint), measured)
-        (new / "README.md").write_text(card, encoding="utf-8")
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return target
 
 
@@ -74,15 +74,15 @@ def _checkpoint(stage: Path, step: int) -> Path:
     return checkpoint
 
 
-def _write_model(stage: Path, checkpoint: Path, new: Path) -> None:
+def _write_model(stage: Path, checkpoint: Path, folder: Path) -> None:
     """Copy a complete model; merge a checkpoint of adapters into the model with which the run began."""
     if (checkpoint / "config.json").is_file():
         for path in checkpoint.iterdir():
             if path.name not in OF_TRAINER:
-                shutil.copy2(path, new / path.name)
+                shutil.copy2(path, folder / path.name)
         return
     loaded = load_recorded(stage)
     texts = texts_of(load_source(loaded), loaded.config)
     policy = load_policy(replace(loaded, checkpoint=checkpoint), texts)
     list(sample_as_trained(policy.model, loaded.config.rollout))  # the run has reported what that changes
-    save_policy(policy, new)
+    save_policy(policy, folder)

@@ -121,8 +121,8 @@ def decode_seconds(
     # once for each token.
     steps = tokens / max(min(completions, running), 1) + max(0.0, longest - length)
     cached = 2 * shape.layers * shape.keys * shape.head * tokens * (prompt + length / 2)
-    read = shape.bytes_each * (steps * shape.parameters + cached)
-    return read / (1e12 * gpu.terabytes * BANDWIDTH) + DECODE_LAYER * steps * shape.layers
+    bytes_read = shape.bytes_each * (steps * shape.parameters + cached)
+    return bytes_read / (1e12 * gpu.terabytes * BANDWIDTH) + DECODE_LAYER * steps * shape.layers
 
 
 def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Workload) -> float:
@@ -137,9 +137,9 @@ def gpu_step_seconds(gpu: Gpu, subject: Subject, stage: ResolvedConfig, work: Wo
     sampling += forward_seconds(gpu, shape, work.completions, work.length, prompts)
     # Further forward passes: by the reference, by the policy before several updates, and to recompute layers.
     updates = train.updates_per_rollout_batch
-    again = stage.algorithm.needs_reference + (updates > 1) + train.recompute_layers
+    further_passes = stage.algorithm.needs_reference + (updates > 1) + train.recompute_layers
     prompts = work.trained / rollout.group_size * subject.prompt
-    update = (BACKWARD + again) * forward_seconds(gpu, shape, work.trained, work.length, prompts)
+    update = (BACKWARD + further_passes) * forward_seconds(gpu, shape, work.trained, work.length, prompts)
     # A GPU that computes faster than the host can start its kernels waits for it.
     pieces = (work.trained * work.length + prompts) / train.tokens_per_micro_batch
     update = max(update, UPDATE_LAYER * shape.layers * max(pieces, updates))
@@ -158,8 +158,8 @@ def memory_bytes(gpu: Gpu, subject: Subject, stage: ResolvedConfig) -> int:
     return sum(expect(*sizes).values())
 
 
-def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forecast) -> list[GpuForecast]:
-    """Forecast the run on each GPU; the time of evaluations scales as it does ``here``."""
+def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, local: Forecast) -> list[GpuForecast]:
+    """Forecast the run on each GPU; evaluations take longer or shorter there as steps do."""
     # Bytes per number. covey's compiled operations, which keep activations in float32, run on a CPU only.
     bytes_each = 4 if stage.config.dtype == "float32" else 2
     shape = subject.shape
@@ -174,7 +174,7 @@ def on_gpus(subject: Subject, stage: ResolvedConfig, work: Workload, here: Forec
     rows = []
     for gpu in GPUS:
         step = gpu_step_seconds(gpu, subject, stage, work)
-        hours = here.hours * step / here.step
+        hours = local.hours * step / local.step
         rows.append(GpuForecast(gpu.name, memory_bytes(gpu, subject, stage), gpu.gib << 30, step, hours))
     return rows
 

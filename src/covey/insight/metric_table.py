@@ -41,8 +41,8 @@ class MetricRow(NamedTuple):
 def metrics_page() -> str:
     """Return docs/metrics.md; an installed package has a copy of it."""
     package = Path(covey.__file__).parent
-    brought = package / "metrics.md"
-    return (brought if brought.exists() else package.parents[1] / "docs" / "metrics.md").read_text("utf-8")
+    copy = package / "metrics.md"
+    return (copy if copy.exists() else package.parents[1] / "docs" / "metrics.md").read_text("utf-8")
 
 
 @cache
@@ -79,5 +79,5 @@ def _hint(name: str) -> str:
     # The family with the fewest placeholders says most: `reward/NAME/mean` rather than `reward/NAME/PART`.
     # Families with equally many are all given.
     texts = (f"{row.meaning}. Healthy: {row.healthy}" for row in rows if row.placeholders == fewest)
-    where = "Over the held-out pairs or answers: " if rows and metric != name else ""
-    return where + LINK.sub(r"\1", "; or ".join(texts)).replace("`", "")
+    prefix = "Over the held-out pairs or answers: " if rows and metric != name else ""
+    return prefix + LINK.sub(r"\1", "; or ".join(texts)).replace("`", "")

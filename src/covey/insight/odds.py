@@ -50,15 +50,15 @@ def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
     if not counts:
         return wilson(0, 0)
     ties = tie_chances(counts, size)
-    samples = np.array([max(sum(of_problem.values()), 1) for of_problem in counts])
-    worth = float(np.mean(np.minimum(1.0, samples / size))) ** 0.5
-    return wilson(float(ties.sum()) * worth, len(ties) * worth)
+    samples = np.array([max(sum(problem_counts.values()), 1) for problem_counts in counts])
+    weight = float(np.mean(np.minimum(1.0, samples / size))) ** 0.5
+    return wilson(float(ties.sum()) * weight, len(ties) * weight)
 
 
 def tie_chances(counts: Sequence[Counts], size: int) -> np.ndarray:
     """Return (N,) probabilities that a group of ``size`` ties, one per problem; see ``dead_share``."""
     prior = _prior(counts)
-    return np.array([_tie(of_problem, size, prior) for of_problem in counts])
+    return np.array([_tie(problem_counts, size, prior) for problem_counts in counts])
 
 
 def _tie(counts: Counts, size: int, prior: Mapping[Outcome, float]) -> float:
@@ -82,12 +82,13 @@ def _prior(counts: Sequence[Counts]) -> dict[Outcome, float]:
     A reward that has not been seen yet (NaN) gets half a completion: 0 of 200 correct does not prove never.
     """
     pooled: Counter[Outcome] = Counter()
-    for of_problem in counts:
-        pooled.update(of_problem)
+    for problem_counts in counts:
+        pooled.update(problem_counts)
     total = sum(pooled.values()) + 0.5
     mean = np.array([*(n / total for n in pooled.values()), 0.5 / total])
     # (problems, rewards + 1): the last column is the reward not seen yet.
-    table = np.array([[*(of_problem.get(r, 0) for r in pooled), 0] for of_problem in counts], dtype=float)
+    rows = [[*(problem_counts.get(r, 0) for r in pooled), 0] for problem_counts in counts]
+    table = np.array(rows, dtype=float)
     samples = table.sum(1)
 
     # Log-likelihood of the Dirichlet-multinomial with prior strength * mean, up to constants.

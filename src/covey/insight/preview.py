@@ -192,10 +192,10 @@ class Preview:
 
     def elsewhere(self) -> list[gpus.GpuForecast]:
         """Forecast the run on other GPUs; empty if the update was not timed or all completions are empty."""
-        here = self.forecast()
-        if self.subject is None or here is None or not self.lengths.any():
+        forecast = self.forecast()
+        if self.subject is None or forecast is None or not self.lengths.any():
             return []
-        return gpus.on_gpus(self.subject, self.stage, self.work, here)
+        return gpus.on_gpus(self.subject, self.stage, self.work, forecast)
 
     def forecast(self) -> Forecast | None:
         """Forecast seconds, hours and memory; None if the update was not timed."""
@@ -234,8 +234,8 @@ class Preview:
         """Return pass rate, fraction of dead groups and other facts in words at another temperature."""
         groups = self.others[temperature]
         ended = np.mean([c.finish == "stop" for g in groups for c in g.completions])
-        rest = f"{percent(1 - float(ended))} truncated, entropy {sampled_entropy(groups):.2f}"
-        return pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.group_size), rest
+        facts = f"{percent(1 - float(ended))} truncated, entropy {sampled_entropy(groups):.2f}"
+        return pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.group_size), facts
 
 
 def pass_rate(groups: Sequence[Group]) -> Estimate:

@@ -85,10 +85,10 @@ def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator
         yield from _by_size(preview)
     yield ""
     for temperature in preview.others:
-        rate, dead, rest = preview.at(temperature)
+        rate, dead, facts = preview.at(temperature)
         count = len(preview.others[temperature])
         yield (
-            f"at temperature {temperature:g}, {count} problems: pass rate {rate}, dead groups {dead}, {rest}"
+            f"at temperature {temperature:g}, {count} problems: pass rate {rate}, dead groups {dead}, {facts}"
         )
     yield from _texts(preview)
     forecast = preview.forecast()
@@ -98,10 +98,10 @@ def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator
     if elsewhere:
         yield from gpu_lines(elsewhere)
     yield from cost_lines(forecast, elsewhere, prices)
-    for one in advice(preview):
-        yield f"- {one}"
-        if one.sample:
-            yield f"    {one.sample}"
+    for item in advice(preview):
+        yield f"- {item}"
+        if item.sample:
+            yield f"    {item.sample}"
 
 
 def _extent(preview: Preview) -> Iterator[str]:
@@ -136,9 +136,9 @@ def _by_size(preview: Preview) -> Iterator[str]:
     for size in _sizes(preview):
         completions = _for_a_live_group(preview, size)
         needed = "-" if completions is None else f"{completions:.0f}"
-        here = " <- rollout.group_size" if size == preview.group_size else ""
-        beyond = " (extrapolated by a fitted prior)" if size > samples else ""
-        yield f"{size:>10}   {preview.dead(size)!s:<18} {needed:>5}{here}{beyond}"
+        mark = " <- rollout.group_size" if size == preview.group_size else ""
+        remark = " (extrapolated by a fitted prior)" if size > samples else ""
+        yield f"{size:>10}   {preview.dead(size)!s:<18} {needed:>5}{mark}{remark}"
 
 
 def _texts(preview: Preview) -> Iterator[str]:
@@ -164,11 +164,11 @@ def _rewards(preview: Preview) -> Iterator[str]:
         values = np.concatenate([part.values for part in parts])
         scored = values[~np.isnan(values)]
         statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
-        other = "".join(f", {percent(n / len(values))} {status}" for status, n in statuses.most_common())
+        failures = "".join(f", {percent(n / len(values))} {status}" for status, n in statuses.most_common())
         seconds = preview.measured.reward_seconds.get(name)
-        took = f", {1e3 * seconds:.3g} ms per completion" if seconds is not None else ""
+        duration = f", {1e3 * seconds:.3g} ms per completion" if seconds is not None else ""
         mean = f"mean {scored.mean():.3f}" if len(scored) else "no value"
-        yield f"{name}: {mean}{other}{took}"
+        yield f"{name}: {mean}{failures}{duration}"
 
 
 def _quantiles(preview: Preview) -> dict[str, float]:

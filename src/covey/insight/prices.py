@@ -39,28 +39,28 @@ def read_prices(texts: Sequence[str]) -> dict[str, float]:
 
 
 def costs(
-    here: Forecast | None, gpus: Sequence[GpuForecast], prices: Mapping[str, float]
+    forecast: Forecast | None, gpus: Sequence[GpuForecast], prices: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the cost of the whole run by device, in the currency of the prices.
 
     A GPU is left out if the run does not fit on it, and this device if the update was not timed.
     """
-    hours = {HERE: here.hours} if here else {}
+    hours = {HERE: forecast.hours} if forecast else {}
     hours |= {row.gpu: row.hours for row in gpus if row.fits}
     return {device: hours[device] * price for device, price in prices.items() if device in hours}
 
 
 def cost_lines(
-    here: Forecast | None, gpus: Sequence[GpuForecast], prices: Mapping[str, float]
+    forecast: Forecast | None, gpus: Sequence[GpuForecast], prices: Mapping[str, float]
 ) -> Iterator[str]:
     """Yield a line for people, if prices were given."""
     if not prices:
         return
-    cost_of = costs(here, gpus, prices)
+    cost_of = costs(forecast, gpus, prices)
     words = []
     for device, cost in cost_of.items():
         decimals = 2 if cost >= 1 else 3
-        where = "here" if device == HERE else f"on {device}"
-        words.append(f"{cost:.{decimals}f} {where}")
+        device_words = "here" if device == HERE else f"on {device}"
+        words.append(f"{cost:.{decimals}f} {device_words}")
     words += [f"unknown for {device}" for device in prices if device not in cost_of]
     yield f"cost of the run at your prices (a lower bound on a GPU): {', '.join(words)}"

@@ -38,10 +38,10 @@ class Resources:
     """Whether there are labels, or a program, for single steps of an answer."""
     budget: Literal["tight", "ample"] = "tight"
 
-    def has(self, what: str) -> bool:
+    def has(self, thing: str) -> bool:
         """Whether the user has a thing that a method's `when` names."""
         combined = {"feedback": bool(self.pairs or self.judged), "ample": self.budget == "ample"}
-        return combined[what] if what in combined else bool(getattr(self, what))
+        return combined[thing] if thing in combined else bool(getattr(self, thing))
 
 
 class Route(NamedTuple):
@@ -85,41 +85,42 @@ def kept_multiple(route: str) -> float:
     return sum(measured_memory()[route][role] for role in KEPT)
 
 
-def recommend(have: Resources, parameters: float, memory: float) -> tuple[dict[str, object], list[str]]:
+def recommend(resources: Resources, parameters: float, memory: float) -> tuple[dict[str, object], list[str]]:
     """Recommend a method, and list all with their memory: as JSON, and as lines for people.
 
     ``parameters`` of the model in billions, ``memory`` of the device in GB; 0 means unknown. Raises
     ConfigError for impossible numbers, and if there is nothing to learn from.
     """
-    for name, value in {**vars(have), "parameters": parameters, "memory": memory}.items():
+    for name, value in {**vars(resources), "parameters": parameters, "memory": memory}.items():
         if not isinstance(value, str) and not 0 <= value <= 1e12:
             raise ConfigError(f"--{name} {value}: a number from 0 to 1e12")
     # routes.yaml is in order of preference: the first method whose needs are met.
-    taken = next((route for route in routes() if all(map(have.has, route.when))), None)
-    if taken is None:
+    possible = (route for route in routes() if all(map(resources.has, route.when)))
+    route = next(possible, None)
+    if route is None:
         raise ConfigError(
             "nothing to learn from. Describe data: --verifier, --pairs N, --judged N, --steps, --worked N"
         )
-    rows = [_row(route, have, parameters, memory) for route in routes()]
-    advice = [*_advice(have, taken), *_on_memory(rows[routes().index(taken)], parameters, memory)]
+    rows = [_row(candidate, resources, parameters, memory) for candidate in routes()]
+    advice = [*_advice(resources, route), *_on_memory(rows[routes().index(route)], parameters, memory)]
     record: dict[str, object] = {
-        "recommended": taken.name,
-        "because": taken.because,
+        "recommended": route.name,
+        "because": route.because,
         "advice": advice,
-        "config": taken.config,
+        "config": route.config,
         "routes": rows,
     }
-    return record, list(_lines(taken, advice, rows))
+    return record, list(_lines(route, advice, rows))
 
 
-def _row(route: Route, have: Resources, parameters: float, memory: float) -> RouteRow:
+def _row(route: Route, resources: Resources, parameters: float, memory: float) -> RouteRow:
     multiple = kept_multiple(route.memory)
     # Billions of parameters times bytes each are gigabytes.
     gigabytes = multiple * FLOAT32 * parameters
     return {
         "route": route.name,
         "needs": route.needs,
-        "have": all(map(have.has, route.when)),
+        "have": all(map(resources.has, route.when)),
         "memory": {role: measured_memory()[route.memory][role] for role in KEPT},
         "times_weights": round(multiple, 2),
         "gigabytes": round(gigabytes, 2) if parameters else None,
@@ -127,23 +128,23 @@ def _row(route: Route, have: Resources, parameters: float, memory: float) -> Rou
     }
 
 
-def _advice(have: Resources, taken: Route) -> Iterator[str]:
-    if have.worked and taken.when != ["worked"]:
+def _advice(resources: Resources, route: Route) -> Iterator[str]:
+    if resources.worked and route.when != ["worked"]:
         yield (
             "begin with your worked answers, in a stage with method: sft: what is never sampled is never "
             "reinforced"
         )
-    if have.verifier and have.pairs:
+    if resources.verifier and resources.pairs:
         yield "your pairs first: SFT, then a stage with method: dpo, then the reinforcement"
-    if have.verifier and have.budget == "tight":
+    if resources.verifier and resources.budget == "tight":
         yield (
             "cheaper: rejection sampling, which samples once; `covey preview` says beforehand what a step "
             "costs"
         )
-    for name, count in {"pairs": have.pairs, "judged answers": have.judged}.items():
-        if 0 < count < FEW and not have.verifier:
+    for name, count in {"pairs": resources.pairs, "judged answers": resources.judged}.items():
+        if 0 < count < FEW and not resources.verifier:
             yield f"{count} {name} are few: below {FEW} little is learned that holds elsewhere"
-    if taken.when == ["pairs"]:
+    if route.when == ["pairs"]:
         yield "with --budget ample: a reward model and PPO, which explore beyond the pairs"
 
 
@@ -159,15 +160,15 @@ def _on_memory(row: RouteRow, parameters: float, memory: float) -> Iterator[str]
     )
 
 
-def _lines(taken: Route, advice: list[str], rows: list[RouteRow]) -> Iterator[str]:
-    yield f"{taken.name}: {taken.because}"
+def _lines(route: Route, advice: list[str], rows: list[RouteRow]) -> Iterator[str]:
+    yield f"{route.name}: {route.because}"
     yield from (f"- {line}" for line in advice)
     yield ""
-    yield from (f"    {line}" for line in taken.config.splitlines())
+    yield from (f"    {line}" for line in route.config.splitlines())
     yield ""
     roles = [role.replace("_", " ") for role in KEPT]
-    sized = rows[0]["gigabytes"] is not None
-    head = ["route", "needs", "you have it", *roles, "together", *(["GB"] if sized else [])]
+    has_sizes = rows[0]["gigabytes"] is not None
+    head = ["route", "needs", "you have it", *roles, "together", *(["GB"] if has_sizes else [])]
     yield from table([head, *map(_cells, rows)])
     yield (
         "memory in multiples of the policy's weights in float32, measured (docs/methods.md); activations and "

@@ -98,19 +98,20 @@ def rescore(
     problems = {p.id: p for p in source.train}
     if permuted:
         order = permutation(key("answers of other rows"), len(source.train))
-        for row, other in zip(order, np.roll(order, 1), strict=True):
+        for row, donor in zip(order, np.roll(order, 1), strict=True):
             problem = source.train[row]
-            problems[problem.id] = replace(problem, columns=source.train[other].columns)
+            problems[problem.id] = replace(problem, columns=source.train[donor].columns)
     tools = loaded.config.rollout.tools
     resets = tools is not None and tools.environment is not None
-    shown = tools_shown(loaded, rewards, trust or is_own(stage))
+    with_tools = tools_shown(loaded, rewards, trust or is_own(stage))
     groups = list[RescoredGroup]()
     for step in logged:
         log = read_rollouts(stage, step)
-        where = f"{stage}, step {step}"
-        of_step = [shown(_problem_of(log, n, problems, wording, where, resets)) for n in log.groups]
+        location = f"{stage}, step {step}"
+        logged_problems = (_problem_of(log, n, problems, wording, location, resets) for n in log.groups)
+        step_problems = list(map(with_tools, logged_problems))
         completions = [log.completion(n) for n in range(len(log.rows))]
-        groups += rescored_step(log, step, of_step, completions, rewards, loaded.algorithm.credit)
+        groups += rescored_step(log, step, step_problems, completions, rewards, loaded.algorithm.credit)
     return groups
 
 
@@ -155,7 +156,7 @@ def _problem_of(
     number: int,
     problems: Mapping[str, Problem],
     wording: ModelTexts,
-    where: str,
+    location: str,
     resets: bool,
 ) -> Problem:
     """Return the problem of a group, which notes whether its prompt opens thoughts. Raises DataError.
@@ -168,7 +169,7 @@ def _problem_of(
         problem = replace(problem, prompt=row["prompt"])
     if problem is None or not same_prompt(problem.prompt, row["prompt"]):
         raise DataError(
-            f"{where}: problem {row['problem']} is not in the run's data any more, or has another prompt. "
+            f"{location}: problem {row['problem']} is not in the run's data any more, or has another prompt. "
             "Put the data back"
         )
     # The logged prompt decides, since a chat template may have been changed.
@@ -238,11 +239,11 @@ def lines(run: Path, groups: Sequence[RescoredGroup]) -> list[str]:
 
 def _moved(run: Path, groups: Sequence[RescoredGroup]) -> Iterator[str]:
     """Yield a line for each group that changes, those with the most sign changes first."""
-    moved = sorted((g for g in groups if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
-    for g in moved[:GROUPS_SHOWN]:
+    changed = sorted((g for g in groups if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
+    for g in changed[:GROUPS_SHOWN]:
         yield f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
-    if len(moved) > GROUPS_SHOWN:
-        yield f"and {len(moved) - GROUPS_SHOWN} more"
+    if len(changed) > GROUPS_SHOWN:
+        yield f"and {len(changed) - GROUPS_SHOWN} more"
 
 
 def _mean(rewards: np.ndarray) -> str:

@@ -150,14 +150,14 @@ def _training(metrics: Records, name: str, scale: float = 1.0) -> Line:
     return Line("training, sampled", [x for x, _ in means], [y for _, y in means], background=True)
 
 
-def _held_out(evals: Records, name: str, shown: str, scale: float = 1.0) -> Line:
+def _held_out(evals: Records, name: str, label: str, scale: float = 1.0) -> Line:
     """Return an estimate over the steps at which it was evaluated; None in a record means unknown."""
 
     def values(key: str) -> list[float]:
         return [math.nan if e.get(key) is None else scale * e[key] for e in evals]
 
     steps = [e["step"] for e in evals]
-    return Line(shown, steps, values(name), values(f"{name}/low"), values(f"{name}/high"))
+    return Line(label, steps, values(name), values(f"{name}/low"), values(f"{name}/high"))
 
 
 # --- the stages of a pipeline -------------------------------------------------------------------------
@@ -185,9 +185,9 @@ def _remarks(folder: Path, last: Mapping[str, Any]) -> Iterator[str]:
     """Yield what accuracy does not show of a stage, from the metrics of its ``last`` step."""
     if (folder / EXAMPLES).is_file():
         yield f"{count_lines(folder, EXAMPLES)} examples"
-    for name, (words, written) in MEASURES.items():
+    for name, (words, form) in MEASURES.items():
         if last.get(name):
-            yield f"{words} {written(last[name])}"
+            yield f"{words} {form(last[name])}"
     for name, value in last.items():
         # The mean of each reward function; the mean of their sum is reward/mean.
         if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2:

@@ -19,8 +19,8 @@ ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 def example_of(problems: Sequence[Problem]) -> Problem:
     """Return the first problem whose prompt fits in one short line of a command, else the shortest."""
-    few = problems[:LOOKED_AT]
-    return next((p for p in few if _simple(p)), min(few, key=lambda p: len(str(p.prompt))))
+    candidates = problems[:LOOKED_AT]
+    return next((p for p in candidates if _simple(p)), min(candidates, key=lambda p: len(str(p.prompt))))
 
 
 def sample_command(
@@ -41,9 +41,9 @@ def sample_command(
             words.append(f"--chat-template-kwargs={shell_word(arguments)}")
     words += [f"--tools={shell_word(','.join(tools))}"] if tools else []
     # The command takes what begins with a hyphen for an option, unless it comes after `--`.
-    before = ["--"] if text.startswith("-") else []
+    separator = ["--"] if text.startswith("-") else []
     quoted = shell_word(text)
-    return " ".join([*words, *before, f"'{text}'" if quoted == text else quoted])
+    return " ".join([*words, *separator, f"'{text}'" if quoted == text else quoted])
 
 
 def last_turn(prompt: str | Messages) -> tuple[str, str]:
@@ -79,5 +79,5 @@ def _escaped(character: str) -> str:
 def _simple(problem: Problem) -> bool:
     prompt = problem.prompt
     system, text = last_turn(prompt)
-    alone = isinstance(prompt, str) or len(prompt) == 1 + bool(system)
-    return alone and (system + text).isprintable() and 0 < len(text) <= SHORT_PROMPT
+    is_single = isinstance(prompt, str) or len(prompt) == 1 + bool(system)
+    return is_single and (system + text).isprintable() and 0 < len(text) <= SHORT_PROMPT

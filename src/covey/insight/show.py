@@ -88,7 +88,7 @@ def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
     yield f"{stage} ({record['method']}){course}"
     if record["examples"] is not None:
         yield f"{record['examples']} examples in {stage / EXAMPLES}"
-    yield from (f"before it: covey show {other}" for other in stages_in(folder) if other != stage)
+    yield from (f"before it: covey show {earlier}" for earlier in stages_in(folder) if earlier != stage)
     yield from (record[name] for name in ("verdict", "ending") if record[name])
 
 
@@ -97,26 +97,26 @@ def findings(stage: Path) -> list[str]:
     return list(finding_lines(stage, explain_run(stage).findings))
 
 
-def what_stands_out(stage: Path, of_run: Sequence[Finding]) -> list[str]:
+def what_stands_out(stage: Path, run_findings: Sequence[Finding]) -> list[str]:
     """Return the findings in words, or that there are none, unless the run ended early."""
     nothing = [] if read_ending(stage) else [f"nothing stands out in the metrics of {stage}"]
-    return [*finding_lines(stage, of_run)] or nothing
+    return [*finding_lines(stage, run_findings)] or nothing
 
 
-def finding_lines(stage: Path, of_run: Sequence[Finding]) -> Iterator[str]:
+def finding_lines(stage: Path, run_findings: Sequence[Finding]) -> Iterator[str]:
     """Yield a line for each finding: its step, counted from 1, its sentence, and the completion that shows it
     or the command that prints that.
     """
     logged = set(recorded_steps(stage))
-    for f in of_run:
-        step = f.evidence.get("step")
-        group = f.evidence.get("group")
+    for finding in run_findings:
+        step = finding.evidence.get("step")
+        group = finding.evidence.get("group")
         # The step of `covey show` counts from 0, as in the logs.
-        places = [f"{name} {f.evidence[name]}" for name in PLACES if name in f.evidence]
-        where = f" ({', '.join(places)})" if places else ""
+        places = [f"{name} {finding.evidence[name]}" for name in PLACES if name in finding.evidence]
+        example = f" ({', '.join(places)})" if places else ""
         if step in logged and group is not None:
-            where = f" (covey show {stage} {step} {group})"
-        yield f"step {f.step + 1}: {f}{where}"
+            example = f" (covey show {stage} {step} {group})"
+        yield f"step {finding.step + 1}: {finding}{example}"
 
 
 def course_lines(metrics: NumberRecords, evals: NumberRecords) -> list[str]:
@@ -153,8 +153,8 @@ def _table(metrics: NumberRecords) -> list[str]:
     if not metrics:
         return []
     # Ceiling division; the newest step is added if the stride misses it.
-    every = -(-len(metrics) // TABLE_ROWS)
-    steps = sorted({*range(0, len(metrics), every), len(metrics) - 1})
+    stride = -(-len(metrics) // TABLE_ROWS)
+    steps = sorted({*range(0, len(metrics), stride), len(metrics) - 1})
     rows = [[f"{metrics[n]['step']:.0f}", *(_cell(metrics[n], name) for name in columns)] for n in steps]
     return table([["step", *columns], *rows], numbers=1 + len(columns))
 
@@ -177,8 +177,8 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     return step_view(stage, step, log, advantage_reason(stage, log.rows))
 
 
-def step_view(stage: Path, step: int, log: RolloutLog, why: str = "") -> tuple[ShownRecord, list[str]]:
-    """Return the groups of a step's log. ``why``: the reason why dead groups have advantages."""
+def step_view(stage: Path, step: int, log: RolloutLog, reason: str = "") -> tuple[ShownRecord, list[str]]:
+    """Return the groups of a step's log. ``reason``: why dead groups have advantages."""
     rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r["spread"], r["group"]))
     # One range for all bars of the step, so that groups can be compared.
     rewards = [r for row in rows for r in row["rewards"] if r is not None]
@@ -187,7 +187,7 @@ def step_view(stage: Path, step: int, log: RolloutLog, why: str = "") -> tuple[S
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
     head = ["group", "mean", "tokens", "rewards", "", "prompt"]
     lines += table([head, *(_group_cells(row, low, high) for row in rows)], numbers=3)
-    lines += ["", f"dead: the rewards are equal. {why}"] if why else []
+    lines += ["", f"dead: the rewards are equal. {reason}"] if reason else []
     record = {"run": str(stage), "step": step, "groups": rows}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]
 
@@ -310,14 +310,14 @@ def _component(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
     reasons = [str(status)] if status not in ("ok", None) else []
     if extracted is not None:
         reasons.append(f"found {extracted!r}")
-    reasons += [f"{column} {text!r}" for column, text in row.get("extra", {}).get(name, {}).items()]
-    shown = f"{value:.3g}" if isinstance(value, float | int) else "-"
-    return f"{shown} ({', '.join(reasons)})" if reasons else shown
+    reasons += [f"{column} {words!r}" for column, words in row.get("extra", {}).get(name, {}).items()]
+    text = f"{value:.3g}" if isinstance(value, float | int) else "-"
+    return f"{text} ({', '.join(reasons)})" if reasons else text
 
 
-def _indented(text: str, before: str) -> list[str]:
+def _indented(text: str, prefix: str) -> list[str]:
     """Return lines with a prefix, so that no line of a completion looks like one of covey's."""
-    return [before + line for line in text.splitlines() or [""]]
+    return [prefix + line for line in text.splitlines() or [""]]
 
 
 def spoken_prompt(prompt: str | Sequence[Mapping[str, object]]) -> str:

@@ -117,10 +117,10 @@ def changes_worth_trying(
     candidates += [(RATE, probe(view)) for probe in LEARNING_RATES]
     # A line that several reasons suggest is tried once, for the first of them.
     reasons = dict[str, str]()
-    for why, line in candidates:
+    for reason, line in candidates:
         if line is not None:
-            reasons.setdefault(line, why)
-    changes = [Change(line, why) for line, why in reasons.items()]
+            reasons.setdefault(line, reason)
+    changes = [Change(line, reason) for line, reason in reasons.items()]
     other_order = Change(yaml_line("seed", seed + 1), CHANCE)
     return [*changes[: MOST_CHANGES - 1], other_order]
 
@@ -143,10 +143,10 @@ class TrialResult:
     @property
     def effect(self) -> str:
         """`helps`, `harms` or `no clear change`: beyond what chance explains in that many trials."""
-        both = [e for e in (self.held_out, self.training) if not math.isnan(e.value)]
-        if any(e.high < 0 for e in both):
+        estimates = [e for e in (self.held_out, self.training) if not math.isnan(e.value)]
+        if any(e.high < 0 for e in estimates):
             return "harms"
-        return "helps" if any(e.low > 0 for e in both) else "no clear change"
+        return "helps" if any(e.low > 0 for e in estimates) else "no clear change"
 
 
 def trials_of(folders: Mapping[Change, Path], unchanged: Path, start: int, steps: int) -> list[TrialResult]:
@@ -202,10 +202,10 @@ def ending_of(folder: Path) -> str:
 
 def _held_out(unchanged: Path, changed: Path, change: Change, errors: float) -> Estimate:
     """Return the gain of held-out accuracy, greedy if the change is one of sampling itself."""
-    ended = all((folder / RESULT).exists() for folder in (unchanged, changed))
+    have_ended = all((folder / RESULT).exists() for folder in (unchanged, changed))
     before = _last_evaluation(unchanged)
     after = _last_evaluation(changed)
-    if not ended or before is None or after is None:
+    if not have_ended or before is None or after is None:
         return NOT_KNOWN
     return _gain_held_out(before, after, change, errors)
 
@@ -276,15 +276,15 @@ def _size(estimate: Estimate) -> float:
 def lines_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> Iterator[str]:
     """Yield a table of the trials and a conclusion; ``unchanged``: findings of the unchanged trial."""
     head = ["change", "why", "held-out", "training", "findings", ""]
-    shown = [("unchanged", "", "", "", ", ".join(unchanged) or "none", "")]
+    rows = [("unchanged", "", "", "", ", ".join(unchanged) or "none", "")]
     for t in sorted(trials, key=_gain, reverse=True):
         numbers = (points(t.held_out), points(t.training))
         line = t.change.line
         if len(line) > WIDEST_CHANGE:
             line = f"{line[: WIDEST_CHANGE - 3]}..."
         ids = ", ".join(t.findings) or "none"
-        shown.append((line, t.change.why, *numbers, ids, t.ended or t.effect))
-    yield from table([head, *shown])
+        rows.append((line, t.change.why, *numbers, ids, t.ended or t.effect))
+    yield from table([head, *rows])
     yield ""
     yield conclusion(trials, unchanged)
 

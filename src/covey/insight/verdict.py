@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -42,20 +42,20 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: flo
     ``errors``: the standard errors by which a change must differ from 0. Accuracy decides. If it cannot tell,
     because it is 0 or 1 throughout or its intervals are wide, the reward decides.
     """
-    if why := incomparable(before, after):
-        return Verdict("cannot tell", f"cannot tell: {why}")
+    if reason := incomparable(before, after):
+        return Verdict("cannot tell", f"cannot tell: {reason}")
     before, after = on_shared_problems(before, after)
     changes = gains(before, after, errors)
     up = [name for name in ACCURACIES if changes[name].low > 0]
     down = [name for name in ACCURACIES if changes[name].high < 0]
-    word, why = _by_accuracy(up, down) if up or down else _by_reward(before, after, changes)
+    word, reason = _by_accuracy(up, down) if up or down else _by_reward(before, after, changes)
     sentence = (
         f"{word}: {course(before, after)}, on {len(after.greedy)} held-out problems in {duration(seconds)}"
     )
-    return Verdict(word, sentence + why)
+    return Verdict(word, sentence + reason)
 
 
-def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, Any]], seconds: float) -> Verdict | None:
+def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, object]], seconds: float) -> Verdict | None:
     """Return the verdict that a run recorded at its end; until then, judge its ``evals``.
 
     The recorded verdict includes the measurement that is repeated at the end. None if there were fewer than
@@ -84,14 +84,14 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
     """Judge by the reward, if neither accuracy has clearly changed."""
     reward = changes["reward"]
     # Both ends of both intervals are near 0: not only no proof of a change, but proof of none that matters.
-    still = all(max(-changes[n].low, changes[n].high) < SMALLEST_GAIN for n in ACCURACIES)
+    is_still = all(max(-changes[n].low, changes[n].high) < SMALLEST_GAIN for n in ACCURACIES)
     if reward.high < 0:
         return "got worse", f"; the reward fell by {_change(reward, -1)}"
-    if reward.low > 0 and (_saturated(before, after) or not still):
+    if reward.low > 0 and (_saturated(before, after) or not is_still):
         return "learned", f"; the reward rose by {_change(reward)}, accuracy alone could not tell"
     if reward.low > 0:
         return "did not learn", f"; the reward rose by {_change(reward)}, but not with correct answers"
-    if still:
+    if is_still:
         return "did not learn", ""
     return "cannot tell", (
         f"; the change, {points(changes['greedy'])}, may be chance: evaluate on more problems or train longer"
@@ -133,5 +133,5 @@ def ends(estimate: Estimate) -> dict[str, float]:
 
 
 def _change(estimate: Estimate, sign: int = 1) -> str:
-    ends = sorted((sign * estimate.low, sign * estimate.high))
-    return f"{sign * estimate.value:.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"
+    bounds = sorted((sign * estimate.low, sign * estimate.high))
+    return f"{sign * estimate.value:.3g} [{bounds[0]:.3g}, {bounds[1]:.3g}]"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import compress, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -89,15 +89,13 @@ def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
     # Completions without a trained token are no part of the batch's statistics.
     trained = torch.nonzero(batch.mask.any(-1))[:, 0]
     if algorithm.whiten is not None and len(trained):
-        whole = BatchData(
+        data = BatchData(
             advantages=advantages[trained],
             mask=batch.mask[trained],
             rewards=batch.rewards[trained],
             group=batch.group[trained],
         )
-        advantages[trained] = values_of(
-            "whiten", algorithm.whiten, whole, whole.mask.shape, (len(trained), 1)
-        )
+        advantages[trained] = values_of("whiten", algorithm.whiten, data, data.mask.shape, (len(trained), 1))
     return advantages
 
 
@@ -118,9 +116,9 @@ def _estimated(estimator: Bound[GroupData, Tensor], view: GroupData, group: Grou
         advantages = estimator(view)
     except OwnFunctionError as error:
         raise CoveyError(f"algorithm.advantage {error}; {subject}") from error
-    wrong = _misfit(advantages, view.mask)
-    if wrong:
-        raise CoveyError(f"algorithm.advantage {estimator.name} {wrong}; {subject}")
+    fault = _misfit(advantages, view.mask)
+    if fault:
+        raise CoveyError(f"algorithm.advantage {estimator.name} {fault}; {subject}")
     return advantages.detach()
 
 
@@ -129,15 +127,17 @@ def _misfit(value: object, mask: Tensor) -> str:
     if not isinstance(value, Tensor):
         return f"returns {type(value).__name__} {str(value)[:60]}, not a tensor"
     if value.shape not in (mask.shape[:1], mask.shape):
-        due = f"(G,) = {tuple(mask.shape[:1])} or (G, T) = {tuple(mask.shape)}"
-        return f"returns the shape {tuple(value.shape)} where {due} is expected"
+        expected = f"(G,) = {tuple(mask.shape[:1])} or (G, T) = {tuple(mask.shape)}"
+        return f"returns the shape {tuple(value.shape)} where {expected} is expected"
     trained = value if value.ndim == 1 else value[mask]
     return "" if bool(trained.isfinite().all()) else f"returns {_listed(trained)}, not finite everywhere"
 
 
-def _listed(values: Tensor, most: int = 16) -> str:
-    shown = [f"{v:g}" for v in values.flatten()[:most].tolist()]
-    return f"[{', '.join(shown)}{', ...' if values.numel() > most else ''}]"
+def _listed(values: Tensor, limit: int = 16) -> str:
+    texts = [f"{v:g}" for v in values.flatten()[:limit].tolist()]
+    if values.numel() > limit:
+        texts.append("...")
+    return f"[{', '.join(texts)}]"
 
 
 def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | None:
@@ -163,10 +163,10 @@ def _check_steps(group: Group) -> None:
     for name, component in group.components.items() if group.credit == "step" else ():
         # A function that gives no steps has none of any completion.
         for completion, steps in zip(group.completions, component.steps, strict=False):
-            wrong = [end for end in steps.ends if not 0 <= end < len(completion.tokens)]
-            if wrong:
+            stray_ends = [end for end in steps.ends if not 0 <= end < len(completion.tokens)]
+            if stray_ends:
                 raise DataError(
-                    f"{group.problem.id}: reward {name} gave a step that ends at token {wrong[0]} of a "
+                    f"{group.problem.id}: reward {name} gave a step that ends at token {stray_ends[0]} of a "
                     f"completion of {len(completion.tokens)}; the ends in StepRewards(values, ends) count "
                     "tokens from 0. A function that asks for token_ends learns where each token's text ends"
                 )
@@ -174,14 +174,14 @@ def _check_steps(group: Group) -> None:
 
 def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | None) -> GroupData:
     """Return one group's data for advantage functions, scorable completions only."""
-    keep = group.scorable
+    scorable = group.scorable
     # ``rows``, ``penalty`` and ``values`` hold the scorable completions already; the group's arrays hold all.
-    rewards = torch.from_numpy(group.rewards[keep]) + penalty.completion
+    rewards = torch.from_numpy(group.rewards[scorable]) + penalty.completion
     baselines = group.baselines
     old = rows.old_distribution
     parts = list(group.components.values())
     means = baselines.running_mean
-    components = np.array([part.values[keep] for part in parts]).reshape(len(parts), len(rows))
+    components = np.array([part.values[scorable] for part in parts]).reshape(len(parts), len(rows))
     return GroupData(
         rewards=rewards,
         components=torch.from_numpy(components),
@@ -189,14 +189,14 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | 
         lengths=rows.mask.sum(-1).double(),
         mask=rows.mask,
         tokens=pad_sequence([torch.from_numpy(t) for t in rows.tokens], batch_first=True, padding_value=-1),
-        steps=[[s for s, k in zip(part.steps, keep, strict=False) if k] for part in parts],
+        steps=[list(compress(part.steps, scorable)) for part in parts],
         greedy_reward=baselines.greedy_reward,
         old_logprobs=rows.old_logprobs,
         old_collision=None if old is None else old.collision,
         token_rewards=_token_rewards(group, rewards, rows.mask, penalty.token),
         values=None if values is None else values[:, : rows.mask.shape[1]].double(),
-        running_mean=torch.zeros_like(rewards) if means is None else torch.from_numpy(means[keep]),
-        segments=[s for s, k in zip(baselines.segments or repeat(NO_SEGMENTS), keep, strict=False) if k],
+        running_mean=torch.zeros_like(rewards) if means is None else torch.from_numpy(means[scorable]),
+        segments=list(compress(baselines.segments or repeat(NO_SEGMENTS), scorable)),
     )
 
 
@@ -205,17 +205,17 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
 
     A KL penalty by token is charged at each token.
     """
-    # Every step reward moves from ``rest`` to the step's end; each row keeps its total.
+    # Every step reward moves from ``remainder`` to the step's end; each row keeps its total.
     token_rewards = cost[:, : mask.shape[1]].clone()
-    rest = rewards.clone()
+    remainder = rewards.clone()
     for component in group.components.values() if group.credit in ("step", "token") else ():
-        # Empty for a function that gives no steps.
-        steps_by_row = [s for s, is_scored in zip(component.steps, group.scorable, strict=False) if is_scored]
-        for row, steps in enumerate(steps_by_row):
+        # No steps at all for a function that gives none.
+        for row, steps in enumerate(compress(component.steps, group.scorable)):
             for value, end in zip(steps.values, steps.ends, strict=True):
-                token_rewards[row, _trained_at(mask[row], end)] += component.weight * value
-                rest[row] -= component.weight * value
-    for row, value in enumerate(rest):
+                step_reward = component.weight * value
+                token_rewards[row, _trained_at(mask[row], end)] += step_reward
+                remainder[row] -= step_reward
+    for row, value in enumerate(remainder):
         token_rewards[row, _trained_at(mask[row], mask.shape[1])] += value
     return token_rewards * mask
 
@@ -223,9 +223,9 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
 def _trained_at(mask: Tensor, end: int) -> int:
     """Return the last trained token up to a place, else the first one: inserted tokens get no reward."""
     trained = torch.nonzero(mask)[:, 0]
-    before = trained[trained <= end]
-    if len(before):
-        return int(before[-1])
+    earlier = trained[trained <= end]
+    if len(earlier):
+        return int(earlier[-1])
     return int(trained[0]) if len(trained) else 0
 
 

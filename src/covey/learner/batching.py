@@ -20,7 +20,7 @@ from covey.models.packing import Packed, pack
 from covey.objective.bound import Bound, values_of
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.types import Completion, Group, SamplingMask
 
 
@@ -83,7 +83,8 @@ class Batch:
 
         One without a trained token has none; with ``skips_idle`` nor has one without an advantage at these.
         """
-        return (self.advantages.bool() & self.mask if skips_idle else self.mask).any(-1)
+        tokens = self.mask & self.advantages.bool() if skips_idle else self.mask
+        return tokens.any(-1)
 
     def select(self, rows: Sequence[int]) -> Batch:
         """Return the batch of some rows, in that order, padded to their longest completion."""
@@ -236,7 +237,8 @@ def minibatches(batch: Batch, count: int, order: np.ndarray) -> list[Batch]:
     """
     rows = {g: torch.nonzero(batch.group == g)[:, 0].tolist() for g in order.tolist()}
     parts = [p for p in np.array_split(order, count) if len(p)]
-    return [batch.select([i for g in part.tolist() for i in rows[g]]) for part in parts]
+    rows_of_parts = [[i for g in part.tolist() for i in rows[g]] for part in parts]
+    return [batch.select(part_rows) for part_rows in rows_of_parts]
 
 
 def micro_batches(
@@ -261,21 +263,22 @@ def micro_batches(
     group_tokens = batch.group_tokens
     rows = range(len(batch)) if computed is None else torch.nonzero(computed)[:, 0].tolist()
     # Rows that may not be separated: a group, or else each row by itself.
-    together: dict[int, list[int]] = {}
+    rows_of_unit: dict[int, list[int]] = {}
     for i in rows:
-        together.setdefault(int(batch.group[i]) if whole_groups else i, []).append(i)
-    units = list(together.values())
+        unit = int(batch.group[i]) if whole_groups else i
+        rows_of_unit.setdefault(unit, []).append(i)
+    units = list(rows_of_unit.values())
     pieces = _pieces(batch, units, token_budget)
     # Rounded up: every process runs ``rounds`` micro-batches.
     rounds = -(-len(pieces) // processes)
     if processes > 1 and pieces:
         # From the even budget upwards, until the pieces fill no more than the rounds.
         budget = sum(_cost(batch, piece) for piece in pieces) // (rounds * processes)
-        evenly = _pieces(batch, units, budget)
-        while len(evenly) > rounds * processes:
+        even_pieces = _pieces(batch, units, budget)
+        while len(even_pieces) > rounds * processes:
             budget += budget // 16 + 1
-            evenly = _pieces(batch, units, budget)
-        pieces = evenly
+            even_pieces = _pieces(batch, units, budget)
+        pieces = even_pieces
     for number in range(rank, rounds * processes, processes):
         # Collective operations need all processes: one without a piece repeats the first, uncounted.
         repeated = number >= len(pieces)
@@ -287,15 +290,17 @@ def _pieces(batch: Batch, units: Sequence[list[int]], token_budget: int) -> list
     pieces: list[list[int]] = []
     cost = 0
     for unit in units:
+        prompt = batch.prompts[unit[0]]
         # The same object: the piece ends with a completion of this prompt, which is packed once.
-        shared = bool(pieces) and batch.prompts[unit[0]] is batch.prompts[pieces[-1][-1]]
-        added = _cost(batch, unit) - (len(batch.prompts[unit[0]]) if shared else 0)
-        if pieces and cost + added <= token_budget:
+        shared = bool(pieces) and prompt is batch.prompts[pieces[-1][-1]]
+        unit_cost = _cost(batch, unit)
+        further_cost = unit_cost - len(prompt) if shared else unit_cost
+        if pieces and cost + further_cost <= token_budget:
             pieces[-1] += unit
-            cost += added
+            cost += further_cost
         else:
             pieces.append(list(unit))
-            cost = _cost(batch, unit)
+            cost = unit_cost
     return pieces
 
 
@@ -303,8 +308,11 @@ def _cost(batch: Batch, rows: Sequence[int]) -> int:
     """Count the tokens that go through the model for some rows; consecutive rows share their prompt."""
     prompts = [batch.prompts[i] for i in rows]
     # Prompts that differ from the one before, by identity.
-    new = (p for p, before in zip(prompts, [None, *prompts], strict=False) if p is not before)
-    return sum(len(batch.tokens[i]) for i in rows) + sum(map(len, new))
+    new_prompts = (
+        prompt for prompt, previous in zip(prompts, [None, *prompts], strict=False) if prompt is not previous
+    )
+    completion_tokens = sum(len(batch.tokens[i]) for i in rows)
+    return completion_tokens + sum(map(len, new_prompts))
 
 
 def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, repeated: bool) -> MicroBatch:
@@ -328,12 +336,17 @@ def given_batch(examples: Sequence[Prompted]) -> Batch:
     """
     groups = []
     for example in examples:
-        rows = [(a.tokens, np.zeros(len(a.tokens), np.float32), a.trained) for a in example.answers]
-        answers = tuple(Completion(t, zeros, "", "stop", sampled=trained) for t, zeros, trained in rows)
-        groups.append(Group(example.problem, example.tokens, answers, np.array(example.labels)))
+        completions = tuple(map(_as_completion, example.answers))
+        groups.append(Group(example.problem, example.tokens, completions, np.array(example.labels)))
     batch = collate(groups)
     targets = batch.mask.float()
     for row, answer in zip(targets, (a for e in examples for a in e.answers), strict=True):
         if answer.judgements is not None:
             row[: len(answer.judgements)] = torch.from_numpy(answer.judgements)
     return replace(batch, advantages=targets)
+
+
+def _as_completion(answer: GivenAnswer) -> Completion:
+    """Return a given answer as a completion; its log-probs are 0, as no sampler drew it."""
+    zeros = np.zeros(len(answer.tokens), np.float32)
+    return Completion(answer.tokens, zeros, "", "stop", sampled=answer.trained)

@@ -135,12 +135,12 @@ class Learner(Generic[M]):
         self.activations = Activations()
 
     @torch.no_grad()
-    def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
+    def score(self, batch: Batch, temperature: float, model: Trainable | None = None) -> TokenScores:
         """Return log-probs, entropies, ... of a batch's tokens, (N, L) each on the CPU, 0 on the padding.
 
-        ``of``: another model to score under, such as a reference.
+        ``model``: another one to score under, such as a reference.
         """
-        return self._until_it_fits(lambda: self._score(batch, temperature, of or self.policy))
+        return self._until_it_fits(lambda: self._score(batch, temperature, model or self.policy))
 
     def _score(self, batch: Batch, temperature: float, policy: Trainable) -> TokenScores:
         # (fields, N, L); each process fills its own rows, and the sum over processes is the whole.
@@ -152,9 +152,9 @@ class Learner(Generic[M]):
             longest = micro.packed.place.shape[1]
             span = slice(micro.numbers[0], micro.numbers[-1] + 1)
             scores = policy.score(micro.packed.to(policy.device), temperature)
-            for into, values in zip(rows, scores, strict=True):
+            for target, values in zip(rows, scores, strict=True):
                 if values is not None and not micro.repeated:
-                    into[span, :longest] = micro.packed.unpack(values.cpu())
+                    target[span, :longest] = micro.packed.unpack(values.cpu())
         return TokenScores(*all_reduce_sum(rows))
 
     def forward_backward(self, batch: Batch, objective: Objective[T]) -> list[T]:
@@ -168,8 +168,9 @@ class Learner(Generic[M]):
     def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T | None]:
         for loss, statistics in self._losses(batch, objective):
             # A repeated micro-batch takes part in the collective operations and adds nothing.
+            counted = loss if statistics is not None else loss * 0.0
             with differentiating(objective.requires.own):
-                (loss * 0.0 if statistics is None else loss).backward()
+                counted.backward()
             self.optimizer.accumulate()
             yield statistics
 
@@ -182,7 +183,7 @@ class Learner(Generic[M]):
         """Return the results of all processes' micro-batches, in the order of the batch."""
         # Listed inside, so that running out of memory in any micro-batch repeats all of them.
         statistics = self._until_it_fits(lambda: list(work()))
-        return [of_one for of_one in interleaved(gather(statistics)) if of_one is not None]
+        return [result for result in interleaved(gather(statistics)) if result is not None]
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
         """Yield losses and statistics of this process' micro-batches; no statistics of uncounted ones."""
@@ -224,9 +225,9 @@ class Learner(Generic[M]):
 
     def nonfinite_parameters(self) -> list[str]:
         """Return the names of the parameters whose accumulated gradient is not finite."""
-        names = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
+        trained = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
         # Policy and optimizer list their parameters in the same order; a head comes last.
-        masters = zip((*names, *self.policy.unsaved()), self.optimizer.masters, strict=False)
+        masters = zip((*trained, *self.policy.unsaved()), self.optimizer.masters, strict=False)
         nonfinite = [n for n, m in masters if m.grad is not None and not local_part(m.grad).isfinite().all()]
         return list(dict.fromkeys(name for names in gather(nonfinite) for name in names))
 
@@ -249,7 +250,7 @@ class Learner(Generic[M]):
             "weights": alive_bytes(weights),
             "gradient": self.optimizer.gradient_bytes,
             "optimizer": self.optimizer.memory_bytes(),
-            "activations": self.activations.most,
+            "activations": self.activations.peak,
         }
 
     def state(self) -> dict[str, Tensor]:
@@ -270,7 +271,8 @@ class Learner(Generic[M]):
         self.optimizer.load({name: value for name, value in state.items() if not name.startswith(WEIGHT)})
         with torch.no_grad():
             for name, weight in self.policy.unsaved().items():
-                if (saved := state.get(f"{WEIGHT}{name}")) is not None:
+                saved = state.get(f"{WEIGHT}{name}")
+                if saved is not None:
                     copy_into(weight, saved)
         self.version = version
         self._update_unsharded()

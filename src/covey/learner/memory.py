@@ -58,11 +58,15 @@ def shape_of(policy: Policy) -> Shape:
     config = policy.model.config.get_text_config()
     parameters = list(policy.model.parameters())
     # Some models give each layer a config of its own.
-    each = list(getattr(config, "per_layer_config", (config,)))
+    layer_configs = list(getattr(config, "per_layer_config", (config,)))
 
     def widest(name: str) -> int:
-        sizes = [getattr(layer, name, None) or 0 for layer in each]
-        return max(max(n, default=0) if isinstance(n, list | tuple) else n for n in sizes)
+        sizes = list[int]()
+        for layer in layer_configs:
+            size = getattr(layer, name, None) or 0
+            # A config may list the sizes of its layers.
+            sizes += size if isinstance(size, list | tuple) else [size]
+        return max(sizes, default=0)
 
     compiled = policy.decoder is not None and policy.decoder.ops.compiled
     queries = widest("num_attention_heads")  # state spaces have none
@@ -126,14 +130,15 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
     4 (H + 2 K) E numbers a token as measured (with ``recompute`` also the layer's own, computed again); and
     the logits of a chunk, of which torch's head holds four copies.
     """
-    passing = 4 * shape.inner + 6 * shape.width + 4 * (shape.queries + 2 * shape.keys) * shape.head
+    temporaries = 4 * shape.inner + 6 * shape.width + 4 * (shape.queries + 2 * shape.keys) * shape.head
     if recompute:
-        passing += _layer_numbers(shape)
+        temporaries += _layer_numbers(shape)
     if shape.compiled:
         logits = min(tokens, max(FEWEST_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
     else:
         logits = 4 * min(tokens * shape.vocabulary, shape.chunk_logits)
-    return tokens * (token_bytes(shape, recompute) + passing * shape.bytes_each) + 4 * logits
+    bytes_per_token = token_bytes(shape, recompute) + temporaries * shape.bytes_each
+    return tokens * bytes_per_token + 4 * logits
 
 
 class Load(NamedTuple):
@@ -153,18 +158,19 @@ def sampling_bytes(shape: Shape, load: Load, running: int, prompt: int, completi
     """
     slots = min(running, load.completions)
     pages = min(slots, load.requests) + 1
-    number = 4 if shape.compiled else shape.bytes_each  # the compiled operations keep them in float32
-    a_token = 2 * shape.keys * shape.head * shape.layers * number
-    held = shape.layers * slots * shape.state_numbers * number
+    number_bytes = 4 if shape.compiled else shape.bytes_each  # the compiled operations keep them in float32
+    bytes_per_token = 2 * shape.keys * shape.head * shape.layers * number_bytes
+    cache_bytes = shape.layers * slots * shape.state_numbers * number_bytes
     if shape.compiled:
-        held += (
-            a_token * (pages * cache_length(prompt) + slots * cache_length(completion)) + shape.packed_bytes
-        )
+        positions = pages * cache_length(prompt) + slots * cache_length(completion)
+        cache_bytes += bytes_per_token * positions + shape.packed_bytes
     else:
-        held += a_token * slots * cache_length(prompt + completion)
+        cache_bytes += bytes_per_token * slots * cache_length(prompt + completion)
     prefilled = min(PREFILL_TOKENS, (pages - 1) * prompt)
-    passing = 3 * shape.inner + 2 * shape.width + 2 * (shape.queries + 2 * shape.keys) * shape.head
-    return held + prefilled * (a_token + passing * shape.bytes_each) + 3 * 4 * slots * shape.vocabulary
+    temporaries = 3 * shape.inner + 2 * shape.width + 2 * (shape.queries + 2 * shape.keys) * shape.head
+    prefill_bytes = prefilled * (bytes_per_token + temporaries * shape.bytes_each)
+    logits_bytes = 3 * 4 * slots * shape.vocabulary
+    return cache_bytes + prefill_bytes + logits_bytes
 
 
 class LargestStep(NamedTuple):
@@ -205,12 +211,11 @@ def largest_step(
         largest = sorted(examples)[-config.train.batch_size :]
         return LargestStep(longest, sum(largest), largest[-1], tuple(loads))
     loads.append(Load(rollout.prompts_per_step, rollout.prompts_per_step * rollout.group_size))
-    each = longest + rollout.group_size * rollout.max_tokens
+    group_tokens = longest + rollout.group_size * rollout.max_tokens
     # Groups are dealt out to the optimizer steps.
     groups = -(-rollout.prompts_per_step // config.train.updates_per_batch)
-    return LargestStep(
-        longest, groups * each, each if whole_groups else longest + rollout.max_tokens, tuple(loads)
-    )
+    piece = group_tokens if whole_groups else longest + rollout.max_tokens
+    return LargestStep(longest, groups * group_tokens, piece, tuple(loads))
 
 
 def forecast(
@@ -246,13 +251,14 @@ def forecast(
     sampling = max(loads, default=0)
     update = _update_phase(shape, config, largest, tokens) if learns else {}
     merge = {} if config.lora is None else {"merged": shape.parameters * shape.bytes_each}
-    stays = prefetches or sampling <= shape.largest_kept_cache
-    phases = [{"sampling": sampling}, {**update, "sampling": sampling if stays else 0}, merge]
+    keeps_cache = prefetches or sampling <= shape.largest_kept_cache
+    # Split over processes: this one's float32 part besides a whole copy.
+    part_bytes = 4 // world_size() if world_size() > 1 else 0
+    phases = [{"sampling": sampling}, {**update, "sampling": sampling if keeps_cache else 0}, merge]
     peak = max(phases, key=lambda phase: sum(phase.values()))
     return {
         "program": program,
-        # Split: this process' float32 part besides a whole copy.
-        "weights": shape.parameters * (shape.bytes_each + (4 // world_size() if world_size() > 1 else 0)),
+        "weights": shape.parameters * (shape.bytes_each + part_bytes),
         "reference": shape.parameters * shape.bytes_each if reference else 0,
         "snapshot": shape.trained * shape.bytes_each if prefetches else 0,
         "critic": critic * (shape.bytes_each + 4 + moments + masters),
@@ -264,13 +270,14 @@ def forecast(
 
 def _update_phase(shape: Shape, config: Config, largest: LargestStep, tokens: int) -> dict[str, int]:
     """Forecast the bytes of the gradient and of the activations in an update."""
-    passing = largest.at_once(tokens)
-    update = update_bytes(shape, passing, config.train.recompute_layers)
+    tokens_at_once = largest.at_once(tokens)
+    update = update_bytes(shape, tokens_at_once, config.train.recompute_layers)
     gradient = shape.trained * 4 // world_size()
-    if largest.step <= passing:
+    if largest.step <= tokens_at_once:
         # With one micro-batch the gradient grows as the activations shrink. Only the head's
         # gradient is there before.
-        update = max(0, update - max(0, gradient - 4 * shape.vocabulary * shape.width))
+        head_gradient = 4 * shape.vocabulary * shape.width
+        update = max(0, update - max(0, gradient - head_gradient))
     return {"gradient": gradient, "update": update}
 
 
@@ -278,8 +285,10 @@ Expectation = Callable[[int, int], dict[str, int]]
 """Returns ``forecast`` for a micro-batch in tokens and a number of completions at once."""
 
 
-def fitting_sizes(expect: Expectation, config: Config, largest: LargestStep, there: int) -> tuple[int, int]:
-    """Return micro-batch and completions at once with which a run fits into ``there`` bytes, halving both.
+def fitting_sizes(
+    expect: Expectation, config: Config, largest: LargestStep, available: int
+) -> tuple[int, int]:
+    """Return the micro-batch and completions at once that fit into ``available`` bytes, halving both.
 
     Micro-batches below the longest prompt save nothing: it goes through whole. Sizes below a completion of
     full length do, because most completions end earlier; the forecast says whether a full one fits.
@@ -287,7 +296,7 @@ def fitting_sizes(expect: Expectation, config: Config, largest: LargestStep, the
     tokens, running = config.train.tokens_per_micro_batch, config.rollout.max_running
 
     def fits(tokens: int, running: int) -> bool:
-        return sum(expect(tokens, running).values()) <= USABLE * there
+        return sum(expect(tokens, running).values()) <= USABLE * available
 
     # Each is halved while the other is as small as it can be, so that only its own phase decides.
     smallest = max(1, largest.prompt)

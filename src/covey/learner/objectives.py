@@ -45,8 +45,8 @@ class PolicyObjective:
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
         """Return a micro-batch's part of the loss, and its token statistics."""
         inputs = micro.loss_inputs(scores)
-        now = self.coefficients
-        loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
+        coefficients = self.coefficients
+        loss = policy_loss(self.algorithm, inputs, kl_coef=coefficients.kl, entropy_coef=coefficients.entropy)
         if self.values is not None:
             # One backward pass serves both losses: they share the trunk.
             loss = replace(loss, total=loss.total + self.values(micro, scores)[0])
@@ -73,11 +73,13 @@ class ValueObjective:
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
         """Return a micro-batch's part of the loss, and its value for the log."""
-        frozen = micro.rows.value_targets
-        assert scores.values is not None and frozen is not None
+        value_data = micro.rows.value_targets
+        assert scores.values is not None and value_data is not None
         values = micro.packed.unpack(scores.values)
-        old, targets, mask = (x.to(values.device) for x in (frozen.values, frozen.targets, micro.rows.mask))
-        each = value_loss(values, old, targets, clip_value=self.critic.clip)
+        old, targets, mask = (
+            x.to(values.device) for x in (value_data.values, value_data.targets, micro.rows.mask)
+        )
+        losses = value_loss(values, old, targets, clip_value=self.critic.clip)
         # Divided by the step's tokens, so that micro-batches add up to the mean.
-        loss = each.where(mask, 0.0).sum() / micro.totals.tokens
+        loss = losses.where(mask, 0.0).sum() / micro.totals.tokens
         return loss, ValueStats(loss.detach().cpu())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +15,18 @@ from covey.models.sharded import copy_into, full_tensor, local_part
 from covey_verify.errors import ConfigError
 
 
-def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
+def build_optimizer(groups: list[dict[str, list[Tensor]]], train: Train) -> torch.optim.Optimizer:
     """Build the optimizer that a config asks for. Raises ConfigError where its library is missing."""
-    settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "weight_decay": train.weight_decay}
+    decay = train.weight_decay
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(groups, fused=True, **settings)
+        return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, weight_decay=decay, fused=True)
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise ConfigError(
             f"train.optimizer: {train.optimizer} needs bitsandbytes: pip install 'covey[adam8bit]'"
         ) from None
-    return AdamW8bit(groups, **settings)
+    return AdamW8bit(groups, lr=train.lr, betas=train.betas, weight_decay=decay)
 
 
 class Optimizer:
@@ -47,9 +46,11 @@ class Optimizer:
         self.train = train
         # A float32 parameter is its own master.
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
-        body = len(parameters)
+        body_count = len(parameters)
         self.groups = [
-            (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
+            (part, p)
+            for part, p in ((self.masters[:body_count], 1.0), (self.masters[body_count:], pace))
+            if part
         ]
         if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
             raise ConfigError(f"train.optimizer: {train.optimizer} works in one process only; use adamw")
@@ -122,21 +123,21 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that an exact continuation needs, as named tensors."""
-        named: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for i, master in enumerate(self.masters):
             for key, value in self.adam.state.get(master, {}).items():
                 # bitsandbytes counts steps in ints, and one table of codes serves all parameters.
-                table = key.startswith("qmap")
-                named[f"{key}.{i}"] = value.clone() if table else torch.as_tensor(value)
+                is_table = key.startswith("qmap")
+                tensors[f"{key}.{i}"] = value.clone() if is_table else torch.as_tensor(value)
             # Split masters are saved in any case: ``Learner.state`` counts on it.
             if master is not self.parameters[i] or isinstance(master, DTensor):
-                named[f"master.{i}"] = master
-        return named
+                tensors[f"master.{i}"] = master
+        return tensors
 
     @torch.no_grad()
-    def load(self, named: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore ``state``."""
-        for name, value in named.items():
+        for name, value in tensors.items():
             key, _, index = name.rpartition(".")
             master = self.masters[int(index)]
             # A name is key.index; index counts the masters.
@@ -146,7 +147,7 @@ class Optimizer:
             elif isinstance(master, DTensor) and value.shape == master.shape:
                 copy_into(self.adam.state[master].setdefault(key, torch.zeros_like(master)), value)
             else:
-                counts = value.dtype == torch.int64
-                self.adam.state[master][key] = int(value) if counts else value.to(master.device)
+                is_count = value.dtype == torch.int64
+                self.adam.state[master][key] = int(value) if is_count else value.to(master.device)
         for master, parameter in self._copies():
             parameter.copy_(master)

@@ -20,8 +20,8 @@ def learning_rate(step: int, train: Train, number: int = 0) -> float:
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
     # In steps, the fraction of the present one included.
-    done = step + number / train.updates_per_rollout_batch
-    progress = (done - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)
+    position = step + number / train.updates_per_rollout_batch
+    progress = (position - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)
     factors = {
         "constant": 1.0,
         "linear": 1 - progress,

@@ -54,9 +54,9 @@ WHY: Mapping[str, str] = {
 }
 
 
-def from_axolotl(theirs: Mapping[str, object]) -> MigrationResult:
+def from_axolotl(settings: Mapping[str, object]) -> MigrationResult:
     """Return covey's settings for axolotl's. Raises ConfigError for a method that covey does not have."""
-    m = MigrationResult({name: value for name, value in theirs.items() if value is not None})
+    m = MigrationResult({name: value for name, value in settings.items() if value is not None})
     kind = str(m.take("rl", ""))
     if kind and kind not in METHODS:
         raise ConfigError(f"rl: {kind} has no counterpart in covey; there are {', '.join(METHODS)}")

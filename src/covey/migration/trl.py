@@ -8,9 +8,9 @@ from covey.config.load import flatten, load_config, resolved
 from covey.migration.migrated import MigrationResult, nested
 
 
-def from_trl(theirs: Mapping[str, object]) -> MigrationResult:
+def from_trl(settings: Mapping[str, object]) -> MigrationResult:
     """Return covey's settings for TRL's. Raises ConfigError for a name with another meaning in covey."""
-    loaded = load_config(values=nested(theirs))
+    loaded = load_config(values=nested(settings))
     values = dict(flatten(resolved(loaded)))
     named = [key for key in values if any(key == o or key.startswith(f"{o}.") for o in loaded.origins)]
     migrated = MigrationResult({})

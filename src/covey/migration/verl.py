@@ -87,14 +87,14 @@ WHY: Mapping[str, str] = {
 }
 
 
-def from_verl(theirs: Mapping[str, object]) -> MigrationResult:
+def from_verl(settings: Mapping[str, object]) -> MigrationResult:
     """Return covey's settings for verl's. Raises ConfigError for a config of another of its trainers."""
-    if not any(name.startswith("actor_rollout_ref.") for name in theirs):
+    if not any(name.startswith("actor_rollout_ref.") for name in settings):
         raise ConfigError(
             "only settings of verl's main_ppo are read, which begin with actor_rollout_ref; supervised runs "
             "have method: sft here"
         )
-    m = MigrationResult(dict(theirs))
+    m = MigrationResult(dict(settings))
     m.same(SAME)
     _data(m)
     _batches(m)

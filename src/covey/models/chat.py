@@ -15,10 +15,11 @@ from covey.models.text import continuation_ids
 from covey_verify.errors import ConfigError, DataError
 from covey_verify.types import Messages
 
-OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-"""Arguments of the template that a user cannot set; tools and documents can be set."""
-OWN -= {"tools", "documents"}
-
+RESERVED = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {
+    "tools",
+    "documents",
+}
+"""Arguments of the template that a user cannot set."""
 
 SEAM = "\ue0f7"
 """A private character that marks where a rendered text is split before it is encoded."""
@@ -53,11 +54,11 @@ def chat_tokens(
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
     texts = [message.get("content") for message in messages]
-    spelled = [
+    safe_messages = [
         {**message, "content": spelled_out(text, controls)} if isinstance(text, str) else message
         for message, text in zip(messages, texts, strict=True)
     ]
-    return encoded_apart(tokenizer, chat_text(tokenizer, spelled, arguments, begin))
+    return encoded_apart(tokenizer, chat_text(tokenizer, safe_messages, arguments, begin))
 
 
 def spelled_out(text: str, controls: Sequence[str]) -> str:
@@ -69,15 +70,15 @@ def spelled_out(text: str, controls: Sequence[str]) -> str:
     return re.sub(pattern, lambda m: f"{m[0][0]}{SEAM}{m[0][1:]}", text)
 
 
-def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, behind: bool = False) -> list[int]:
-    """Token ids of a text whose parts between seams are encoded apart; ``behind``: it follows a prompt."""
-    first, *others = text.split(SEAM)
+def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, after_prompt: bool = False) -> list[int]:
+    """Token ids of a text whose parts between seams are encoded apart; ``after_prompt``: it follows one."""
+    first, *parts = text.split(SEAM)
     ids = (
         continuation_ids(tokenizer, first)
-        if behind
+        if after_prompt
         else tokenizer(first, add_special_tokens=False)["input_ids"]
     )
-    return [*ids, *(token for part in others for token in continuation_ids(tokenizer, part))]
+    return [*ids, *(token for part in parts for token in continuation_ids(tokenizer, part))]
 
 
 def chat_text(
@@ -94,7 +95,8 @@ def chat_text(
             "chat_template.jinja to the model's folder, or use plain text (data.chat: false and text "
             "prompts; for `covey sample`, no --chat)"
         )
-    if reserved := OWN & set(arguments):
+    reserved = RESERVED & set(arguments)
+    if reserved:
         raise ConfigError(
             f"data.chat_template_kwargs: {min(reserved)} is not a variable of the template, and cannot be "
             "set. To change the template, put chat_template.jinja into the model's folder"
@@ -128,12 +130,12 @@ def _written_time(form: str) -> str:
 
 def _with_objects(messages: Messages) -> Messages:
     """Messages whose calls have arguments as objects, as most templates want; OpenAI's form is JSON text."""
-    copies = []
+    normalized = []
     for message in messages:
         calls = message.get("tool_calls")
         parsed = {"tool_calls": [_with_object(call) for call in calls]} if isinstance(calls, list) else {}
-        copies.append({**message, **parsed})
-    return copies
+        normalized.append({**message, **parsed})
+    return normalized
 
 
 def _with_object(call: object) -> object:
@@ -150,11 +152,11 @@ def _with_object(call: object) -> object:
 
 
 def leaves_out(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object], other: Messages
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object], variant: Messages
 ) -> bool:
-    """Whether a template renders ``other`` the same, so that a model cannot see the difference."""
+    """Whether a template renders ``variant`` the same, so that a model cannot see the difference."""
     try:
-        return chat_text(tokenizer, messages, arguments) == chat_text(tokenizer, other, arguments)
+        return chat_text(tokenizer, messages, arguments) == chat_text(tokenizer, variant, arguments)
     except DataError:
         return False
 
@@ -168,12 +170,12 @@ def unused_arguments(
     mentions them, since a value may equal the template's default.
     """
     source = tokenizer.get_chat_template(tools=arguments.get("tools"))
-    whole = chat_tokens(tokenizer, messages, arguments)
+    with_all = chat_tokens(tokenizer, messages, arguments)
 
-    def unseen(name: str) -> bool:
+    def has_no_effect(name: str) -> bool:
         if name not in ("tools", "documents"):
             return not re.search(rf"\b{re.escape(name)}\b", source)
-        others = {k: v for k, v in arguments.items() if k != name}
-        return chat_tokens(tokenizer, messages, others) == whole
+        without = {k: v for k, v in arguments.items() if k != name}
+        return chat_tokens(tokenizer, messages, without) == with_all
 
-    return [name for name in arguments if unseen(name)]
+    return [name for name in arguments if has_no_effect(name)]

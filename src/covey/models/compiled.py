@@ -39,8 +39,10 @@ class CompiledOps:
     @property
     def bit_exact(self) -> bool:
         """Whether log-probs come from our own products, which give the same bits in sampling and training."""
-        torchs = by_torch("decode", self.products) or by_torch("forward", self.products)
-        return same_bits(self.dtype) and same_bits(self.products) and not torchs
+        kinds = ("decode", "forward")
+        if any(by_torch(kind, self.products) for kind in kinds):
+            return False
+        return same_bits(self.dtype) and same_bits(self.products)
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Look up rows of the table; their gradients are added in place."""
@@ -71,9 +73,9 @@ class CompiledOps:
         """Attend without padding, a vector of queries at a time."""
         return lambda q, k, v, heads: _apply(_Attend, q, k, v, sequences, heads, window or UNLIMITED)
 
-    def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
+    def gate_mul(self, gate_up: Tensor, gate: Activation) -> Tensor:
         """Activate and multiply in one pass over each row."""
-        return _apply(_GateMul, both, gate.linear, gate.cubic)
+        return _apply(_GateMul, gate_up, gate.linear, gate.cubic)
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Cap in one pass over each row."""
@@ -126,9 +128,9 @@ def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | N
     if not parameter.requires_grad:
         return None
     if parameter.dtype != torch.float32:
-        passing = torch.zeros(parameter.shape)
-        add(passing)
-        return passing.to(parameter.dtype)
+        gradient = torch.zeros(parameter.shape)
+        add(gradient)
+        return gradient.to(parameter.dtype)
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     add(parameter.grad)
@@ -148,15 +150,16 @@ class _LinearFunction(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         # The joined product's gradient, (T, sum of outputs), split into each module's columns.
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
-        into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
+        dx = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
         # In the order of ``FusedLinear.parameters``: weights, biases, then A and B of each adapter.
-        into = [add_gradient(m.weight, partial(ctx.layer.add_gradient, part, x)) for m, part in columns]
-        into += [
-            part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None
-        ]
-        for adapter, (_, gradient) in zip(ctx.layer.low_rank, columns, strict=True):
-            into += adapter.gradients(gradient, x, ctx.layer.numbers(x)) if adapter else ()
-        return into_x, None, *into
+        gradients = [add_gradient(m.weight, partial(ctx.layer.add_gradient, part, x)) for m, part in columns]
+        for module, part in columns:
+            if module.bias is not None:
+                gradients.append(part.float().sum(0) if module.bias.requires_grad else None)
+        for adapter, (_, part) in zip(ctx.layer.low_rank, columns, strict=True):
+            if adapter is not None:
+                gradients += adapter.gradients(part, x, ctx.layer.numbers(x))
+        return dx, None, *gradients
 
 
 class _Embed(torch.autograd.Function):
@@ -170,8 +173,8 @@ class _Embed(torch.autograd.Function):
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = grad.contiguous()
 
-        def add(into: Tensor) -> None:
-            call("embed_back", ctx.tokens, grad, into, *grad.shape, dtype=grad.dtype)
+        def add(total: Tensor) -> None:
+            call("embed_back", ctx.tokens, grad, total, *grad.shape, dtype=grad.dtype)
 
         return None, add_gradient(ctx.weight, add)
 
@@ -190,12 +193,12 @@ class _AddNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
-    def backward(ctx: AutogradContext, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, dtotal: Tensor, dnormed: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
         # The operations overwrite dx and add to dw, which is float32 whatever the weights are.
         dx = torch.empty_like(total)
         dw = torch.zeros(len(weight))
-        arguments = (total, weight, ctx.eps, into_total.contiguous(), into_normed.contiguous(), dx, dw)
+        arguments = (total, weight, ctx.eps, dtotal.contiguous(), dnormed.contiguous(), dx, dw)
         call("add_norm_back", *arguments, *total.shape, dtype=total.dtype)
         # total = x + delta: both get the same gradient, here the same tensor.
         return dx, dx if ctx.added else None, dw.to(weight.dtype), None
@@ -273,21 +276,22 @@ class _Attend(torch.autograd.Function):
 
 class _GateMul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: AutogradContext, both: Tensor, linear: float, cubic: float) -> Tensor:
-        out = both.new_empty(len(both), both.shape[1] // 2)  # both is [gate | up], (T, 2F)
-        call("gate_mul", both, linear, cubic, out, *out.shape, dtype=both.dtype)
-        ctx.save_for_backward(both)
+    def forward(ctx: AutogradContext, gate_up: Tensor, linear: float, cubic: float) -> Tensor:
+        width = gate_up.shape[1] // 2  # rows are [gate | up], (T, 2F)
+        out = gate_up.new_empty(len(gate_up), width)
+        call("gate_mul", gate_up, linear, cubic, out, *out.shape, dtype=gate_up.dtype)
+        ctx.save_for_backward(gate_up)
         ctx.scale = linear
         ctx.cubic = cubic
         return out
 
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (both,) = ctx.saved_tensors
-        into = torch.empty_like(both)
-        inputs = (both, ctx.scale, ctx.cubic, grad.contiguous())
-        call("gate_mul_back", *inputs, into, *grad.shape, dtype=both.dtype)
-        return into, None, None
+        (gate_up,) = ctx.saved_tensors
+        dgate_up = torch.empty_like(gate_up)
+        inputs = (gate_up, ctx.scale, ctx.cubic, grad.contiguous())
+        call("gate_mul_back", *inputs, dgate_up, *grad.shape, dtype=gate_up.dtype)
+        return dgate_up, None, None
 
 
 class _SoftCap(torch.autograd.Function):
@@ -339,7 +343,7 @@ class _ScoreFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
         # The only memory for logits, (chunk, V): every chunk overwrites it, in the backward pass too.
-        buffer = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
+        buffer = hidden.new_empty(_rows_at_once(len(hidden), len(weight)), len(weight))
         for x, rows in _chunks(hidden, buffer):
             logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start, drawable_ids)
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
@@ -367,7 +371,7 @@ class _ScoreFunction(torch.autograd.Function):
         dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
 
         # One pass over the chunks fills dhidden and, where the head is trained, sums its gradient.
-        def add(into: Tensor | None) -> None:
+        def add(total: Tensor | None) -> None:
             for x, rows in _chunks(hidden, buffer):
                 raw = _logits(ctx.layer, x, buffer, ctx.cap)
                 logits = exclude(raw, ctx.mask, rows.start, ctx.drawable_ids)
@@ -376,8 +380,8 @@ class _ScoreFunction(torch.autograd.Function):
                 # In place: the logits of the chunk become their gradients.
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
-                if into is not None:
-                    ctx.layer.add_gradient(logits, x, into)
+                if total is not None:
+                    ctx.layer.add_gradient(logits, x, total)
 
         if not weight.requires_grad:  # add_gradient below would not call it
             add(None)
@@ -392,9 +396,9 @@ def _logits(layer: FusedLinear, x: Tensor, buffer: Tensor, cap: float) -> Tensor
     return logits
 
 
-def _chunk(rows: int, vocabulary: int) -> int:
+def _rows_at_once(total: int, vocabulary: int) -> int:
     """Number of rows whose logits are in memory at once."""
-    return min(rows, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
+    return min(total, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
 
 
 def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:
@@ -420,24 +424,24 @@ def pick_ops(weight: Tensor, unfit: str) -> Ops:
     return FlexOps() if weight.device.type == "cuda" else TorchOps()
 
 
-def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Tensor, turned: int) -> str:
+def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Tensor, rotated: int) -> str:
     """The first property of a model that the compiled operations cannot compute; empty if there is none.
 
     ``widths`` are the sizes besides a head's that vectors run over, by their names in a config. Norms need
-    the weights' dtype, and the rotation has to turn whole heads (``turned`` features) in halves.
+    the weights' dtype, and the rotation has to turn whole heads (``rotated`` features) in halves.
     """
     # The C code runs over whole vectors without a remainder, halves of a head included.
-    unusual = [f"{name} {width}" for name, width in widths.items() if width % LANES]
+    uneven = [f"{name} {width}" for name, width in widths.items() if width % LANES]
     if weight.dtype not in DTYPES:
         return f"weights of {str(weight.dtype).removeprefix('torch.')}"
     if norm.dtype != weight.dtype:
         return "norms of another dtype than its weights"
     if heads.interleaved:
         return "a rotation of neighbours"
-    if turned != heads.width:
-        return f"a rotation of {turned} of {heads.width} features"
-    if unusual or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
-        return f"{unusual[0]}, no multiple of {LANES}" if unusual else f"heads of {heads.width} features"
+    if rotated != heads.width:
+        return f"a rotation of {rotated} of {heads.width} features"
+    if uneven or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
+        return f"{uneven[0]}, no multiple of {LANES}" if uneven else f"heads of {heads.width} features"
     # `decode_attend` has room for the queries of 16 heads that share a key head.
-    many = heads.queries // heads.keys
-    return f"{many} query heads for each key head" if many > LANES else ""
+    queries_per_key = heads.queries // heads.keys
+    return f"{queries_per_key} query heads for each key head" if queries_per_key > LANES else ""

@@ -60,7 +60,7 @@ def capped_score(cap: float | None, device: torch.device) -> Callable[..., Tenso
         return None
     limit = torch.full((), cap, device=device)  # a number becomes a symbol, which torch cannot trace here
 
-    def capped(score: Tensor, *_place: Tensor) -> Tensor:
+    def capped(score: Tensor, *_indices: Tensor) -> Tensor:
         return soft_cap(score, limit)
 
     return capped
@@ -72,9 +72,9 @@ def group_mask(sequences: Sequences) -> BlockMask:
     # (T, 4): the span of each token's sequence.
     rows = spans.repeat_interleave(spans[:, 3], dim=0)
     tokens = len(rows)
-    count = max(FEWEST_BLOCKS, -(-len(rows) // BLOCK))
+    block_count = max(FEWEST_BLOCKS, -(-len(rows) // BLOCK))
     # Whole blocks: kernels differ below one, and look up all queries of the last. The padding sees itself.
-    size = count * BLOCK
+    size = block_count * BLOCK
     rows = F.pad(rows, (0, 0, 0, size - tokens), value=tokens)
     rows[tokens:, 1] = 0  # and no prompt
     prompt, prompt_length, start = (column.contiguous() for column in rows.T[:3])
@@ -86,10 +86,12 @@ def group_mask(sequences: Sequences) -> BlockMask:
 
     # Which blocks of 128 x 128 have a visible pair, from the spans alone: the mask (T, T) is never built.
     # (T, blocks): a query's own sequence, or that and its prompt, reaches into the block.
-    first, places = (torch.arange(0, size, step, device=spans.device) for step in (BLOCK, 1))
-    same_sequence = (start[:, None] < first + BLOCK) & (first <= places[:, None])
-    touched = same_sequence | ((prompt[:, None] < first + BLOCK) & (first < prompt_end[:, None]))
-    visible = touched.view(count, BLOCK, count).any(1).int()
+    block_starts, positions = (torch.arange(0, size, step, device=spans.device) for step in (BLOCK, 1))
+    same_sequence = (start[:, None] < block_starts + BLOCK) & (block_starts <= positions[:, None])
+    reaches_block = same_sequence | (
+        (prompt[:, None] < block_starts + BLOCK) & (block_starts < prompt_end[:, None])
+    )
+    visible = reaches_block.view(block_count, BLOCK, block_count).any(1).int()
     # Per block of queries: how many blocks of keys it reads, and their numbers ahead of all others.
     order = visible.argsort(dim=1, descending=True, stable=True).int()
     blocks = (visible.sum(1, dtype=torch.int32)[None, None], order[None, None])

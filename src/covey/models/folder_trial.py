@@ -34,10 +34,10 @@ TRIED = ("tokenizer.json", *folder_trial_child.WITH_TEMPLATES)
 def refuse_unusable(folder: Path) -> None:
     """Raise ValueError that names a file of the folder which is too large or too deeply nested."""
     for path, _, _ in _texts(folder):
-        vocabulary = path.name in VOCABULARIES or path.suffix in (".txt", ".model")
+        is_vocabulary = path.name in VOCABULARIES or path.suffix in (".txt", ".model")
         try:
-            content = read_regular(path, TEXT_BYTES if vocabulary else CONFIG_BYTES)
-            if path.suffix == ".json" and not vocabulary:
+            content = read_regular(path, TEXT_BYTES if is_vocabulary else CONFIG_BYTES)
+            if path.suffix == ".json" and not is_vocabulary:
                 _check_ends(load_json(content))
         except CoveyError as error:
             raise ValueError(str(error)) from None
@@ -75,12 +75,12 @@ def _try(texts: tuple[tuple[Path, int, int], ...]) -> None:
     try:
         for path, _, _ in texts:
             if path.suffix == ".jinja" or path.name in TRIED:
-                tried = server.call(f"{TRYING}:use", str(path.absolute()), limits=limits)
-                if tried.kind == "lost":
-                    raise OSError(tried.text)
-                if tried.kind != "ok":
+                result = server.call(f"{TRYING}:use", str(path.absolute()), limits=limits)
+                if result.kind == "lost":
+                    raise OSError(result.text)
+                if result.kind != "ok":
                     raise ValueError(
-                        f"{path} cannot be used: {tried.text[:200]}. It was tried in a process of its own "
+                        f"{path} cannot be used: {result.text[:200]}. It was tried in a process of its own "
                         f"with {TRIAL_CPU_SECONDS} s and {TRIAL_MEMORY >> 30} GB"
                     )
     finally:

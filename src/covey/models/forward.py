@@ -119,8 +119,8 @@ def leave_images(model: PreTrainedModel) -> None:
     if model.config.get_text_config() is model.config:
         return
     parts = (model.get_decoder(), model.get_output_embeddings())
-    reads_text = {p for part in parts if part is not None for p in part.parameters()}
-    for parameter in {*model.parameters()} - reads_text:
+    text_parameters = {p for part in parts if part is not None for p in part.parameters()}
+    for parameter in {*model.parameters()} - text_parameters:
         parameter.requires_grad_(False)
 
 
@@ -135,12 +135,15 @@ def hidden_states(
         attend = decoder.packed(packed.positions, packed.sequences)
         return decoder(packed.tokens, attend)[packed.sources]
     index, real = packed.padded()
-    # In row n the predictions of the completion begin at its prompt's last token, column first[n].
     hidden = states(packed.tokens[index], real.long())
+    # In row n the predictions of the completion begin at its prompt's last token, column first[n].
     first = packed.completions[:, 1] - 1
-    column = torch.arange(packed.place.shape[1], device=index.device)
-    row = torch.arange(len(index), device=index.device)[:, None]
-    return hidden[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
+    offsets = torch.arange(packed.place.shape[1], device=index.device)
+    last_column = index.shape[1] - 1
+    # Short completions would run beyond the row; the place drops those columns again.
+    columns = (first[:, None] + offsets).clamp(max=last_column)
+    rows = torch.arange(len(index), device=index.device)[:, None]
+    return hidden[rows, columns][packed.place]
 
 
 def cap_of(config: PretrainedConfig, name: str) -> float | None:
@@ -173,9 +176,9 @@ def _norm(owner: nn.Module, name: str | None, offset: float) -> Norm | None:
     norm = getattr(owner, name, None) if name else None
     if norm is None:
         return None
-    readable: Norm = ShiftedNorm(norm, offset) if offset else norm
-    _ = (readable.weight, readable.variance_epsilon)
-    return readable
+    result: Norm = ShiftedNorm(norm, offset) if offset else norm
+    _ = (result.weight, result.variance_epsilon)
+    return result
 
 
 def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:
@@ -207,14 +210,14 @@ class Layer(nn.Module):
         self.after = tuple(_norm(block, name, family.norm_offset) for name in family.after)
         norms = [_norm(attention, name, family.norm_offset) for name in ("q_norm", "k_norm")]
         # A weight wider than a head norms all heads together, before they are split.
-        of_rows = norms[0] is not None and len(norms[0].weight) != attention.head_dim
-        self.row_norms = tuple(norm for norm in norms if of_rows and norm is not None)
+        norms_rows = norms[0] is not None and len(norms[0].weight) != attention.head_dim
+        self.row_norms = tuple(norm for norm in norms if norms_rows and norm is not None)
         self.heads = Heads(
             config.num_attention_heads,
             config.num_key_value_heads,
             attention.head_dim,
-            query_norm=None if of_rows else norms[0],
-            key_norm=None if of_rows else norms[1],
+            query_norm=None if norms_rows else norms[0],
+            key_norm=None if norms_rows else norms[1],
             scale=attention.scaling,
             window=_window(attention, config),
             rotary=_table(attention, config, number),
@@ -277,8 +280,8 @@ def _window(attention: nn.Module, config: PretrainedConfig) -> int | None:
 
 def _table(attention: nn.Module, config: PretrainedConfig, number: int) -> str:
     family = FAMILIES[config.model_type]
-    windows = family.turns_windows and config.sliding_window is not None
-    if not getattr(attention, "use_rope", True) or (windows and not attention.is_sliding):
+    has_windows = family.turns_windows and config.sliding_window is not None
+    if not getattr(attention, "use_rope", True) or (has_windows and not attention.is_sliding):
         return NO_ROTATION
     return config.layer_types[number] if family.tables_by_type else ""
 
@@ -295,9 +298,9 @@ class Decoder(nn.Module):
         body = model.get_decoder()
         config = model.config.get_text_config()
         self.embed = body.embed_tokens
-        last = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
-        assert last is not None, "every family has one"
-        self.last_norms = (last,)  # not registered either
+        final_norm = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
+        assert final_norm is not None, "every family has one"
+        self.last_norms = (final_norm,)  # not registered either
         layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]
         self.layers = nn.ModuleList(layers)
         self.heads = layers[0].heads
@@ -308,9 +311,10 @@ class Decoder(nn.Module):
         self.logits_scale = 1 / _factor(config, "logits_scaling")
         self.logits_cap = cap_of(config, LOGITS_CAP)
         """The bound on a language model's logits; None without one."""
-        turned = min(len(t.cos[0]) for t in self.rotary.at(torch.zeros(1, dtype=torch.int64), 1).values())
+        first_position = self.rotary.at(torch.zeros(1, dtype=torch.int64), 1)
+        rotated = min(len(table.cos[0]) for table in first_position.values())
         widths = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
-        self.unfit = why_unfit(self.embed.weight, self.heads, widths, last.weight, turned)
+        self.unfit = why_unfit(self.embed.weight, self.heads, widths, final_norm.weight, rotated)
         """Reason why the compiled operations cannot compute it; empty if they can."""
         self.ops = pick_ops(self.embed.weight, self.unfit)
         self.recompute = False
@@ -320,12 +324,12 @@ class Decoder(nn.Module):
     def can_round(self) -> bool:
         """Whether its products can round their factors to bfloat16, as compiled operations on a CPU can."""
         ops = self.ops
-        compiled = (
+        can_mix = (
             isinstance(ops, CompiledOps)
             and ops.dtype == torch.float32
             and passes_known_answers(MIXED_PRODUCTS)
         )
-        return compiled and same_bits(MIXED_PRODUCTS) and all(m.is_product for m in self.linears)
+        return can_mix and same_bits(MIXED_PRODUCTS) and all(m.is_product for m in self.linears)
 
     def round_products(self) -> None:
         """Round inputs and weights to bfloat16 where they are multiplied; all else stays float32.
@@ -395,9 +399,11 @@ class Decoder(nn.Module):
     def attentions(self, sequences: Sequences) -> dict[int | None, Attention]:
         """Attention over packed sequences for each window of the model's layers."""
         # A window that reaches over the longest sequence hides nothing, so it has the mask of no window.
-        hides = {w: w if w is not None and w < sequences.longest else None for w in self.windows}
-        by_mask = {w: self.ops.attention(sequences, w) for w in set(hides.values())}
-        return {w: by_mask[hidden] for w, hidden in hides.items()}
+        effective_windows = {w: w if w is not None and w < sequences.longest else None for w in self.windows}
+        by_mask = {
+            window: self.ops.attention(sequences, window) for window in set(effective_windows.values())
+        }
+        return {window: by_mask[effective] for window, effective in effective_windows.items()}
 
 
 def decoder_of(model: PreTrainedModel) -> Decoder | None:

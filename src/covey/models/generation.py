@@ -50,26 +50,26 @@ def sample_as_trained(model: PreTrainedModel, rollout: Rollout) -> Iterator[str]
     Other programs read it from the model's folder. It stays greedy if it was, unless the run's sampling has a
     temperature or a truncation that only a sampling one can hold.
     """
-    before = getattr(model, "generation_config", None)  # models that cannot generate have none
-    if before is None:
+    original = getattr(model, "generation_config", None)  # models that cannot generate have none
+    if original is None:
         return
-    ours = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
-    samples = bool(before.do_sample) or any(value not in NEUTRAL[name] for name, value in ours.items())
-    after = copy.deepcopy(before)
-    after.update(**dict.fromkeys(NEUTRAL.keys() & vars(before).keys()))
+    settings = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+    samples = bool(original.do_sample) or any(value not in NEUTRAL[name] for name, value in settings.items())
+    adjusted = copy.deepcopy(original)
+    adjusted.update(**dict.fromkeys(NEUTRAL.keys() & vars(original).keys()))
     if samples:
         # All three, because transformers takes the 50 likeliest tokens where top_k is left out.
-        after.update(do_sample=True, **ours)
-    model.generation_config = after
-    lost = [
+        adjusted.update(do_sample=True, **settings)
+    model.generation_config = adjusted
+    overridden = [
         f"{name} {value}"
-        for name, value in sorted(vars(before).items())
-        if name in NEUTRAL and value is not None and value not in (*NEUTRAL[name], ours.get(name))
+        for name, value in sorted(vars(original).items())
+        if name in NEUTRAL and value is not None and value not in (*NEUTRAL[name], settings.get(name))
     ]
-    if lost:
-        there = ", ".join(lost)
-        used = ", ".join(f"{name} {value:g}" for name, value in ours.items())
+    if overridden:
+        lost_settings = ", ".join(overridden)
+        run_settings = ", ".join(f"{name} {value:g}" for name, value in settings.items())
         yield (
-            f"the model's generation_config.json has {there}; this run samples, trains and measures it with "
-            f"{used}, and final/ says so"
+            f"the model's generation_config.json has {lost_settings}; this run samples, trains and measures "
+            f"it with {run_settings}, and final/ says so"
         )

@@ -60,11 +60,11 @@ def _folder_of(file: Path, _state: tuple[int, int]) -> Path:
     """Do the work of ``folder_of_gguf``, once in a process for a file of this size and time."""
     if find_spec("gguf") is None:
         raise ConfigError(f"model: {file}: {NEEDS}")
-    with file.open("rb") as content:
-        if content.read(len(MAGIC)) != MAGIC:
+    with file.open("rb") as stream:
+        if stream.read(len(MAGIC)) != MAGIC:
             raise ConfigError(f"model: {file} is not a GGUF file: it does not begin with {MAGIC.decode()}")
-        content.seek(0)
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        stream.seek(0)
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     models = cache_folder() / "models"
     models.mkdir(exist_ok=True, mode=0o700)
     target = models / f"{file.stem}-{digest[:16]}"
@@ -72,15 +72,15 @@ def _folder_of(file: Path, _state: tuple[int, int]) -> Path:
         return target
     print(f"note: dequantizing {file.name} once, into {target}", file=sys.stderr, flush=True)
     # Whole or not at all: another process, or the next one, never sees half a model.
-    half = Path(tempfile.mkdtemp(prefix=".half-", dir=models))
+    unfinished = Path(tempfile.mkdtemp(prefix=".half-", dir=models))
     try:
         model, tokenizer = _read(file)
-        _refuse_full_disk(model, file, half)
-        _write(model, tokenizer, half)
+        _refuse_full_disk(model, file, unfinished)
+        _write(model, tokenizer, unfinished)
         if not target.is_dir():  # another process may have been faster
-            half.rename(target)
+            unfinished.rename(target)
     finally:
-        shutil.rmtree(half, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
@@ -108,11 +108,12 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             "If the file is whole, transformers cannot read its architecture: take the model's folder"
         ) from None
     # transformers replaces weights that do not fit by random ones and only logs it.
-    unfit = [*report["missing_keys"], *(str(name) for name, *_ in report["mismatched_keys"])]
-    if unfit:
+    unusable = [*report["missing_keys"], *(str(name) for name, *_ in report["mismatched_keys"])]
+    if unusable:
         raise ConfigError(
-            f"model: {file}: {len(unfit)} weights are missing or of another shape, for example {unfit[0]}: "
-            "transformers reads this kind of file incompletely; take the model's Hugging Face folder"
+            f"model: {file}: {len(unusable)} weights are missing or of another shape, for example "
+            f"{unusable[0]}: transformers reads this kind of file incompletely; take the model's Hugging "
+            "Face folder"
         )
     _set_splits(tokenizer, reader, file.name)
     return model, tokenizer
@@ -146,9 +147,9 @@ def _write(loaded: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: 
         model.save_pretrained(folder)
     # The class of its architecture would put its own splits back when the folder is loaded.
     special = {f"{name}_token": getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
-    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special)
-    plain.chat_template = tokenizer.chat_template
-    plain.save_pretrained(folder)
+    saved_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **special)
+    saved_tokenizer.chat_template = tokenizer.chat_template
+    saved_tokenizer.save_pretrained(folder)
 
 
 def _bars_for_people() -> contextlib.AbstractContextManager[object]:
@@ -173,18 +174,18 @@ def _set_splits(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader, name: st
 
     if _field(reader, "tokenizer.ggml.model") != "gpt2":
         return  # no byte-level BPE, hence no splits
-    way = _field(reader, "tokenizer.ggml.pre") or "default"
-    if way in GGUF_PRE_TOKENIZER_SPLITS:
-        pattern = Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[way]), behavior="isolated")
+    scheme = _field(reader, "tokenizer.ggml.pre") or "default"
+    if scheme in GGUF_PRE_TOKENIZER_SPLITS:
+        pattern = Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[scheme]), behavior="isolated")
         splits: PreTokenizer = Sequence([pattern, ByteLevel(add_prefix_space=False, use_regex=False)])
-    elif way in DIGITS_APART:
+    elif scheme in DIGITS_APART:
         splits = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    elif way in GPT_2:
+    elif scheme in GPT_2:
         splits = ByteLevel(add_prefix_space=False)
     else:
         # What transformers has chosen for the architecture is the better guess.
         warnings.warn(
-            f"{name}: how it splits texts ({way}) is not known, so some may get other tokens than in "
+            f"{name}: how it splits texts ({scheme}) is not known, so some may get other tokens than in "
             "llama.cpp; where that matters, take the model's Hugging Face folder",
             stacklevel=2,
         )

@@ -65,11 +65,10 @@ def write_gguf(folder: Path, target: Path, precision: str) -> None:
                 for name in names:
                     if name == "lm_head.weight" and config.tie_word_embeddings:
                         continue  # the embedding again
-                    values = _as_llama_cpp_turns(name, tensors.get_tensor(name).float(), config).numpy()
-                    kind = GGMLQuantizationType[_stored(values, precision)]
-                    writer.add_tensor(
-                        gguf_name(name), quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind
-                    )
+                    values = _in_llama_cpp_order(name, tensors.get_tensor(name).float(), config).numpy()
+                    kind = GGMLQuantizationType[_storage_of(values, precision)]
+                    stored = quants.quantize(np.ascontiguousarray(values), kind)
+                    writer.add_tensor(gguf_name(name), stored, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -88,7 +87,7 @@ def gguf_name(name: str) -> str:
     return name
 
 
-def _stored(values: np.ndarray, precision: str) -> str:
+def _storage_of(values: np.ndarray, precision: str) -> str:
     """Return how a tensor is stored. Rows that are no whole blocks of 32 numbers cannot be quantized."""
     if values.ndim == 1:
         return "F32"
@@ -128,13 +127,13 @@ def _add_shape(writer: GGUFWriter, config: PretrainedConfig, name: str) -> None:
 def _add_tokenizer(
     writer: GGUFWriter, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
-    _refuse_tokenizer(described, folder)
-    tokens, types = _vocabulary(described, tokenizer, config.vocab_size)
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    _refuse_tokenizer(definition, folder)
+    tokens, types = _vocabulary(definition, tokenizer, config.vocab_size)
     # A merge is a pair of pieces; older versions of `tokenizers` write it as one text.
-    merges = [m if isinstance(m, str) else " ".join(m) for m in described["model"]["merges"]]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in definition["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_splits(described["pre_tokenizer"], folder))
+    writer.add_tokenizer_pre(_splits(definition["pre_tokenizer"], folder))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
@@ -143,13 +142,13 @@ def _add_tokenizer(
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def _refuse_tokenizer(described: Mapping[str, Any], folder: Path) -> None:
+def _refuse_tokenizer(definition: Mapping[str, Any], folder: Path) -> None:
     """Raise ConfigError for a tokenizer that llama.cpp would read differently."""
-    model = described["model"]
+    model = definition["model"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
         raise ConfigError(f"--gguf writes tokenizers of byte-level BPE; {INSTEAD} {folder}")
     # llama.cpp changes no text before it splits it. NFC, which Qwen's have, leaves all but a few texts alone.
-    normalizer = (described["normalizer"] or {}).get("type")
+    normalizer = (definition["normalizer"] or {}).get("type")
     if normalizer not in (None, "NFC"):
         raise ConfigError(
             f"--gguf does not write a tokenizer that changes texts ({normalizer}); {INSTEAD} {folder}"
@@ -157,7 +156,7 @@ def _refuse_tokenizer(described: Mapping[str, Any], folder: Path) -> None:
 
 
 def _vocabulary(
-    described: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, size: int
+    definition: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, size: int
 ) -> tuple[list[str], list[TokenType]]:
     """Return the token of each row of the embedding, and its type in GGUF."""
     from gguf import TokenType
@@ -172,9 +171,9 @@ def _vocabulary(
         else:  # the embedding may have rows that no token uses
             tokens.append(f"[PAD{i}]")
             types.append(TokenType.UNUSED)
-    for added in described["added_tokens"]:
-        if added["id"] < size:
-            types[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    for entry in definition["added_tokens"]:
+        if entry["id"] < size:
+            types[entry["id"]] = TokenType.CONTROL if entry["special"] else TokenType.USER_DEFINED
     return tokens, types
 
 
@@ -192,25 +191,25 @@ def _add_special_ids(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> 
         writer.add_unk_token_id(tokenizer.unk_token_id)
 
 
-def _splits(described: Mapping[str, Any], folder: Path) -> str:
+def _splits(definition: Mapping[str, Any], folder: Path) -> str:
     """Return llama.cpp's name for how a tokenizer splits texts before it merges bytes."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    parts = described.get("pretokenizers") or [described]
+    parts = definition.get("pretokenizers") or [definition]
     kinds = [part["type"] for part in parts]
-    prefixed = any(part.get("add_prefix_space") for part in parts)
-    if kinds == ["ByteLevel"] and parts[0]["use_regex"] and not prefixed:
+    adds_prefix = any(part.get("add_prefix_space") for part in parts)
+    if kinds == ["ByteLevel"] and parts[0]["use_regex"] and not adds_prefix:
         return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and not prefixed:
+    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and not adds_prefix:
         return "smollm"
     patterns = [part["pattern"].get("Regex") for part in parts if part["type"] == "Split"]
     for name, pattern in GGUF_PRE_TOKENIZER_SPLITS.items():
-        if kinds == ["Split", "ByteLevel"] and patterns == [pattern] and not prefixed:
+        if kinds == ["Split", "ByteLevel"] and patterns == [pattern] and not adds_prefix:
             return name
     raise ConfigError(f"--gguf does not know how this tokenizer splits texts; {INSTEAD} {folder}")
 
 
-def _as_llama_cpp_turns(name: str, values: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+def _in_llama_cpp_order(name: str, values: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
     """Reorder the rows of Llama's queries and keys: llama.cpp turns neighbours, transformers halves."""
     match = re.search(r"\.self_attn\.([qk])_proj\.", name)
     if config.model_type != "llama" or match is None:

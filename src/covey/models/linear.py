@@ -54,7 +54,7 @@ class LowRank:
     @property
     def parameters(self) -> list[Tensor]:
         """A and B."""
-        return [of["default"].weight for of in (self.layer.lora_A, self.layer.lora_B)]
+        return [factor["default"].weight for factor in (self.layer.lora_A, self.layer.lora_B)]
 
     @property
     def enabled(self) -> bool:
@@ -82,10 +82,10 @@ class LowRank:
         grad = grad.contiguous()
         # dB is summed transposed, (r, out): the operations need whole vectors in a row, and r may be small.
         da = torch.zeros(a.shape)
-        turned_db = torch.zeros(b.t().shape)
-        outer_sum(multiplied(grad, b, numbers, turned=True) * self._scale, x, da, numbers)
-        outer_sum(multiplied(x, a, numbers) * self._scale, grad, turned_db, numbers)
-        return da, turned_db.t()
+        transposed_db = torch.zeros(b.t().shape)
+        outer_sum(multiplied(grad, b, numbers, transposed=True) * self._scale, x, da, numbers)
+        outer_sum(multiplied(x, a, numbers) * self._scale, grad, transposed_db, numbers)
+        return da, transposed_db.t()
 
 
 PLAIN_LORA = "peft.tuners.lora.layer"
@@ -102,8 +102,12 @@ def _low_rank(module: nn.Module) -> LowRank | None:
         return None
     layer = cast("LoraLayer", module)
     weight = module.base_layer.weight
-    fits = weight.dtype == torch.float32 and len(weight) % LANES == 0
-    return LowRank(layer) if fits and not layer.lora_variant and not any(layer.lora_bias.values()) else None
+    fills_vectors = weight.dtype == torch.float32 and len(weight) % LANES == 0
+    return (
+        LowRank(layer)
+        if fills_vectors and not layer.lora_variant and not any(layer.lora_bias.values())
+        else None
+    )
 
 
 def adapts_linears(model: nn.Module) -> bool:
@@ -131,7 +135,7 @@ class FusedLinear:
         """Whether inputs and weights are rounded to bfloat16 where they are multiplied."""
         self.plain = all(type(m) is nn.Linear for m in modules)
         self.is_product = all(
-            of or type(m) is nn.Linear for m, of in zip(modules, self.low_rank, strict=True)
+            adapter or type(m) is nn.Linear for m, adapter in zip(modules, self.low_rank, strict=True)
         )
         """Whether it is a plain product plus bias (LoRA merged in); otherwise its modules compute."""
         self.fleeting = False
@@ -145,7 +149,7 @@ class FusedLinear:
     def parameters(self) -> list[Tensor]:
         """The weights, then the biases, then A and B of each adapter."""
         of_layers = [m.weight for m in self.modules] + [m.bias for m in self.modules if m.bias is not None]
-        return of_layers + [p for of in self.low_rank if of for p in of.parameters]
+        return of_layers + [p for adapter in self.low_rank if adapter for p in adapter.parameters]
 
     @property
     def sizes(self) -> list[int]:
@@ -198,7 +202,7 @@ class FusedLinear:
         numbers = self.numbers(grad)
         if by_torch("inputs", numbers):
             return grad @ weight
-        return multiplied(grad.contiguous(), weight, numbers, turned=True)
+        return multiplied(grad.contiguous(), weight, numbers, transposed=True)
 
     def add_gradient(self, grad: Tensor, x: Tensor, out: Tensor) -> None:
         """Add grad^T x to the gradient of one module's weight, in float32. (T, out), (T, in) -> (out, in)."""
@@ -210,9 +214,9 @@ class FusedLinear:
 
     def _refresh(self) -> None:
         """Drop the packed weight if a parameter was written to or replaced, or an adapter switched."""
-        held = self._own_parameters() if self.plain else self.parameters
-        state = tuple(n for p in held for n in (p.data_ptr(), version_of(p)))
-        state += tuple(of.enabled for of in self.low_rank if of)
+        weights = self._own_parameters() if self.plain else self.parameters
+        state = tuple(n for p in weights for n in (p.data_ptr(), version_of(p)))
+        state += tuple(adapter.enabled for adapter in self.low_rank if adapter)
         if state != self._state:
             self._state = state
             self._forward = None
@@ -226,7 +230,10 @@ class FusedLinear:
 
     def _joined_weight(self, dtype: torch.dtype) -> Tensor:
         weights = [m.weight.detach().to(dtype) for m in self.modules]
-        weights = [of.merged_with(w) if of else w for w, of in zip(weights, self.low_rank, strict=True)]
+        weights = [
+            adapter.merged_with(w) if adapter else w
+            for w, adapter in zip(weights, self.low_rank, strict=True)
+        ]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def _joined_bias(self) -> Tensor | None:
@@ -264,11 +271,11 @@ class PackedWeight(NamedTuple):
         return out
 
 
-def multiplied(x: Tensor, weight: Tensor, numbers: Numbers, turned: bool = False) -> Tensor:
-    """Compute x W^T, or with ``turned`` x W. A row's result does not depend on the other rows."""
-    outputs, inputs = weight.t().shape if turned else weight.shape
+def multiplied(x: Tensor, weight: Tensor, numbers: Numbers, transposed: bool = False) -> Tensor:
+    """Compute x W^T, or with ``transposed`` x W. A row's result does not depend on the other rows."""
+    outputs, inputs = weight.t().shape if transposed else weight.shape
     out = x.new_empty(len(x), outputs)
-    call("product_once", x, weight, int(turned), None, out, len(x), outputs, inputs, dtype=numbers)
+    call("product_once", x, weight, int(transposed), None, out, len(x), outputs, inputs, dtype=numbers)
     return out
 
 

@@ -23,7 +23,7 @@ class Activations:
     """The most memory that any forward pass keeps for its backward pass."""
 
     def __init__(self) -> None:
-        self.most = 0
+        self.peak = 0
         """Peak in bytes."""
 
     @contextmanager
@@ -37,23 +37,23 @@ class Activations:
             yield
             return
         if device.type == "cuda":
-            before = torch.cuda.memory_allocated(device)
+            allocated = torch.cuda.memory_allocated(device)
             yield
-            self.most = max(self.most, torch.cuda.memory_allocated(device) - before)
+            self.peak = max(self.peak, torch.cuda.memory_allocated(device) - allocated)
             return
         weight_storages = {w.untyped_storage().data_ptr() for w in weights}
-        saved = dict[int, int]()
+        saved_bytes = dict[int, int]()
 
         # autograd calls this for every tensor that it saves; views and repeats share a storage.
-        def keep(tensor: Tensor) -> tuple[Tensor, int]:
+        def pack(tensor: Tensor) -> tuple[Tensor, int]:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weight_storages:
-                saved[storage.data_ptr()] = storage.nbytes()
+                saved_bytes[storage.data_ptr()] = storage.nbytes()
             # The tensor itself would keep its own graph alive.
             return tensor.detach(), version_of(tensor)
 
         # With hooks autograd does not check that a tensor still is as it was saved.
-        def give(packed: tuple[Tensor, int]) -> Tensor:
+        def unpack(packed: tuple[Tensor, int]) -> Tensor:
             tensor, version = packed
             if version_of(tensor) != version:
                 raise RuntimeError(
@@ -61,6 +61,6 @@ class Activations:
                 )
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, give):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
-        self.most = max(self.most, sum(saved.values()))
+        self.peak = max(self.peak, sum(saved_bytes.values()))

@@ -42,12 +42,12 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     """
     config = loaded.config
     device = pick_device(config.device)
-    given_dtype = None
+    object_dtype = None
     adapter = None
     if isinstance(config.model, ModelObject):
-        model, tokenizer = _given_writer(config.model, loaded)
+        model, tokenizer = _writer_object(config.model, loaded)
         adapter = adapter_of(config.model)
-        given_dtype = model.dtype
+        object_dtype = model.dtype
     elif config.model == "tiny":
         tokenizer = build_tokenizer(texts)
         model = build_model(tokenizer, config.seed)
@@ -55,7 +55,7 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
         model, tokenizer = load_named(config.model, loaded.folder)
     if config.longrope == "long":
         use_long_table(model)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, given_dtype)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, object_dtype)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
     # Adapters come after the cast: peft keeps them in float32 on a bfloat16 model.
     adapted = with_lora(model, tokenizer, config.lora) if config.lora else None
@@ -72,7 +72,7 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     return policy
 
 
-def _given_writer(
+def _writer_object(
     model_object: ModelObject, loaded: ResolvedConfig
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model that was given as an object, and its tokenizer. Raises ConfigError if it writes no texts."""
@@ -106,8 +106,8 @@ def own_reference(loaded: ResolvedConfig) -> Policy | None:
     reference = ModelObject(model_object.reference, model_object.tokenizer)
     for parameter in model_object.reference.parameters():
         parameter.requires_grad_(True)  # it is checked and scored as a policy is; nothing moves it
-    like = checked_model(model_object)[0]
-    checked_model(reference)[0].to(device=like.device, dtype=like.dtype)
+    trained = checked_model(model_object)[0]
+    checked_model(reference)[0].to(device=trained.device, dtype=trained.dtype)
     return with_precision(policy_of(reference), loaded.config)
 
 
@@ -116,8 +116,8 @@ def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
 
     Raises ConfigError where they cannot be rounded.
     """
-    can = policy.decoder is not None and policy.decoder.can_round
-    if config.precision == "bfloat16" or (config.precision == "auto" and can and rounding_pays()):
+    can_round = policy.decoder is not None and policy.decoder.can_round
+    if config.precision == "bfloat16" or (config.precision == "auto" and can_round and rounding_pays()):
         policy.round_products()
     return policy
 
@@ -128,13 +128,15 @@ def source_of(name: str, folder: Path) -> str:
     Raises ConfigError.
     """
     if is_gguf(name):
-        return str(folder_of_gguf(next((p for p in (folder / name, Path(name)) if p.is_file()), Path(name))))
+        relative = folder / name
+        return str(folder_of_gguf(relative if relative.is_file() else Path(name)))
     local = folder / name if (folder / name).is_dir() else Path(name)
     # A hub id is "owner/name" at most, so anything else was meant as a path.
     looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (local / "config.json").is_file():
-        finals = [p.parent for where in ("", "*/") for p in sorted(local.glob(f"{where}final/config.json"))]
-        suggestion = f"; did you mean {finals[-1]}?" if finals else ""
+        # The folder may be a run, or hold runs; each has its trained model in final/.
+        configs = [*sorted(local.glob("final/config.json")), *sorted(local.glob("*/final/config.json"))]
+        suggestion = f"; did you mean {configs[-1].parent}?" if configs else ""
         raise ConfigError(f"model: {local} is not a model folder (it has no config.json){suggestion}")
     return str(local) if local.is_dir() else name
 
@@ -202,9 +204,9 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
             adapter = get_peft_model(model, layers)
     except ValueError as error:
         raise ConfigError(f"lora.targets: {error}") from None
-    whole: PreTrainedModel = adapter.get_base_model()
-    inputs = whole.get_input_embeddings()
-    outputs = whole.get_output_embeddings()
+    base: PreTrainedModel = adapter.get_base_model()
+    inputs = base.get_input_embeddings()
+    outputs = base.get_output_embeddings()
     if hasattr(inputs, "lora_A"):
         raise ConfigError(
             f"lora.targets: {names} includes the embedding; adapters work only on linear layers"
@@ -215,7 +217,7 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
             "model (tie_word_embeddings), so merging the adapter would also change the embedding. Leave it "
             "out, as all-linear does"
         )
-    return Policy(whole, tokenizer, adapter)
+    return Policy(base, tokenizer, adapter)
 
 
 def pick_device(name: str) -> torch.device:

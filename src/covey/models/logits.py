@@ -46,5 +46,5 @@ class _Float32Product(torch.autograd.Function):
         # In bfloat16, as the gradients of all layers below.
         grad = grad.to(torch.bfloat16)
         x, weight = ctx.saved_tensors
-        of_x, of_weight = ctx.needs_input_grad
-        return grad @ weight if of_x else None, grad.t() @ x if of_weight else None
+        needs_x, needs_weight = ctx.needs_input_grad
+        return grad @ weight if needs_x else None, grad.t() @ x if needs_weight else None

@@ -70,6 +70,7 @@ def score_tokens(
     rows = max(1, chunk_logits(hidden.device) // vocabulary)
     ref_hidden, ref_head = reference or (hidden, None)
     parts = []
+    # At least one chunk, so that no predictions give empty scores.
     for start in range(0, max(len(hidden), 1), rows):
         h, r, y = (x[start : start + rows] for x in (hidden, ref_hidden, targets))
         arguments = (h, head, y, temperature, r, ref_head, mask, start, drawable_ids)
@@ -92,17 +93,20 @@ def _score(
     start: int,
     drawable_ids: int | None,
 ) -> tuple[Tensor, ...]:
+
+    def log_softmax(logits: Tensor) -> Tensor:
+        drawable = exclude(logits.float() / temperature, mask, start, drawable_ids)
+        return drawable.log_softmax(-1)
+
     # (rows, V) from here on; excluded ids have probability 0 and add 0 to every sum.
-    all_logprobs = exclude(head(hidden).float() / temperature, mask, start, drawable_ids).log_softmax(-1)
+    all_logprobs = log_softmax(head(hidden))
     probs = all_logprobs.exp()
     logprobs = all_logprobs.gather(1, targets[:, None])[:, 0]
     entropy = -(probs * all_logprobs).sum(-1)
     collision = probs.square().sum(-1)
     full_kl = torch.zeros_like(entropy)
     if ref_head is not None:
-        reference = exclude(
-            ref_head(ref_hidden).float() / temperature, mask, start, drawable_ids
-        ).log_softmax(-1)
+        reference = log_softmax(ref_head(ref_hidden))
         full_kl = (probs * (all_logprobs - reference)).sum(-1)
     return logprobs, entropy, collision, full_kl
 

@@ -137,7 +137,7 @@ def restore_model_object(model: str | ModelObject) -> Iterator[None]:
         return
     module = model.model
     mode = module.training
-    trained = {n: p.requires_grad for n, p in module.named_parameters()}
+    requires_grad = {n: p.requires_grad for n, p in module.named_parameters()}
     had_adapters = hasattr(module, "peft_config")
     try:
         yield
@@ -148,8 +148,8 @@ def restore_model_object(model: str | ModelObject) -> Iterator[None]:
         module.train(mode)
         for name, parameter in module.named_parameters():
             parameter.grad = None
-            if parameter.requires_grad != trained[name]:
-                parameter.requires_grad_(trained[name])
+            if parameter.requires_grad != requires_grad[name]:
+                parameter.requires_grad_(requires_grad[name])
 
 
 def take_weights(model: str | ModelObject, folder: Path) -> None:
@@ -165,8 +165,8 @@ def take_weights(model: str | ModelObject, folder: Path) -> None:
         set_peft_model_state_dict(adapter, load_file(folder / "adapter" / "adapter_model.safetensors"))
         return
     loader = AutoModelForSequenceClassification if is_classifier(module) else AutoModelForCausalLM
-    saved: nn.Module = pretrained(loader, folder, dtype=torch.float32)
-    module.load_state_dict(saved.state_dict())
+    saved_model: nn.Module = pretrained(loader, folder, dtype=torch.float32)
+    module.load_state_dict(saved_model.state_dict())
 
 
 def _merge(model: PreTrainedModel) -> None:

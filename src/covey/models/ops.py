@@ -113,8 +113,8 @@ class Ops(Protocol):
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
         """Causal attention of every sequence to [its prompt | itself], for all layers with this window."""
 
-    def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
-        """Compute activation(gate) * up from rows [gate | up]. (T, 2F) -> (T, F)."""
+    def gate_mul(self, gate_up: Tensor, gate: Activation) -> Tensor:
+        """Compute activation(gate) * up from rows ``gate_up``. (T, 2F) -> (T, F)."""
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Compute cap tanh(x / cap) of logits. (T, V) -> (T, V)."""
@@ -168,8 +168,8 @@ class TorchOps:
         q = q if heads.query_norm is None else rms_norm(q, heads.query_norm)
         k = k if heads.key_norm is None else rms_norm(k, heads.key_norm)
         cos, sin = (table[rotation.positions][:, None] for table in (rotation.cos, rotation.sin))
-        turn = rotate_neighbours if heads.interleaved else rotate
-        return turn(q, cos, sin), turn(k, cos, sin), v
+        rotate_heads = rotate_neighbours if heads.interleaved else rotate
+        return rotate_heads(q, cos, sin), rotate_heads(k, cos, sin), v
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
         """Attend in padded blocks of sequences of similar length."""
@@ -184,10 +184,10 @@ class TorchOps:
 
         return attend
 
-    def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
+    def gate_mul(self, gate_up: Tensor, gate: Activation) -> Tensor:
         """Activate and multiply as the Hugging Face modules do."""
-        first, up = both.chunk(2, dim=-1)
-        return gate.torch(first) * up
+        gates, up = gate_up.chunk(2, dim=-1)
+        return gate.torch(gates) * up
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """Cap as the Hugging Face modules do."""
@@ -196,26 +196,26 @@ class TorchOps:
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """The RMS norm weight * x / sqrt(mean(x^2) + eps), the mean in float32. (..., D) -> (..., D)."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.variance_epsilon)
-    return (norm.weight * (wide * scale).to(x.dtype)).to(x.dtype)
+    x32 = x.float()
+    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return (norm.weight * (x32 * scale).to(x.dtype)).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of the first R of E. (T, heads, E), (T, 1, R) -> (T, heads, E)."""
-    turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
-    lower, upper = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-upper, lower), dim=-1) * sin
-    return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
+    rotated, unrotated = x.tensor_split([cos.shape[-1]], dim=-1)
+    lower, upper = rotated.chunk(2, dim=-1)
+    rotated = rotated * cos + torch.cat((-upper, lower), dim=-1) * sin
+    return rotated if not unrotated.shape[-1] else torch.cat((rotated, unrotated), dim=-1)
 
 
 def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding that pairs features 2i and 2i + 1. Shapes as ``rotate``."""
-    turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
+    rotated, unrotated = x.tensor_split([cos.shape[-1]], dim=-1)
     # Sort even features before odd ones, rotate as halves, and sort back.
-    halves = torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
+    halves = torch.cat((rotated[..., 0::2], rotated[..., 1::2]), dim=-1)
     pairs = rotate(halves, cos, sin).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-    return torch.cat((pairs, rest), dim=-1)
+    return torch.cat((pairs, unrotated), dim=-1)
 
 
 def soft_cap(x: Tensor, cap: float | Tensor) -> Tensor:
@@ -233,10 +233,10 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Head
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if heads.cap is not None:
-        together = q.unflatten(1, (heads.keys, -1)).flatten(2, 3)  # the queries of a key head, as rows
+        rows = q.unflatten(1, (heads.keys, -1)).flatten(2, 3)  # the queries of a key head, as rows
         # (R, 1, Q, N) -> (R, 1, (H / K) Q, N), in the order of those rows.
-        every = mask.repeat(1, 1, heads.queries // heads.keys, 1)
-        return capped_attention(together, k, v, every, heads).view(q.shape).transpose(1, 2)
+        row_mask = mask.repeat(1, 1, heads.queries // heads.keys, 1)
+        return capped_attention(rows, k, v, row_mask, heads).view(q.shape).transpose(1, 2)
     shared = q.shape[1] > k.shape[1]
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared, scale=heads.factor)
     return mixed.transpose(1, 2)
@@ -274,12 +274,12 @@ def padded_rows(spans: Tensor, window: int | None) -> list[Rows]:
     # Greedy over (prompts first, longest first): a block's first member is its longest. Empty spans drop out.
     _, prefix_lengths, _, lengths = spans.T.tolist()
     is_completion = [prefix > 0 for prefix in prefix_lengths]
-    present = [i for i, length in enumerate(lengths) if length]
+    nonempty = [i for i, length in enumerate(lengths) if length]
     blocks: list[list[int]] = []
-    for i in sorted(present, key=lambda i: (is_completion[i], -lengths[i])):
-        first = blocks[-1][0] if blocks else i
-        alike = is_completion[i] == is_completion[first] and lengths[i] >= SIMILAR * lengths[first]
-        if blocks and alike:
+    for i in sorted(nonempty, key=lambda i: (is_completion[i], -lengths[i])):
+        longest = blocks[-1][0] if blocks else i
+        similar = is_completion[i] == is_completion[longest] and lengths[i] >= SIMILAR * lengths[longest]
+        if blocks and similar:
             blocks[-1].append(i)
         else:
             blocks.append([i])
@@ -287,7 +287,8 @@ def padded_rows(spans: Tensor, window: int | None) -> list[Rows]:
 
 
 def _rows(spans: Tensor, window: int | None) -> Rows:
-    # Columns (R, 1) against ranges (Q,) and (P,) give tables (R, Q) and (R, P) for all sequences at once.
+    # Columns (R, 1) against ranges (Q,) and (P,) give tables (R, Q) and (R, P) for all sequences at once,
+    # P being the longest prompt of the block.
     prefix, prefix_length, start, length = (column[:, None] for column in spans.T)
     positions = torch.arange(int(length.max()), device=spans.device)
     shared = torch.arange(int(prefix_length.max()), device=spans.device)
@@ -295,12 +296,14 @@ def _rows(spans: Tensor, window: int | None) -> Rows:
     in_prefix = shared < prefix_length
     queries = torch.where(real, start + positions, 0)
     keys = torch.cat((torch.where(in_prefix, prefix + shared, 0), queries), dim=1)
-    causal = (positions[:, None] >= positions) & real[:, None]
-    before = in_prefix[:, None].expand(-1, len(positions), -1)
-    mask = torch.cat((before, causal), dim=2)
+    own_mask = (positions[:, None] >= positions) & real[:, None]
+    prefix_mask = in_prefix[:, None].expand(-1, len(positions), -1)
+    mask = torch.cat((prefix_mask, own_mask), dim=2)
     if window is not None:
         # Position of every key in its sequence; a query sees those less than `window` before its own.
-        key_positions = torch.cat((shared.expand(len(spans), -1), prefix_length + positions), dim=1)
-        mask &= (prefix_length + positions)[:, :, None] - key_positions[:, None] < window
+        query_positions = prefix_length + positions
+        key_positions = torch.cat((shared.expand(len(spans), -1), query_positions), dim=1)
+        distance = query_positions[:, :, None] - key_positions[:, None]
+        mask &= distance < window
     mask |= ~real[:, :, None]
     return Rows(queries, keys, mask[:, None], real)

@@ -66,9 +66,11 @@ class Packed:
         prefix, prefix_length, start, length = (column[:, None] for column in self.completions.T)
         column = torch.arange(int((prefix_length + length).max()), device=start.device)
         # (N, W): columns of the prompt come first, then those of the completion, then padding.
+        in_prompt = prefix + column
         in_completion = start + column - prefix_length
+        index = torch.where(column < prefix_length, in_prompt, in_completion)
         real = column < prefix_length + length
-        return torch.where(column < prefix_length, prefix + column, in_completion).where(real, 0), real
+        return index.where(real, 0), real
 
     def to(self, device: torch.device) -> Packed:
         """The same packing with its tensors on ``device``."""
@@ -94,22 +96,24 @@ def pack(
     sources = []
     spans: list[tuple[int, int, int, int]] = []  # as in ``Sequences``; a prompt has no prefix
     groups = [0]
-    flat = 0  # the number of tokens that are laid out so far
+    flat = 0  # tokens laid out so far, which is the index of the next one
     for prompt, answers in zip(prompts, completions, strict=True):
-        start = flat
-        size = len(prompt)
-        spans.append((0, 0, start, size))
+        prompt_start = flat
+        prompt_length = len(prompt)
+        spans.append((0, 0, prompt_start, prompt_length))
         tokens.append(prompt)
-        positions.append(np.arange(size))
-        flat += size
+        positions.append(np.arange(prompt_length))
+        flat += prompt_length
+        prompt_end = flat - 1  # its last token
         for answer in answers:
             inputs = answer[:-1]  # the last token is predicted but never read
-            spans.append((start, size, flat, len(inputs)))
+            answer_end = flat + len(inputs)
+            spans.append((prompt_start, prompt_length, flat, len(inputs)))
             tokens.append(inputs)
-            positions.append(np.arange(size, size + len(inputs)))
+            positions.append(np.arange(prompt_length, prompt_length + len(inputs)))
             # The prompt's last token predicts the first; every token read predicts the next.
-            sources += [np.array([start + size - 1]), np.arange(flat, flat + len(inputs))]
-            flat += len(inputs)
+            sources += [np.array([prompt_end]), np.arange(flat, answer_end)]
+            flat = answer_end
         groups.append(len(spans))
     targets = [answer for answers in completions for answer in answers]
     lengths = np.array([len(answer) for answer in targets], dtype=np.int64)

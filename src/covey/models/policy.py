@@ -172,8 +172,8 @@ class Policy:
             ids = ids[1:]  # a prompt that a template was applied to has one already
         if ids and ids[-1] in self.end_ids:
             # Remove the end only if the tokenizer added it: a prompt may end with that token itself.
-            plain = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
-            return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
+            bare_ids = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            return ids[:-1] if ids[-1 - len(bare_ids) : -1] == bare_ids else ids
         return ids
 
     def conversation(self, messages: Messages, template: Mapping[str, object], begin: bool) -> list[int]:
@@ -223,10 +223,10 @@ class Policy:
 
         Raises CheckpointError, and keeps the present weights, if the folder's have another shape.
         """
-        if self.unsharded is not self:  # split: load all of them, then take this process's part of each
+        if self.unsharded is not self:  # split: load all weights, then take this process's part of each
             self.unsharded.load_weights(folder)
-            for part, weight in zip(self.model.parameters(), self.unsharded.model.parameters(), strict=True):
-                copy_into(part, weight)
+            for part, whole in zip(self.model.parameters(), self.unsharded.model.parameters(), strict=True):
+                copy_into(part, whole)
             return
         if self.adapter is not None:
             from peft import set_peft_model_state_dict
@@ -234,10 +234,10 @@ class Policy:
 
             set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
             return
-        saved = self._saved(folder)
-        if _shapes(saved) != _shapes(self.model.state_dict()):
+        weights = self._saved(folder)
+        if _shapes(weights) != _shapes(self.model.state_dict()):
             raise CheckpointError(f"{folder} holds another model than the one in use")
-        self.model.load_state_dict(saved)
+        self.model.load_state_dict(weights)
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         return pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
@@ -264,9 +264,9 @@ class Policy:
     @torch.no_grad()
     def update_unsharded(self) -> None:
         """Gather the present weights into ``unsharded``; all processes do this at once."""
-        for into, part in zip(self.unsharded.parameters, self.parameters, strict=True):
-            if into is not part:  # not split: it is this policy itself
-                into.copy_(full_tensor(part))
+        for whole, part in zip(self.unsharded.parameters, self.parameters, strict=True):
+            if whole is not part:  # not split: it is this policy itself
+                whole.copy_(full_tensor(part))
 
     @property
     def packed_bytes(self) -> int:
@@ -357,7 +357,7 @@ class Policy:
         tokens = torch.tensor([[0, 1, 2, 3]], device=self.device)
         expected = self.model(input_ids=tokens, use_cache=False).logits
         computed = self.head(self._states(tokens, torch.ones_like(tokens)))
-        tolerance = 1e-4 if self.model.dtype == torch.float32 else 2e-2  # theirs are rounded, ours are not
+        tolerance = 1e-4 if self.model.dtype == torch.float32 else 2e-2  # the modules round them
         return bool(torch.allclose(expected.float(), computed.float(), rtol=tolerance, atol=tolerance))
 
 
@@ -379,18 +379,18 @@ def snapshot(policy: Policy) -> Policy:
 
 
 @torch.no_grad()
-def copy_trained(policy: Policy, into: Policy) -> None:
+def copy_trained(policy: Policy, duplicate: Policy) -> None:
     """Copy the policy's present trained weights into a snapshot."""
-    for mine, theirs in zip(into.model.parameters(), policy.model.parameters(), strict=True):
-        if theirs.requires_grad:
-            mine.copy_(theirs)
+    for copied, weight in zip(duplicate.model.parameters(), policy.model.parameters(), strict=True):
+        if weight.requires_grad:
+            copied.copy_(weight)
 
 
 def _trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The part of a model below its head; the model itself if there is no such part."""
     # Llama 4's `base_model_prefix` names the model with image inputs around it.
-    below = [m for m in (model.base_model, *model.children()) if isinstance(m, PreTrainedModel)]
-    return next((m for m in below if m is not model), model)
+    parts = [m for m in (model.base_model, *model.children()) if isinstance(m, PreTrainedModel)]
+    return next((m for m in parts if m is not model), model)
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:

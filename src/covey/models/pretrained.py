@@ -197,9 +197,9 @@ def _refuse_config(path: Path) -> None:
 
 def _items(value: object) -> Iterator[tuple[str, object]]:
     """All keys and values of nested JSON objects: a config may contain others, of a model's parts."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        yield key, inner
-        yield from _items(inner)
+    for key, member in value.items() if isinstance(value, dict) else ():
+        yield key, member
+        yield from _items(member)
 
 
 def _refuse_index(path: Path, folder: Path | None) -> None:
@@ -251,15 +251,15 @@ def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
             f"model: {source} is a {names[0] if names else config.model_type}, for which transformers has no "
             f"model {kind}; it may read images, for instance. Use a text model"
         )
-    ends = [next((end for end in HEADS if name.endswith(end)), WRITES) for name in names]
-    if kind in HEADS and names and kind not in ends:
-        how = (
+    purposes = [next((end for end in HEADS if name.endswith(end)), WRITES) for name in names]
+    if kind in HEADS and names and kind not in purposes:
+        hint = (
             ". `method: reward_model` trains one: on pairs or labelled answers to judge whole answers, on "
             "labelled steps to judge steps"
         )
         raise ConfigError(
-            f"model: {source} is a {names[0]} ({HEADS[ends[0]]}), but this needs {HEADS[kind]}, a model "
-            f"{kind}{'' if kind == WRITES else how}"
+            f"model: {source} is a {names[0]} ({HEADS[purposes[0]]}), but this needs {HEADS[kind]}, a model "
+            f"{kind}{'' if kind == WRITES else hint}"
         )
 
 
@@ -294,27 +294,27 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
         )
 
 
-def _check_whole(model: PreTrainedModel, loading: Mapping[str, set[Any]], source: str) -> None:
+def _check_whole(model: PreTrainedModel, report: Mapping[str, set[Any]], source: str) -> None:
     """Raise ConfigError unless every weight came from the files, none was left over, and all are finite."""
-    missing = sorted(loading["missing_keys"])
+    missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
             f"model: {source}: the weights lack {_listed(missing)}, which would be random. Get the whole "
             "model, or a config.json that fits"
         )
-    if loading["mismatched_keys"]:
-        name, shape, expected = min(loading["mismatched_keys"])
+    if report["mismatched_keys"]:
+        name, shape, expected = min(report["mismatched_keys"])
         raise ConfigError(
             f"model: {source}: {name} has shape {tuple(shape)} in the weights, but {tuple(expected)} by "
             "config.json; they belong to different models"
         )
     # Unknown kinds of weights are other parts, such as images; a known kind with a new number is a layer.
     kinds = {_kind(name) for name in model.state_dict()}
-    further = sorted(name for name in loading["unexpected_keys"] if _kind(name) in kinds)
-    if further:
+    extra_layers = sorted(name for name in report["unexpected_keys"] if _kind(name) in kinds)
+    if extra_layers:
         raise ConfigError(
-            f"model: {source}: config.json has no place for {_listed(further)} of the weights, which have "
-            "more layers"
+            f"model: {source}: config.json has no place for {_listed(extra_layers)} of the weights, which "
+            "have more layers"
         )
     check_finite(model, source)
 

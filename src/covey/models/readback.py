@@ -23,16 +23,16 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
     the file if it differs.
     """
     try:
-        with safe_open(file, "pt") as written:
-            names = written.keys()
+        with safe_open(file, "pt") as stored:
+            names = stored.keys()
         shared = [name for name in names if name in tensors]
         read_back = zip(shared, _read(file, shared), strict=True)
-        wrong = [name for name, tensor in read_back if _differs(tensor, tensors[name])]
+        differing = [name for name, tensor in read_back if _differs(tensor, tensors[name])]
     except SafetensorError as error:
-        wrong = [str(error)]
-    if wrong:
-        why = f"the disk, or the memory, does not give back what was written ({wrong[0]})"
-        raise OSError(errno.EIO, why, str(file))
+        differing = [str(error)]
+    if differing:
+        reason = f"the disk, or the memory, does not give back what was written ({differing[0]})"
+        raise OSError(errno.EIO, reason, str(file))
 
 
 def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -49,19 +49,21 @@ def _read(file: Path, names: Iterable[str]) -> Iterator[Tensor]:
     """
     waiting = deque(names)
     while waiting:
-        with safe_open(file, "pt") as written:
+        with safe_open(file, "pt") as stored:
             size = 0
             while waiting and size < READ_AT_ONCE:
-                tensor = written.get_tensor(waiting.popleft())
+                tensor = stored.get_tensor(waiting.popleft())
                 size += tensor.nbytes
                 yield tensor
 
 
-def _differs(read: Tensor, meant: Tensor) -> bool:
-    if type(meant) not in (Tensor, Parameter):  # split over processes: each has only its part
+def _differs(stored: Tensor, expected: Tensor) -> bool:
+    if type(expected) not in (Tensor, Parameter):  # split over processes: each has only its part
         return False
-    plain = meant.detach().cpu().contiguous()
-    if (read.shape, read.dtype) != (plain.shape, plain.dtype):
+    expected_values = expected.detach().cpu().contiguous()
+    if (stored.shape, stored.dtype) != (expected_values.shape, expected_values.dtype):
         return True
     # As bytes, because NaN differs from itself and -0 equals 0.
-    return not torch.equal(read.reshape(-1).view(torch.uint8), plain.reshape(-1).view(torch.uint8))
+    return not torch.equal(
+        stored.reshape(-1).view(torch.uint8), expected_values.reshape(-1).view(torch.uint8)
+    )

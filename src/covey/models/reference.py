@@ -17,15 +17,15 @@ from covey.models.sharded import copy_into, full_weights, local_part, split_weig
 class Reference:
     """The policy as it was at the start: a frozen copy, or the same model with its adapter off."""
 
-    def __init__(self, policy: Policy, moves: bool = False, other: Policy | None = None) -> None:
-        """``other``: another model as the reference, in place of the policy as it is now."""
+    def __init__(self, policy: Policy, moves: bool = False, replacement: Policy | None = None) -> None:
+        """``replacement``: the reference, if it is not the policy as it is now."""
         self.moves = moves
         """Whether its weights change, so that a checkpoint has to have them."""
         # A reference that will move needs weights of its own, also where adapters are trained.
-        self._adapter = None if moves or other is not None else policy.adapter
-        self._policy = other or policy
+        self._adapter = None if moves or replacement is not None else policy.adapter
+        self._policy = replacement or policy
         if self._adapter is None:
-            self._policy = other or policy.copied()
+            self._policy = replacement or policy.copied()
             self._policy.model.requires_grad_(False)
 
     @property
@@ -37,8 +37,8 @@ class Reference:
     def refresh(self, policy: Policy, mix: float) -> None:
         """Move the weights towards the policy's by the fraction ``mix``; 1 copies them."""
         # Both are split alike, so each process moves its own part.
-        for weight, new in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
-            local_part(weight).lerp_(local_part(new), mix)
+        for weight, target in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
+            local_part(weight).lerp_(local_part(target), mix)
 
     def split(self) -> None:
         """Keep only this process's part of the reference's own weights."""
@@ -64,9 +64,9 @@ class Reference:
     @contextmanager
     def active(self) -> Iterator[Policy]:
         """Give the reference as a policy without gradient inside the block."""
-        off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()
+        adapter_off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()
         trained = self._policy.parameters
-        with torch.no_grad(), off:
+        with torch.no_grad(), adapter_off:
             # peft clears requires_grad of an adapter that is off. FSDP reads it in its first forward pass,
             # which may be this one, and would keep that answer for the whole run.
             for parameter in trained:

@@ -121,8 +121,8 @@ class TrainedRewardModel(Policy):
     def _score(self, packed: Packed, *_: object) -> TokenScores:
         """Return the values (M,) in place of the log-probs; all other scores are 0."""
         values = self.head(self.hidden(packed)).float()
-        nothing = torch.zeros_like(values)
-        return TokenScores(values, nothing, nothing, nothing)
+        zeros = torch.zeros_like(values)
+        return TokenScores(values, zeros, zeros, zeros)
 
 
 def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
@@ -139,10 +139,10 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
 def is_reward_model(folder: Path) -> bool:
     """Whether a folder holds a classifier, by the architectures in its config."""
     try:
-        named = load_json(read_regular(folder / "config.json", RECORD_BYTES)).get("architectures")
+        architectures = load_json(read_regular(folder / "config.json", RECORD_BYTES)).get("architectures")
     except (OSError, ValueError, AttributeError, CheckpointError):
         return False
-    return "Classification" in str(named)
+    return "Classification" in str(architectures)
 
 
 def shown_with(template: Mapping[str, object]) -> dict[str, object]:
@@ -171,8 +171,8 @@ def conversation_ids(
         ids = list(tokenizer(prompt + text, add_special_tokens=True)["input_ids"])
     else:
         turns = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        whole = chat_text(tokenizer, [*prompt, *turns], shown_with(template), begin=False)
-        ids = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+        chat = chat_text(tokenizer, [*prompt, *turns], shown_with(template), begin=False)
+        ids = list(tokenizer(chat, add_special_tokens=False)["input_ids"])
     # What a sequence head would take for padding.
     while ids and ids[-1] == tokenizer.pad_token_id:
         ids.pop()
@@ -196,8 +196,8 @@ def worked_ids(
 
     # Encoded in parts, so that a step's end is a token of its own; only the first has a beginning.
     if isinstance(prompt, str):
-        begin = tokenizer.bos_token_id
-        ids = [*([] if begin is None else [begin]), *ids_of(prompt)]
+        first_id = tokenizer.bos_token_id
+        ids = [*([] if first_id is None else [first_id]), *ids_of(prompt)]
     else:
         ids = ids_of(chat_text(tokenizer, prompt, shown_with(template)))
     ends = []

@@ -30,7 +30,7 @@ def longest_stable_rotation(config: PretrainedConfig) -> int | None:
         int(table.get("original_max_position_embeddings", config.max_position_embeddings))
         for table in tables
         if table.get("rope_type") == "longrope"
-        and any(table.get(f"short_{what}") != table.get(f"long_{what}") for what in LONGROPE)
+        and any(table.get(f"short_{entry}") != table.get(f"long_{entry}") for entry in LONGROPE)
     ]
     limits += [config.max_position_embeddings for table in tables if table.get("rope_type") == "dynamic"]
     return min(limits, default=None)
@@ -46,7 +46,7 @@ def use_long_table(model: PreTrainedModel) -> None:
     table = getattr(config, "rope_parameters", None) or {}
     if table.get("rope_type") != "longrope":
         raise ConfigError(f"longrope: long: {config.model_type} has no long rotary table; remove the setting")
-    table.update({f"short_{what}": table[f"long_{what}"] for what in LONGROPE if f"long_{what}" in table})
+    table.update({f"short_{entry}": table[f"long_{entry}"] for entry in LONGROPE if f"long_{entry}" in table})
     body.rotary_emb = type(body.rotary_emb)(config).to(model.device)
 
 
@@ -85,16 +85,16 @@ class RotaryTables:
             )
         return tokens
 
-    def _table(self, name: str, needed: int) -> tuple[Tensor, Tensor]:
+    def _table(self, name: str, length: int) -> tuple[Tensor, Tensor]:
         weight = self._embed.weight
         cached = self._tables.get(name)
-        if cached is None or len(cached[0]) < needed or cached[0].dtype != weight.dtype:
+        if cached is None or len(cached[0]) < length or cached[0].dtype != weight.dtype:
             # Tables at least double, so that sequences that grow by a token rebuild them rarely.
-            spare = min(2 * len(cached[0]) if cached is not None else 0, self.longest or 1 << 30)
-            size = max(needed, spare)
-            every = torch.arange(size, device=weight.device)
+            doubled = min(2 * len(cached[0]) if cached is not None else 0, self.longest or 1 << 30)
+            size = max(length, doubled)
+            positions = torch.arange(size, device=weight.device)
             kind = (name,) if name not in ("", NO_ROTATION) else ()
-            tables = self._rotary(weight[:1, None], every[None], *kind)
+            tables = self._rotary(weight[:1, None], positions[None], *kind)
             cos, sin = (table[0].to(weight.dtype).contiguous() for table in tables)
             if name == NO_ROTATION:
                 cos = torch.ones_like(cos)

@@ -74,22 +74,26 @@ def split_weights(policy: Splittable) -> None:
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     layers: list[nn.Module] = [*decoder.layers] if decoder is not None else [*blocks]
     # The optimizer's copy is float32; FSDP casts to the dtype of computation when it gathers.
-    computed = model.dtype
+    compute_dtype = model.dtype
     for parameter in model.parameters():
-        if parameter.requires_grad or computed == parameter.dtype:
+        if parameter.requires_grad or compute_dtype == parameter.dtype:
             parameter.data = parameter.data.float()
-    rounded = None if computed == torch.float32 else computed
+    param_dtype = None if compute_dtype == torch.float32 else compute_dtype
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (world_size(),))
     # `others` own weights that no layer has; FSDP wraps a module's weights once, innermost first.
-    held = {id(p) for layer in layers for p in layer.parameters()}
-    others = [m for m in model.modules() if any(id(p) not in held for p in m.parameters(recurse=False))]
+    layer_parameters = {id(p) for layer in layers for p in layer.parameters()}
+    others = [
+        m for m in model.modules() if any(id(p) not in layer_parameters for p in m.parameters(recurse=False))
+    ]
     heads = policy.heads()
     around = Around([*layers, *others, *heads])
     for module in (*layers, *heads, around):
-        dtype = None if module in heads else rounded  # a head for values stays in float32
-        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        sharded = fully_shard(module, mesh=mesh, mp_policy=mixed)
+        dtype = None if module in heads else param_dtype  # a head for values stays in float32
+        precision = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        sharded = fully_shard(module, mesh=mesh, mp_policy=precision)
         # Each process's loss is its part of the step's loss, so gradients are summed, not averaged.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
@@ -113,11 +117,11 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_into(into: Tensor, values: Tensor) -> None:
+def copy_into(target: Tensor, values: Tensor) -> None:
     """Copy values into a tensor that may be split; the values are whole, or split in the same way."""
-    if isinstance(into, DTensor) and not isinstance(values, DTensor):
-        values = distribute_tensor(values.to(into.device), into.device_mesh, into.placements)
-    into.copy_(values)
+    if isinstance(target, DTensor) and not isinstance(values, DTensor):
+        values = distribute_tensor(values.to(target.device), target.device_mesh, target.placements)
+    target.copy_(values)
 
 
 def full_weights(model: nn.Module) -> Mapping[str, Tensor]:

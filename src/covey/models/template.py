@@ -87,12 +87,12 @@ def template_facts(
     """The facts of a tokenizer's template. ``arguments`` are its other variables; tools do not matter."""
     variables = {k: v for k, v in (arguments or {}).items() if k not in ("tools", "documents")}
     try:
-        written = json.dumps(variables, sort_keys=True)
+        key = json.dumps(variables, sort_keys=True)
     except (TypeError, ValueError):  # arguments that are no JSON cannot be a key of the cache
         return _facts_of(_Template(tokenizer, variables))
     # A tokenizer can be changed after it was asked, so the key includes everything that its facts depend on.
     state = (str(tokenizer.chat_template), len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return _remembered(tokenizer, state, written)
+    return _remembered(tokenizer, state, key)
 
 
 @lru_cache(64)
@@ -114,8 +114,8 @@ class _Template:
             text = chat_text(self.tokenizer, [*ASKED, *messages], self.arguments, begin)
         except (ConfigError, DataError):
             return None
-        _, question, rest = text.partition(QUESTION)
-        return rest if question else text
+        _, question, after = text.partition(QUESTION)
+        return after if question else text
 
     def conversation(self, messages: Messages = ASKED) -> str:
         """The rendered conversation; empty if the template refuses it."""
@@ -124,9 +124,9 @@ class _Template:
         except (ConfigError, DataError):
             return ""
 
-    def with_arguments(self, **more: object) -> _Template:
+    def with_arguments(self, **arguments: object) -> _Template:
         """The same template with further arguments."""
-        return _Template(self.tokenizer, {**self.arguments, **more})
+        return _Template(self.tokenizer, {**self.arguments, **arguments})
 
 
 def _facts_of(template: _Template) -> TemplateFacts:
@@ -134,8 +134,7 @@ def _facts_of(template: _Template) -> TemplateFacts:
         chat_text(template.tokenizer, [*ASKED, _answer()], template.arguments, False)
     except (ConfigError, DataError) as error:
         return TemplateFacts(str(error))
-    # ``header``: the text after the question when the model is to answer; ``plain``: with an answer without
-    # thoughts.
+    # Texts after the question: when the model is to answer, and with an answer that has no thoughts.
     answer_header = template.after_question(begin=True) or ""
     plain = template.after_question([_answer()]) or ""
     end = _turn_end(template.tokenizer, plain)
@@ -181,8 +180,8 @@ def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> t
         template.conversation([{"role": "system", "content": QUESTION}, *chat]),
         template.conversation(chat),
     )
-    written = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
-    ids = {*written, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
+    written_ids = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
+    ids = {*written_ids, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
     words = {added[n].content for n in ids if n in added and len(added[n].content) > 1}
     tags = () if marks is None or marks.answer else (marks.open, marks.close)
     return tuple(sorted(word for word in words if word not in tags))
@@ -192,17 +191,17 @@ def _dated(template: _Template) -> bool:
     if "strftime_now" not in template.source:
         return False
     # Two times that differ in year, month, day and hour; equal texts mean that no date is printed.
-    now = rendered_at()
+    original = rendered_at()
     texts = set()
     for day in (datetime(1999, 1, 2, 3), datetime(2044, 12, 30, 23)):
         render_at(day)
         texts.add(template.conversation())
-    render_at(now)
+    render_at(original)
     return len(texts) > 1
 
 
-def _answer(**more: object) -> Mapping[str, object]:
-    return {"role": "assistant", "content": ANSWER, **more}
+def _answer(**fields: object) -> Mapping[str, object]:
+    return {"role": "assistant", "content": ANSWER, **fields}
 
 
 def _thinking() -> Mapping[str, object]:
@@ -213,11 +212,11 @@ def _thinking() -> Mapping[str, object]:
 def _role(template: _Template, role: str) -> str:
     """The treatment of a message of a role: first in a chat, or for `tool` after a call."""
     # Nine characters as id, because Mistral's templates refuse other lengths.
-    words = {"role": role, "content": "some words", "name": "look_up", "tool_call_id": "call00000"}
+    message = {"role": role, "content": "some words", "name": "look_up", "tool_call_id": "call00000"}
     function = {"name": "look_up", "arguments": {}}
     call = {"id": "call00000", "type": "function", "function": function}
-    before = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, words]
-    text = template.conversation(before if role == "tool" else [words, *ASKED])
+    with_call = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, message]
+    text = template.conversation(with_call if role == "tool" else [message, *ASKED])
     if "some words" in text:
         return "read"
     return "left out" if text else "refused"
@@ -234,8 +233,8 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
     It may differ from the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, and base models with a
     template often have `<|im_end|>`.
     """
-    _, answer, behind = plain.rpartition(ANSWER)
-    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if answer else []
+    _, answer, ending = plain.rpartition(ANSWER)
+    ids = tokenizer(ending, add_special_tokens=False)["input_ids"] if answer else []
     special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
     # A beginning of sequence behind an answer belongs to the next turn, unless it is the end as well.
     if tokenizer.bos_token_id != tokenizer.eos_token_id:
@@ -246,44 +245,44 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
 def _marks(template: _Template, answer_header: str, plain: str) -> Thoughts | None:
     """The marks around thoughts given apart from an answer, or else marks that the template mentions."""
     # A rendering that shows marks consists of: before, THOUGHT, between, ANSWER.
-    shown = template.after_question([_thinking()]) or ""
-    before, thought, after = shown.partition(THOUGHT)
+    rendered = template.after_question([_thinking()]) or ""
+    before, thought, after = rendered.partition(THOUGHT)
     between, answered, _ = after.partition(ANSWER)
     if not (thought and answered and between.strip()):
         texts = (answer_header, plain, template.source)
-        listed = next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
-        return listed or _prompted_marks(answer_header, plain)
-    listed = next((k for k in KNOWN if k.open in before and k.close in between), None)
-    if listed is not None:
-        return listed
+        known_marks = next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
+        return known_marks or _prompted_marks(answer_header, plain)
+    known_marks = next((k for k in KNOWN if k.open in before and k.close in between), None)
+    if known_marks is not None:
+        return known_marks
     # The header of a turn is what thoughts and the bare beginning share; where that opens thoughts it is all.
-    header = _shared(answer_header, before)
+    header = _common_prefix(answer_header, before)
     opening = before.removeprefix(header).strip() or "".join(MARK.findall(before)[-1:])
     if not opening:
         return None
     if header.rstrip().endswith(opening):
         header = header.rpartition(opening)[0]
     prefix = plain.partition(ANSWER)[0]
-    lead = prefix.removeprefix(header).strip() if prefix.startswith(header) else ""
-    if not lead or opening in lead:
+    answer_mark = prefix.removeprefix(header).strip() if prefix.startswith(header) else ""
+    if not answer_mark or opening in answer_mark:
         return Thoughts(opening, between.strip())
     # Answers have a mark of their own, such as a channel's, and thoughts end like any message.
     close = (MARK.search(between) or [between.strip()])[0]
-    return Thoughts(opening, close, (between.partition(close)[2].strip(), lead))
+    return Thoughts(opening, close, (between.partition(close)[2].strip(), answer_mark))
 
 
 def _prompted_marks(answer_header: str, plain: str) -> Thoughts | None:
     """The tag at the prompt's end, opened, or opened and closed; None if plain answers have it as well."""
     tail = answer_header.rstrip()
     header = plain.partition(ANSWER)[0].rstrip()
-    listed = next((k for k in KNOWN if tail.endswith(k.open) and not header.endswith(k.open)), None)
-    if listed is not None:
-        return listed
-    for pattern, write in ((XML_TAG, "<{}>"), (BRACKETS, "[{}]")):
+    known_marks = next((k for k in KNOWN if tail.endswith(k.open) and not header.endswith(k.open)), None)
+    if known_marks is not None:
+        return known_marks
+    for pattern, form in ((XML_TAG, "<{}>"), (BRACKETS, "[{}]")):
         tag = pattern.search(tail)
         if tag is None or tag[2].lower() in NO_THOUGHTS:
             continue
-        marks = Thoughts(write.format(tag[2]), write.format(f"/{tag[2]}"))
+        marks = Thoughts(form.format(tag[2]), form.format(f"/{tag[2]}"))
         if not tag[1] and not header.endswith(marks.open):
             return marks
         # A closing tag marks thoughts only if the pair before it is empty.
@@ -293,10 +292,13 @@ def _prompted_marks(answer_header: str, plain: str) -> Thoughts | None:
     return None
 
 
-def _shared(one: str, other: str) -> str:
-    """The longest common prefix of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))]
+def _common_prefix(first: str, second: str) -> str:
+    length = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        length += 1
+    return first[:length]
 
 
 def _unthinking(template: _Template, answer_header: str, plain: str, marks: Thoughts) -> str | None:
@@ -317,17 +319,17 @@ def _switch(template: _Template, answer_header: str, marks: Thoughts) -> str:
     if not closed_in(answer_header, marks):
         return ""
     for name in SWITCHES:
-        other = template.with_arguments(**{name: True}).after_question(begin=True)
-        if other is not None and not closed_in(other, marks):
+        header = template.with_arguments(**{name: True}).after_question(begin=True)
+        if header is not None and not closed_in(header, marks):
             return json.dumps({name: True})
     return ""
 
 
-def _unopened(template: _Template, begins: str, marks: Thoughts) -> str:
+def _unopened(template: _Template, answer_header: str, marks: Thoughts) -> str:
     """The argument with which a prompt that opens thoughts, or leaves them to the model, has closed them."""
     for name in SWITCHES:
-        other = template.with_arguments(**{name: False}).after_question(begin=True)
-        if other is not None and other != begins and not with_begun_thoughts(other, marks).begun:
+        header = template.with_arguments(**{name: False}).after_question(begin=True)
+        if header is not None and header != answer_header and not with_begun_thoughts(header, marks).begun:
             return json.dumps({name: False})
     return ""
 
@@ -358,10 +360,10 @@ def thoughts_of(
 
 def _beginning(prompt: str, messages: Messages, answer_header: str) -> str:
     """The end of a rendered prompt, after the last content: text of the template alone."""
-    _, content, rest = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
+    _, content, ending = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
     # A short content may occur within the template's words, and some templates change a content.
-    least = len(answer_header.rstrip())
-    return rest if content and len(rest) > least else prompt[len(prompt) - least :]
+    header_length = len(answer_header.rstrip())
+    return ending if content and len(ending) > header_length else prompt[len(prompt) - header_length :]
 
 
 def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool) -> str | None:

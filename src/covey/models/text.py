@@ -38,9 +38,9 @@ class FaithfulText:
 
     def text_with_specials(self, ids: Sequence[int]) -> str:
         """The text of tokens, ends and padding after the last word included by name."""
-        whole = self._decoded([*self.anchor, *ids])
+        anchored = self._decoded([*self.anchor, *ids])
         # Where bytes are tokens, broken ones may take an anchor of bytes with them.
-        return whole[len(self._shown) :] if whole.startswith(self._shown) else self._decoded(ids)
+        return anchored[len(self._shown) :] if anchored.startswith(self._shown) else self._decoded(ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without those that the tokenizer puts around it."""
@@ -48,13 +48,13 @@ class FaithfulText:
 
     def encode_after_anchor(self, text: str) -> list[int]:
         """Token ids of a text after the anchor, unless the anchor's own ids change by it."""
-        whole = self.encode(ANCHOR + text)
+        anchored = self.encode(ANCHOR + text)
         length = len(self.anchor)
-        return whole[length:] if whole[:length] == self.anchor else self.encode(text)
+        return anchored[length:] if anchored[:length] == self.anchor else self.encode(text)
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        as_written = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, **as_written))
+        options = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, **options))
 
 
 def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -64,20 +64,20 @@ def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     decode to another text, it is encoded after an anchor.
     """
     view = _view(tokenizer)
-    alone = view.encode(text)
-    if view(alone) == text:
-        return alone
+    unanchored = view.encode(text)
+    if view(unanchored) == text:
+        return unanchored
     # Each part between added tokens is encoded by itself, because each would get a space.
     added = {token.content: n for n, token in tokenizer.added_tokens_decoder.items()}
     tokens = "|".join(re.escape(word) for word in sorted(added, key=len, reverse=True))
     parts = re.split(f"({tokens})", text) if tokens else [text]
-    behind = list[int]()
+    continued = list[int]()
     for part in parts:
         if part in added:
-            behind.append(added[part])
+            continued.append(added[part])
         elif part:
-            behind += view.encode_after_anchor(part)
-    return behind if view(behind) == text else alone
+            continued += view.encode_after_anchor(part)
+    return continued if view(continued) == text else unanchored
 
 
 @lru_cache(64)

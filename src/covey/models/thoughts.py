@@ -45,9 +45,9 @@ def pairs_fault(
     """
     marks = problem.thoughts
     first = len(whole) - len(trained)
-    ours = np.concatenate([np.zeros(first, dtype=bool), trained])
+    is_trained = np.concatenate([np.zeros(first, dtype=bool), trained])
     # A turn is a stretch of trained tokens: rows of [first, one after the last] in `whole`.
-    edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    edges = np.flatnonzero(np.diff(is_trained.astype(int), prepend=0, append=0)).reshape(-1, 2)
     for start, stop in edges.tolist():
         # Thoughts that the prompt opens belong to the first turn after it.
         opened: bool | None = (marks.begun and start == first) or None

@@ -75,8 +75,8 @@ class ValueModel:
     def _score(self, packed: Packed) -> TokenScores:
         states = hidden_states(self.decoder, packed, self._states)
         values = self.head(states.float())[:, 0].clone()  # FSDP warns of a view
-        nothing = torch.zeros_like(values)
-        return TokenScores(nothing, nothing, nothing, nothing, values)
+        zeros = torch.zeros_like(values)
+        return TokenScores(zeros, zeros, zeros, zeros, values)
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """Run padded tokens through the Hugging Face modules. (N, S) -> (N, S, D)."""
@@ -104,10 +104,10 @@ def add_value_head(policy: Policy) -> None:
 
 def value_model_from(policy: Policy) -> ValueModel:
     """A value model on a copy of the policy's trunk, with adapters merged and a head of 0."""
-    plain: PreTrainedModel = policy.model
+    language_model: PreTrainedModel = policy.model
     if policy.adapter is not None:
-        plain = copy.deepcopy(policy.adapter).merge_and_unload()
-    return _on_trunk(plain, None, policy.rounds)
+        language_model = copy.deepcopy(policy.adapter).merge_and_unload()
+    return _on_trunk(language_model, None, policy.rounds)
 
 
 def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
@@ -122,46 +122,46 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
     }
     try:
         source = source_of(name, folder)
-        here = {"local_files_only": unreachable(source)}
+        options = {"local_files_only": unreachable(source)}
         # The config's architecture decides the class, so that the head's weights are loaded too.
-        kinds = AutoConfig.from_pretrained(source, trust_remote_code=False, **here).architectures or ["?"]
+        kinds = AutoConfig.from_pretrained(source, trust_remote_code=False, **options).architectures or ["?"]
         loader = next((v for end, v in loaders.items() if kinds[0].endswith(end)), None)
         if loader is None:
             raise ConfigError(f"{kinds[0]} is neither a classifier nor a causal language model")
-        model = pretrained(loader, source, dtype=policy.model.dtype, **here)
+        model = pretrained(loader, source, dtype=policy.model.dtype, **options)
     except Exception as error:  # a damaged folder makes the libraries fail in any way
         if out_of_memory(error):
             raise
         raise ConfigError(f"algorithm.critic.model: {name!r}: {str(error).strip()[:500]}") from None
-    reads, written = (m.config.get_text_config().vocab_size for m in (model, policy.model))
-    if reads != written:
+    model_size, policy_size = (m.config.get_text_config().vocab_size for m in (model, policy.model))
+    if model_size != policy_size:
         raise ConfigError(
-            f"algorithm.critic.model: {name!r} has {reads} tokens, but the policy {written}; a critic reads "
-            "the policy's tokens, so use a model of the same family"
+            f"algorithm.critic.model: {name!r} has {model_size} tokens, but the policy {policy_size}; a "
+            "critic reads the policy's tokens, so use a model of the same family"
         )
-    causal = loader is AutoModelForCausalLM
-    if not causal and model.config.num_labels != 1:
+    is_causal = loader is AutoModelForCausalLM
+    if not is_causal and model.config.num_labels != 1:
         raise ConfigError(
             f"algorithm.critic.model: {name!r} returns {model.config.num_labels} numbers; a critic must "
             "return one"
         )
-    return _on_trunk(model.to(policy.device), None if causal else scalar_head(model), policy.rounds)
+    return _on_trunk(model.to(policy.device), None if is_causal else scalar_head(model), policy.rounds)
 
 
-def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None, rounds: bool) -> ValueModel:
+def _on_trunk(language_model: PreTrainedModel, head: nn.Linear | None, rounds: bool) -> ValueModel:
     """A token classifier with the weights of a model's trunk and of ``head``, or of a head of 0."""
     try:
-        model = classifier_on(AutoModelForTokenClassification, plain)
+        model = classifier_on(AutoModelForTokenClassification, language_model)
     except ValueError as error:
-        kind = plain.config.model_type
+        kind = language_model.config.model_type
         raise ConfigError(
             f"algorithm.critic.trunk own: transformers has no token classifier for {kind}; use trunk policy "
             f"({str(error)[:100]})"
         ) from None
-    made = ValueModel(model.requires_grad_(True), rounds)
+    value_model = ValueModel(model.requires_grad_(True), rounds)
     if head is not None:
         with torch.no_grad():
-            made.head.weight.copy_(head.weight)
-            if made.head.bias is not None and head.bias is not None:
-                made.head.bias.copy_(head.bias)
-    return made
+            value_model.head.weight.copy_(head.weight)
+            if value_model.head.bias is not None and head.bias is not None:
+                value_model.head.bias.copy_(head.bias)
+    return value_model

@@ -87,8 +87,8 @@ def model_texts_of(loaded: ResolvedConfig) -> ModelTexts:
         source = source_of(model, loaded.folder)
         return ModelTexts(pretrained_tokenizer(source, local_files_only=unreachable(source)))
     except Exception as error:  # a damaged folder makes the libraries fail in any way
-        why = (str(error).strip().splitlines() or [""])[0][:200].removeprefix("model: ")
-        return ModelTexts(note=f"the tokenizer of model {model!r} cannot be read ({why}): {MEANING}")
+        reason = (str(error).strip().splitlines() or [""])[0][:200].removeprefix("model: ")
+        return ModelTexts(note=f"the tokenizer of model {model!r} cannot be read ({reason}): {MEANING}")
 
 
 NO_WORDING = ModelTexts()

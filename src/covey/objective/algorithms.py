@@ -180,11 +180,11 @@ class Algorithm:
     @property
     def functions(self) -> tuple[AnyBound, ...]:
         """The bound functions on all axes but the KL estimator's."""
-        one: tuple[AnyBound | None, ...] = (
+        bounds: tuple[AnyBound | None, ...] = (
             *(self.advantage, self.whiten, self.ratio, self.surrogate, self.reduce),
             *(self.select_tokens, self.filter),
         )
-        return (*(c for c in one if c), *self.policy_weights)
+        return (*(c for c in bounds if c), *self.policy_weights)
 
     @property
     def all_functions(self) -> tuple[AnyBound, ...]:

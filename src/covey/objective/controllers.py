@@ -36,14 +36,18 @@ def resumed_coefficients(saved: Coefficients, algorithm: Algorithm, guarded: boo
 
 
 def next_coefficients(
-    now: Coefficients, algorithm: Algorithm, metrics: Mapping[str, float], completions: int, level: int | None
+    current: Coefficients,
+    algorithm: Algorithm,
+    metrics: Mapping[str, float],
+    completions: int,
+    level: int | None,
 ) -> Coefficients:
     """Return the next step's coefficients, after ``completions`` were sampled.
 
     ``level`` is the KL guard's (``guards.kl_level``) if it may raise the coefficient, else None.
     """
-    coef = now.kl
-    bonus = now.entropy
+    coef = current.kl
+    bonus = current.entropy
     kl = algorithm.kl
     entropy = algorithm.entropy
     if kl is not None and level is not None:

@@ -72,7 +72,7 @@ def random_covariant(
     """
     value = covariance(old_logprobs, advantages, mask)
     band = mask & (value >= low) & (value <= high)
-    return _largest(noise, band, share, of=int(mask.sum()))
+    return _largest(noise, band, share, total=int(mask.sum()))
 
 
 def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -83,11 +83,11 @@ def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor
     return centred.to(logprobs) * (logprobs - logprobs[mask].mean())
 
 
-def _largest(values: Tensor, among: Tensor, share: float, of: int | None = None) -> Tensor:
+def _largest(values: Tensor, among: Tensor, share: float, total: int | None = None) -> Tensor:
     """Mark the ``share`` largest values, at least one if share > 0; ties at the border all count."""
-    # ``of`` is the count of which ``share`` is a fraction, if that is not the count of the candidates.
+    # ``total`` is the count of which ``share`` is a fraction, if that is not the count of the candidates.
     candidates = values[among]
-    count = min(max(round(share * (of or len(candidates))), int(share > 0)), len(candidates))
+    count = min(max(round(share * (total or len(candidates))), int(share > 0)), len(candidates))
     if count == 0:
         return among & False
     return among & (values >= candidates.topk(count).values[-1])

@@ -97,8 +97,8 @@ def agreement(
     )
 
 
-def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).abs().max()) if len(one) else 0.0
+def _gap(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).abs().max()) if len(first) else 0.0
 
 
 def weights_apart(

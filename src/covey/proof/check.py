@@ -53,7 +53,7 @@ class Claim:
 
 def check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
     """Measure every claim on one batch from the config's model, data and rewards."""
-    return retry_with_newest(loaded, lambda now: _check(now, console), console.say)
+    return retry_with_newest(loaded, lambda newest: _check(newest, console), console.say)
 
 
 def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:

@@ -92,7 +92,7 @@ class TemplateReport:
     def _calls(self) -> str:
         if not self.call.text:
             return "not shown by the template"
-        outcome = "read back" if self.call.right else "NOT read back: tools are refused"
+        outcome = "read back" if self.call.is_readable else "NOT read back: tools are refused"
         return f"{self.call.text!r}, {outcome}"
 
 
@@ -105,7 +105,7 @@ def check_template(folder: Path) -> TemplateReport:
     facts = template_facts(tokenizer)
     end = facts.turn_end
     ids = [n for n in (end, tokenizer.eos_token_id, *_configured(folder)) if n is not None]
-    shown = WrittenCall("look_up", "", right=False)
+    shown = WrittenCall("look_up", "", is_readable=False)
     if not facts.refusal:
         shown = written_call(Speech(tokenizer, ids), {"tools": [LOOK_UP]}, [LOOK_UP])
     return TemplateReport(facts, shown, "" if end is None else tokenizer.decode([end]))

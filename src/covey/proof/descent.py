@@ -105,6 +105,6 @@ def rate_at(train: AxisSettings, at: int) -> float:
     updates_per_step = train["inner_epochs"] * train["updates_per_batch"]
     if at < warm * updates_per_step:
         return float(lr * (at // updates_per_step + 1) / warm)
-    done = (at - warm * updates_per_step) / max((train["steps"] - warm) * updates_per_step, 1)
-    falls = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+    progress = (at - warm * updates_per_step) / max((train["steps"] - warm) * updates_per_step, 1)
+    falls = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return float(lr * falls[train["schedule"]])

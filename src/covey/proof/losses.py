@@ -113,8 +113,8 @@ def _group_classification(logprobs: Tensor, row: ShadowRow, tau: float) -> Tenso
     loss = torch.zeros((), dtype=torch.float64)
     for side in (1.0, -1.0):
         others = math.fsum(math.exp(-side * m / tau) for x, m in row.siblings if x == side)
-        this = (-side * score / tau).exp() if sign == side else torch.zeros(())
-        loss = loss + (1 + others + this).log()
+        term = (-side * score / tau).exp() if sign == side else torch.zeros(())
+        loss = loss + (1 + others + term).log()
     return loss.expand_as(logprobs)
 
 

@@ -94,11 +94,11 @@ def _repeated(
     step = trainer.updates
     _remember(past, trainer, setting.staleness)
     try:
-        done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
+        outcome = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
     except KeyError as error:
         raise ConfigError(f"{folder}: the replay supports only covey's own functions, not {error}") from None
     # Log-probs under the present weights; tokens of older versions are replaced one version at a time.
-    logprobs = list(done.logprobs)
+    logprobs = list(outcome.logprobs)
     for n, (row, _, versions) in enumerate(recorded):
         if versions is None:
             continue
@@ -106,9 +106,9 @@ def _repeated(
             with torch.no_grad():
                 under = shadow.picked(shadow.distribution(past[version], setting, row), row)
             logprobs[n] = torch.where(torch.from_numpy(versions == version), under, logprobs[n])
-    shadow.update_coefficients(trainer, setting, done, sampled)
-    norm = sum(done.norms) / max(len(done.norms), 1)
-    return StepFigures(logprobs, [row.advantage for row in done.rows], norm, coefficient, trainer.weights)
+    shadow.update_coefficients(trainer, setting, outcome, sampled)
+    norm = sum(outcome.norms) / max(len(outcome.norms), 1)
+    return StepFigures(logprobs, [row.advantage for row in outcome.rows], norm, coefficient, trainer.weights)
 
 
 def _critic(setting: ShadowConfig, start: NamedWeights, folder: Path) -> ShadowTrainer | None:

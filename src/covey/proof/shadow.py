@@ -100,7 +100,7 @@ def step(
     if setting.algorithm["old"] == "sampler":
         for row in rows:
             row.old = row.sampled
-    done = StepOutcome(rows, before, [], [], [])
+    outcome = StepOutcome(rows, before, [], [], [])
     critic = setting.algorithm["critic"]
     waits = bool(critic) and number < critic["warmup"]
     start = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
@@ -108,10 +108,10 @@ def step(
         mark_selected(setting, minibatch)
         unmoved = at == start and setting.algorithm["old"] == "trainer"
         if not waits:
-            update_policy(trainer, setting, minibatch, at, unmoved, done)
+            update_policy(trainer, setting, minibatch, at, unmoved, outcome)
         if critic and (waits or critic["trunk"] == "own"):
             update_critic(trainer, setting, minibatch, at)
-    return done
+    return outcome
 
 
 def freeze_inputs(
@@ -244,18 +244,18 @@ def row_loss(
     row: ShadowRow,
     minibatch: Sequence[ShadowRow],
     unmoved: bool,
-    done: StepOutcome,
+    outcome: StepOutcome,
 ) -> Tensor:
-    """Return a completion's part of an update's loss; quantities for controllers are added to ``done``."""
+    """Return a completion's part of an update's loss; quantities for controllers are added to ``outcome``."""
     axes = setting.algorithm
     kl = axes["kl"]
     log_pi = distribution(trainer.weights, setting, row)
     logprobs = picked(log_pi, row)
     if unmoved:
         row.old = logprobs.detach()
-    done.entropies.extend(entropy(log_pi.detach()).tolist())
+    outcome.entropies.extend(entropy(log_pi.detach()).tolist())
     if len(row.reference) and kl["to"] == "reference":
-        done.drifts.append(float((logprobs.detach() - row.reference).sum()))
+        outcome.drifts.append(float((logprobs.detach() - row.reference).sum()))
     rho = losses.ratio(axes["ratio"]["name"], logprobs, row, axes["ratio"])
     value = policy_term(setting, row, minibatch, logprobs, rho)
     if kl and kl["place"] == "loss":
@@ -327,8 +327,8 @@ def kl_cost(
         straight = losses.divergence("k2", difference)
         return clamped(value, kl["bound"]).detach() + straight - straight.detach()
     # Equal to 1, with the gradient of log pi: it adds the score-function term.
-    one = (difference - difference.detach()).exp()
-    value = value * {"ratio": rho, "score": one}.get(kl["gradient"], torch.ones(()))
+    unit = (difference - difference.detach()).exp()
+    value = value * {"ratio": rho, "score": unit}.get(kl["gradient"], torch.ones(()))
     return clamped(value, kl["bound"])
 
 
@@ -343,7 +343,7 @@ def update_policy(
     minibatch: Sequence[ShadowRow],
     at: int,
     unmoved: bool,
-    done: StepOutcome,
+    outcome: StepOutcome,
 ) -> None:
     """Make one update. Without a completion that has a gradient there is none, and the norm is 0."""
     axes = setting.algorithm
@@ -352,14 +352,14 @@ def update_policy(
     always = always or axes["surrogate"]["name"] in UNPROPORTIONAL or joined
     pulling = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
     if not pulling:
-        done.norms.append(0.0)
+        outcome.norms.append(0.0)
         return
     if axes["surrogate"]["name"] == "group_classification":
         set_siblings(trainer, setting, minibatch, unmoved)
-    shares = (row_loss(trainer, setting, row, minibatch, unmoved, done) for row in pulling)
+    shares = (row_loss(trainer, setting, row, minibatch, unmoved, outcome) for row in pulling)
     learners = [trainer, *([trainer.critic] if joined and trainer.critic else [])]
     norms = gradient_step(learners, setting, shares, at)
-    done.norms.append(norms[0])
+    outcome.norms.append(norms[0])
 
 
 @torch.no_grad()
@@ -391,7 +391,7 @@ def update_critic(
 
 
 def update_coefficients(
-    trainer: ShadowTrainer, setting: ShadowConfig, done: StepOutcome, groups: int
+    trainer: ShadowTrainer, setting: ShadowConfig, outcome: StepOutcome, groups: int
 ) -> None:
     """Update the coefficients and the reference after a step that sampled ``groups`` groups."""
     kl = setting.algorithm["kl"]
@@ -404,10 +404,10 @@ def update_coefficients(
         mix = kl["refresh_mix"]
         for name, w in computed_weights(trainer.weights, setting).items():
             trainer.reference[name] = (1 - mix) * trainer.reference[name] + mix * w.detach().clone()
-    if kl and kl["target"] is not None and done.drifts:
-        error = formulas.mean(done.drifts) / kl["target"] - 1
+    if kl and kl["target"] is not None and outcome.drifts:
+        error = formulas.mean(outcome.drifts) / kl["target"] - 1
         weight = min(groups * setting.group_size / kl["horizon"], 1.0)
         trainer.kl_coef *= 1 + min(max(error, -0.2), 0.2) * weight
-    if bonus and bonus["target"] is not None and done.entropies:
-        low = formulas.mean(done.entropies) < bonus["target"]
+    if bonus and bonus["target"] is not None and outcome.entropies:
+        low = formulas.mean(outcome.entropies) < bonus["target"]
         trainer.entropy_coef = min(max(trainer.entropy_coef + (0.005 if low else -0.005), 0.0), 0.1)

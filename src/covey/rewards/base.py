@@ -184,10 +184,10 @@ def _with_settings(reward: Reward, folder: Path) -> Reward:
     settings = dict(reward.settings)
     # PROVIDED arguments come from the run. A `**kwargs` takes columns and no settings: if it took any name,
     # a misspelled setting would pass for one.
-    taken = [n for n, p in reward.parameters.items() if n not in PROVIDED and p.kind is not p.VAR_KEYWORD]
-    unknown = [s for s in settings if s not in taken]
+    accepted = [n for n, p in reward.parameters.items() if n not in PROVIDED and p.kind is not p.VAR_KEYWORD]
+    unknown = [s for s in settings if s not in accepted]
     if unknown:
-        words = [*taken, "name", "weight", "verdict", "gated_by"]
+        words = [*accepted, "name", "weight", "verdict", "gated_by"]
         raise ConfigError(f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], words)}")
     # Built-in functions are annotated, so the types of their settings can be checked.
     if reward.ours:
@@ -228,8 +228,8 @@ def _signature_fault(reward: Reward) -> str | None:
         return f"takes both `{of_one[0]}` (one) and `completions` (all of a group); keep one of them"
     if of_one or of_group or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
-    taken = f"; it takes {', '.join(parameters)}" if parameters else ""
-    return f"takes neither `completions` (all of a group) nor `completion` (one){taken}"
+    signature = f"; it takes {', '.join(parameters)}" if parameters else ""
+    return f"takes neither `completions` (all of a group) nor `completion` (one){signature}"
 
 
 def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Function:

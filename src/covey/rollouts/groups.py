@@ -47,11 +47,11 @@ def share(count: int, sampler: Sampler) -> Sequence[int]:
     return range(count) if is_rank_zero() else range(0)
 
 
-def gather_groups(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
+def gather_groups(problems: Sequence[Prompted], draw_share: Callable[[], Mapping[int, Group]]) -> list[Group]:
     """Return the groups of all problems, in order; each of several processes makes some, by number."""
 
     def without_problems() -> Mapping[int, Group]:
-        groups = ours()
+        groups = draw_share()
         if world_size() == 1:
             return groups
         # Every process has the problems already, so they are not sent.
@@ -83,8 +83,8 @@ def complete_groups(
     """Add completions to their groups as they end; yield each group with its number once it is complete."""
     total = sum(group.size for group in groups)
     progress(0, total)
-    for done, (number, sample, completion) in enumerate(drawn, start=1):
-        progress(done, total)
+    for count, (number, sample, completion) in enumerate(drawn, start=1):
+        progress(count, total)
         groups[number].add(sample, completion)
         if len(groups[number].completions) == groups[number].size:
             yield number, groups[number]

@@ -68,7 +68,7 @@ def with_running_means(
     settings = {**setting_defaults(running_baseline), **algorithm.advantage.all_settings}
     decay = settings["decay"]
     by = settings["by"]
-    now = dict(means)
+    new_means = dict(means)
     with_means = []
     for group in groups:
         if by is not None and by not in group.problem.columns:
@@ -78,7 +78,9 @@ def with_running_means(
             )
         # Groups are visited in the order of sampling, which the running means depend on.
         role = "" if by is None else str(group.problem.columns[by])
-        before, now[role] = running_means(torch.from_numpy(group.rewards), now.get(role, 0.0), decay)
+        before, new_means[role] = running_means(
+            torch.from_numpy(group.rewards), new_means.get(role, 0.0), decay
+        )
         baselines = replace(group.baselines, running_mean=before.numpy())
         with_means.append(replace(group, baselines=baselines))
-    return with_means, now
+    return with_means, new_means

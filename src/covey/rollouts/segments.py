@@ -61,15 +61,15 @@ class Continuations(NamedTuple):
     """The expected continuations of one completion."""
 
     cuts: float = 0.0
-    each: int = 0
-    """Continuations from each place."""
+    per_cut: int = 0
+    """Continuations from each cut."""
     length: float = 0.0
     """Mean tokens of a continuation."""
 
     @property
     def tokens(self) -> float:
         """Tokens of all continuations of a completion."""
-        return self.cuts * self.each * self.length
+        return self.cuts * self.per_cut * self.length
 
 
 def expected_continuations(algorithm: Algorithm, limit: int, length: float) -> Continuations:
@@ -80,12 +80,12 @@ def expected_continuations(algorithm: Algorithm, limit: int, length: float) -> C
     settings = SegmentSettings.of(algorithm)
     if settings is None or length <= 1:
         return Continuations()
-    each = settings.continuations
+    count = settings.continuations
     if settings.split_by == "tokens":
         size = part_size(limit, settings.most)
         lengths = [length - end for end in range(size, math.ceil(length), size)]
-        return Continuations(len(lengths), each, sum(lengths) / max(len(lengths), 1))
-    return Continuations(min(settings.most - 1, length - 1), each, length / 2)
+        return Continuations(len(lengths), count, sum(lengths) / max(len(lengths), 1))
+    return Continuations(min(settings.most - 1, length - 1), count, length / 2)
 
 
 class PrefixSampler:

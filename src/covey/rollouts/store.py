@@ -16,7 +16,7 @@ class CompletionStore(Protocol):
     def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
         """Return the completion that an earlier process has drawn for this request, if there is one."""
 
-    def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
+    def add(self, ticket: int, request: Request, params: SamplingParams, sampled: Sampled) -> None:
         """Keep a completion until it has been trained on and a checkpoint says so."""
         ...
 
@@ -48,9 +48,9 @@ def stored_or_sampled(
     remaining = [
         replace(requests[n], streams=[requests[n].streams[s] for s in missing]) for n, missing in incomplete
     ]
-    for sampled in sampler.sample(remaining, params):
-        number, missing = incomplete[sampled.request]
+    for answer in sampler.sample(remaining, params):
+        number, missing = incomplete[answer.request]
         # Back from the numbering of what was left to that of the requests.
-        done = sampled._replace(request=number, sample=missing[sampled.sample])
-        store.add(tickets[number], requests[number], params, done)
-        yield done
+        renumbered = answer._replace(request=number, sample=missing[answer.sample])
+        store.add(tickets[number], requests[number], params, renumbered)
+        yield renumbered

@@ -48,8 +48,8 @@ def follow_run(run: Path | None, device: torch.device) -> None:
     # The first process measures, or reads the clock below, for all: others might come to another result.
     rounding = on_rank_zero(lambda: rounding_pays() if recorded is None else recorded)
     follow(before.get("products") if before.get("machine") == processor() else None, rounding)
-    now = datetime.now().isoformat(timespec="seconds")
-    render_at(datetime.fromisoformat(on_rank_zero(lambda: str(before.get("rendered", now)))))
+    date = datetime.now().isoformat(timespec="seconds")
+    render_at(datetime.fromisoformat(on_rank_zero(lambda: str(before.get("rendered", date)))))
 
 
 @contextmanager

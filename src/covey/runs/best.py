@@ -42,10 +42,10 @@ class Best:
         return gains(self.evaluation, self.newest)["sampled"]
 
     def __str__(self) -> str:
-        before, now = on_shared_problems(self.evaluation, self.newest)
+        then, newest = on_shared_problems(self.evaluation, self.newest)
         return (
-            f"step {self.step}, {percent(before.pass_rate.mean())} sampled "
-            f"({percent(now.pass_rate.mean())} now)"
+            f"step {self.step}, {percent(then.pass_rate.mean())} sampled "
+            f"({percent(newest.pass_rate.mean())} now)"
         )
 
 
@@ -61,7 +61,7 @@ def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
         return None
     newest = evaluations[-1][1]
     comparable = [(step, e) for step, e in evaluations if not incomparable(e, newest)]
-    step, best = max(comparable, key=lambda one: _rank(one[1], newest))
+    step, best = max(comparable, key=lambda pair: _rank(pair[1], newest))
     return Best(step, best, newest, len(comparable))
 
 

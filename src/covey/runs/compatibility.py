@@ -100,16 +100,16 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
     recorded = recorded_settings(loaded.config.output)
     if recorded is None:
         return []
-    before, now = (dict(flatten(c)) for c in (recorded, resolved(loaded)))
-    keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    before, current = (dict(flatten(c)) for c in (recorded, resolved(loaded)))
+    keys = [k for k in {**before, **current} if before.get(k) != current.get(k)]
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
     same_schedule = "train.schedule" not in keys
     schedule = loaded.config.train.schedule if same_schedule else ""
     differences = []
     for k in keys:
-        words = f"{k} is {before.get(k)} there, {now.get(k)} here"
+        words = f"{k} is {before.get(k)} there, {current.get(k)} here"
         if k not in before:  # another version of covey wrote the record, or it is damaged
-            words = f"config.yaml has no {k}, which is {now.get(k)} here"
+            words = f"config.yaml has no {k}, which is {current.get(k)} here"
         differences.append(Difference(k, words, effect_of_change(k, schedule)))
     return differences
 
@@ -119,10 +119,10 @@ def refuse_foreign(folder: Path) -> None:
     records = [folder / name for name in (OWNER, "config.yaml", "env.json", START)]
     if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
         return
-    theirs = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]
-    if theirs:
+    foreign = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]
+    if foreign:
         raise ConfigError(
-            f"{folder} has {', '.join(theirs)} but no record of a run (no config.yaml): a run there could "
+            f"{folder} has {', '.join(foreign)} but no record of a run (no config.yaml): a run there could "
             "overwrite other files. Choose another --output"
         )
 
@@ -181,16 +181,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def changed_environment(before: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
     """Return the facts about machine, versions and files that differ from the record."""
     # covey's kernels sum in an order that does not depend on the number of threads. Library products do not
     # guarantee that, so the number of threads is safe only if no product uses them.
-    ours = before.get("kernels") == now.get("kernels") == "compiled"
-    same_for_any = ours and not any(now.get("products", {}).values())
+    own_kernels = before.get("kernels") == current.get("kernels") == "compiled"
+    same_for_any = own_kernels and not any(current.get("products", {}).values())
     facts: list[Difference] = []
     for name in ENVIRONMENT:
         old = before.get(name)
-        new = now.get(name)
+        new = current.get(name)
         if old != new and name in ("data", "reference", "tokenizer"):
             facts.append(_since_then(name, "changed"))
         elif old != new:
@@ -198,19 +198,19 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
             facts.append(
                 Difference(name, f"{name} is {old} there, {new} here", "safe" if safe else BREAKS_EXACTNESS)
             )
-    files = changes(before.get("files", {}), now["files"])
+    files = changes(before.get("files", {}), current["files"])
     return [*facts, *(_since_then(name, what) for name, what in files.items())]
 
 
 def differences_to_record(
-    loaded: ResolvedConfig, has_begun: bool, now: Mapping[str, Any]
+    loaded: ResolvedConfig, has_begun: bool, current: Mapping[str, object]
 ) -> list[Difference]:
     """Return the differences from the last process of this run; a missing record counts as one."""
     output = loaded.config.output
     before = read_environment(output)
     differences = changed_settings(loaded)
     if before is not None:
-        differences += changed_environment(before, now)
+        differences += changed_environment(before, current)
     collects = loaded.config.method in SAMPLES_EXAMPLES
     if has_begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(

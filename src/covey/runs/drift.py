@@ -39,8 +39,8 @@ class Drift:
         self.completions = self.completions or on_rank_zero(lambda: first_completions(self.folder))
         if self.completions is None:
             return {}
-        now = learner.score(self.completions, temperature).logprobs
-        moved = (self.completions.sampler_logprobs - now).where(self.completions.mask, 0.0)
+        logprobs = learner.score(self.completions, temperature).logprobs
+        moved = (self.completions.sampler_logprobs - logprobs).where(self.completions.mask, 0.0)
         return {"kl/start": float(moved.sum(-1).mean())}
 
 

@@ -276,9 +276,9 @@ def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     """(hash, its number of earlier occurrences) -> its index: a problem may occur twice."""
     occurrences = Counter[str]()
     indices = dict[tuple[str, int], int]()
-    for index, one in enumerate(hashes):
-        indices[one, occurrences[one]] = index
-        occurrences[one] += 1
+    for index, digest in enumerate(hashes):
+        indices[digest, occurrences[digest]] = index
+        occurrences[digest] += 1
     return indices
 
 

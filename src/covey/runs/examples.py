@@ -152,11 +152,14 @@ def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
 
 def example_row(answers: Mapping[str, LoggedSample]) -> ExampleRow:
     """Return a row of answers to one prompt: texts for people and programs, tokens for the next stage."""
-    one = next(iter(answers.values()))
-    row: ExampleRow = {"prompt": one.prompt, **{name: _answer_of(sample) for name, sample in answers.items()}}
+    first = next(iter(answers.values()))
+    row: ExampleRow = {
+        "prompt": first.prompt,
+        **{name: _answer_of(sample) for name, sample in answers.items()},
+    }
     ids = {name: a.tokens for name, a in answers.items() if a.tokens is not None}
     if ids:
-        row[SAMPLED] = sampled_column(row, SampledTokens(one.tokenizer, one.prompt_tokens, ids))
+        row[SAMPLED] = sampled_column(row, SampledTokens(first.tokenizer, first.prompt_tokens, ids))
     return row
 
 
@@ -185,8 +188,8 @@ def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRo
             f"{sampled.problem} has another prompt than the one its completions were sampled from: restore "
             "the data, or sample again with another output"
         )
-    taken = ("prompt", *ANSWERS, "label", "labels", "margin", "messages", SAMPLED)
-    return {k: v for k, v in (problem.columns if problem else {}).items() if k not in taken}
+    reserved = ("prompt", *ANSWERS, "label", "labels", "margin", "messages", SAMPLED)
+    return {k: v for k, v in (problem.columns if problem else {}).items() if k not in reserved}
 
 
 def same_prompt(prompt: object, logged: object) -> bool:

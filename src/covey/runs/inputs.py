@@ -44,8 +44,8 @@ def inputs_of(loaded: ResolvedConfig) -> dict[str, str]:
 
 
 def _of_functions(loaded: ResolvedConfig) -> dict[str, str]:
-    theirs = [(name, function) for name, function in _functions(loaded) if not _is_ours(function)]
-    return {f"{name}: {part}": value for name, f in theirs for part, value in content_parts(f).items()}
+    functions = [(name, function) for name, function in _functions(loaded) if not _is_ours(function)]
+    return {f"{name}: {part}": value for name, f in functions for part, value in content_parts(f).items()}
 
 
 def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:
@@ -75,8 +75,8 @@ def _is_ours(function: object) -> bool:
 def record_inputs(loaded: ResolvedConfig, before: Mapping[str, str]) -> None:
     """Write down the inputs with which a run began, and their state at its end."""
     if is_rank_zero():
-        now = {**before, **_of_functions(loaded)}
-        record = {"python": {"version": _python()}, "begun": dict(before), "ended": now}
+        current = {**before, **_of_functions(loaded)}
+        record = {"python": {"version": _python()}, "begun": dict(before), "ended": current}
         with suppress(OSError):  # a full disk has its own message
             write_file(loaded.config.output / INPUTS, sealed(record))
 
@@ -89,9 +89,9 @@ def changed_inputs(loaded: ResolvedConfig) -> list[str]:
     recorded = _read(path)
     if recorded["python"]["version"] != _python():  # bytecode is another; the environment says so
         return []
-    now = inputs_of(loaded)
+    current = inputs_of(loaded)
     # An input that equals its state at the end is unchanged too: the run itself changed it, as a cache.
-    begun, ended = (changes(recorded[when], now) for when in ("begun", "ended"))
+    begun, ended = (changes(recorded[when], current) for when in ("begun", "ended"))
     return [f"{name} {what}" for name, what in begun.items() if name in ended]
 
 

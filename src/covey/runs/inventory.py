@@ -57,19 +57,19 @@ def inventory(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
     return digests | objects | {"covey's own code": _own_code()}
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+def changes(before: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
     """Return name -> what happened to that file, for each file that differs.
 
     >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
     {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
     """
     change_of = {}
-    for name in sorted({**before, **now}):
+    for name in sorted({**before, **current}):
         if name not in before:
             change_of[name] = "is new"
-        elif name not in now:
+        elif name not in current:
             change_of[name] = "is gone"
-        elif before[name] != now[name]:
+        elif before[name] != current[name]:
             change_of[name] = "changed"
     return change_of
 

@@ -56,9 +56,9 @@ class PendingCompletions:
         record = self._records[ticket].get(_name(request, sample, params))
         return None if record is None else _completion(record)
 
-    def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
+    def add(self, ticket: int, request: Request, params: SamplingParams, sampled: Sampled) -> None:
         """Append a completion. A newline comes first, so a line torn by a kill does not spoil this one."""
-        c = done.completion
+        c = sampled.completion
         arrays = {"tokens": c.tokens, "logprobs": c.logprobs, "versions": c.token_versions}
         if c.sampling_mask is not None:
             arrays |= {"ids": c.sampling_mask.ids, "ends": c.sampling_mask.ends}
@@ -66,7 +66,7 @@ class PendingCompletions:
             arrays["sampled"] = c.sampled
         transcript = c.transcript
         packed = {n: base64.b64encode(a.astype(ARRAYS[n]).tobytes()).decode() for n, a in arrays.items()}
-        name = _name(request, done.sample, params)
+        name = _name(request, sampled.sample, params)
         texts = {
             "name": name,
             "text": c.text,
@@ -85,11 +85,11 @@ class PendingCompletions:
         # A resume starts at the newest checkpoint and asks again for everything from that step's cursor on.
         # If this process did not see that step begin, the cursor is unknown and nothing is removed.
         newest = step_of(saved[-1]) if saved else 0
-        done = self._cursors.get(newest, 0)
-        for path in self.folder.iterdir() if done else ():
-            if (match := FILE.fullmatch(path.name)) and int(match[1]) < done:
+        first_needed = self._cursors.get(newest, 0)
+        for path in self.folder.iterdir() if first_needed else ():
+            if (match := FILE.fullmatch(path.name)) and int(match[1]) < first_needed:
                 path.unlink(missing_ok=True)  # another process of the run may have done so
-        self._records = {ticket: r for ticket, r in self._records.items() if ticket >= done}
+        self._records = {ticket: r for ticket, r in self._records.items() if ticket >= first_needed}
 
     def _path(self, ticket: int) -> Path:
         return self.folder / f"{ticket:08d}.jsonl"

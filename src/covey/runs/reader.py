@@ -151,14 +151,14 @@ def _recorded(
     if recorded is None:
         raise ConfigError(f"{folder}: this folder has no run (no config.yaml)")
     origin = _origin(folder)
-    here = origin if origin.is_dir() else Path.cwd()
-    loaded = load_config(folder / "config.yaml", overrides, values, here, names_only)
+    base = origin if origin.is_dir() else Path.cwd()
+    loaded = load_config(folder / "config.yaml", overrides, values, base, names_only)
     loaded.notes.clear()  # they were told when the run began
     loaded.run = folder
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
         loaded = replace(loaded, config=_of_stage(loaded.config, folder))
-    if here != origin:
-        loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {here}")
+    if base != origin:
+        loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {base}")
     return loaded
 
 
@@ -322,10 +322,10 @@ def resumable(stage: Path) -> bool:
     return not read_ending(stage).startswith("stopped by a guard")
 
 
-def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
+def seconds_of(stage: Path, timings: Sequence[Mapping[str, object]]) -> float:
     """Return the seconds a run took: in total if it has ended, else until the last of its ``timings``."""
-    so_far = timings[-1].get("elapsed", 0.0) if timings else 0.0
-    return float(_end(stage).get("seconds", so_far))
+    elapsed = timings[-1].get("elapsed", 0.0) if timings else 0.0
+    return float(_end(stage).get("seconds", elapsed))
 
 
 def _end(stage: Path) -> dict[str, Any]:

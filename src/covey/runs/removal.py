@@ -77,8 +77,8 @@ def move_to_trash(folder: Path, root: Path) -> tuple[Path, Path]:
             "those files, or delete the folder yourself"
         )
     with ExitStack() as held:
-        for one in {folder, home, *stages_in(home)}:
-            held.callback(take_lock(one).release)
+        for locked in {folder, home, *stages_in(home)}:
+            held.callback(take_lock(locked).release)
         trash = home.parent / TRASH
         if trash.is_symlink():
             raise ConfigError(f"{trash} is a link. Remove it first")
@@ -105,11 +105,11 @@ def pipeline_of(folder: Path) -> Path:
 def _foreign(home: Path) -> Iterator[str]:
     """Yield what is in a run's folder, or in those of its stages, that no run writes."""
     stages = stages_in(home)
-    for one in stages or [home]:
-        if not {"method", "train"} <= set(recorded_yaml(one)):
-            yield f"{one.name}/config.yaml"
+    for stage in stages or [home]:
+        if not {"method", "train"} <= set(recorded_yaml(stage)):
+            yield f"{stage.name}/config.yaml"
     expected = {*FILES, *FOLDERS, *OTHERS}
-    for one in (home, *stages):
-        for path in one.iterdir():
+    for stage in (home, *stages):
+        for path in stage.iterdir():
             if path not in stages and (path.name not in expected or path.is_symlink()):
                 yield path.relative_to(home.parent).as_posix()

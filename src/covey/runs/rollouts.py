@@ -173,9 +173,9 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
     # lexists: a dangling link is damage, not an absent step.
     if not os.path.lexists(path):
         logged = recorded_steps(folder)
-        there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
-        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {there}")
-    rows: list[dict[str, Any]] = []
+        extent = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
+        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {extent}")
+    rows: list[dict[str, object]] = []
     try:
         content = read_below(folder, f"rollouts/{path.name}", stream_bytes())
     except CheckpointError as error:
@@ -194,7 +194,7 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
     return RolloutLog(path, tuple(rows))
 
 
-def _follows(row: Mapping[str, Any], before: Mapping[str, Any] | None, step: int) -> bool:
+def _follows(row: Mapping[str, object], before: Mapping[str, Any] | None, step: int) -> bool:
     """Whether a row is the next one of its step: its position alone tells its part of the arrays."""
     if row["step"] != step:
         return False

@@ -104,17 +104,17 @@ class CacheEngine:
     def admit(self, requests: Sequence[int]) -> Tensor:
         """Start one completion of each request in the next slots. Return the first logits (n, V)."""
         # A request occurs once per completion, next to its siblings; its prompt is prefilled once.
-        new = [r for r in dict.fromkeys(requests) if r not in self.logits]
-        for chunk in self._chunks(new):
+        new_requests = [r for r in dict.fromkeys(requests) if r not in self.logits]
+        for chunk in self._chunks(new_requests):
             self._prefill(chunk)
         self.cache.start(len(self.owners), requests)
         self.owners += requests
         self.lengths += [len(self.prompts[r]) for r in requests]
-        first = torch.stack([self.logits[r] for r in requests])
+        first_logits = torch.stack([self.logits[r] for r in requests])
         # Requests come in order: only the last one may still have completions waiting.
         self.logits = {requests[-1]: self.logits[requests[-1]]}
         self._forget_prompts()
-        return first
+        return first_logits
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. Return the next logits (B, V)."""
@@ -168,11 +168,11 @@ class CacheEngine:
 
         hidden = self.decoder(packed.tokens, attend)
         # Only the last token of each prompt needs the head: its logits draw the first token.
-        last = torch.stack([of_prompt[-1] for of_prompt in positions]).to(hidden.device)
-        logits = self.policy.head(hidden[last])
-        keys, values = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
-        for request, of_prompt, first_logits in zip(requests, positions, logits, strict=True):
-            tokens = of_prompt.to(hidden.device)
+        last_tokens = torch.stack([prompt_positions[-1] for prompt_positions in positions]).to(hidden.device)
+        logits = self.policy.head(hidden[last_tokens])
+        keys, values = (torch.stack(tensors) for tensors in zip(*layers, strict=True))
+        for request, prompt_positions, first_logits in zip(requests, positions, logits, strict=True):
+            tokens = prompt_positions.to(hidden.device)
             self.cache.add_prompt(request, keys[:, tokens], values[:, tokens])
             self.logits[request] = first_logits
 
@@ -193,8 +193,8 @@ def packed_prompts(prompts: Sequence[np.ndarray]) -> tuple[Packed, list[Tensor]]
         packed = pack(prompts, [[] for _ in prompts])
     # (start, length) of the tokens that a prompt does not share; a shared beginning is the first span.
     spans = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
-    beginning = torch.arange(shared)
-    return packed, [torch.cat((beginning, torch.arange(start, start + n))) for start, n in spans]
+    shared_positions = torch.arange(shared)
+    return packed, [torch.cat((shared_positions, torch.arange(start, start + n))) for start, n in spans]
 
 
 def common_start(prompts: Sequence[np.ndarray]) -> int:
@@ -204,10 +204,10 @@ def common_start(prompts: Sequence[np.ndarray]) -> int:
     (39, 0)
     """
     # At least one token of each prompt is not shared, for its last logits.
-    most = min(map(len, prompts)) - 1
-    # (most,) bool: the prompts differ from the first False on.
-    alike = np.logical_and.reduce([p[:most] == prompts[0][:most] for p in prompts])
-    count = most if alike.all() else int(alike.argmin())
+    limit = min(map(len, prompts)) - 1
+    # (limit,) bool: the prompts differ from the first False on.
+    agrees = np.logical_and.reduce([p[:limit] == prompts[0][:limit] for p in prompts])
+    count = limit if agrees.all() else int(agrees.argmin())
     saved = count * (len(prompts) - 1)  # tokens, as the beginning is computed once and not once a prompt
     return count if saved >= LEAST_SAVED else 0
 
@@ -222,8 +222,10 @@ def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache)
     # No method of the engine: it would keep the engine, and so its cache, alive until garbage collection.
     if isinstance(cache, _CompiledCache) and decoder.all_compiled and not decoder.hooked:
         # All operations after the embedding are ours, so the step is recorded once and then repeated from C.
-        rest = Recording(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
-        return lambda tokens, _: rest(decoder.embedded(tokens))
+        layers_and_head = Recording(
+            lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0)))
+        )
+        return lambda tokens, _: layers_and_head(decoder.embedded(tokens))
     return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
 
 
@@ -275,15 +277,15 @@ class _TorchCache:
         position = self.lengths[:rows]
         columns = self.positions[:kv_length]
         # (rows, 1, 1, kv_length): true up to the new token itself, which is written before it is read.
-        before = (columns <= position[:, None])[:, None, None]
+        filled = (columns <= position[:, None])[:, None, None]
         # Each row turns by its own position: slots are at different lengths.
         rotations = {name: table._replace(positions=position) for name, table in self.tables.items()}
 
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
             q, k, v = self.ops.split_heads(qkv, heads, rotations[heads.rotary])
-            visible = before
+            visible = filled
             if heads.window is not None:
-                visible = before & (position[:, None] - columns < heads.window)[:, None, None]
+                visible = filled & (position[:, None] - columns < heads.window)[:, None, None]
             keys = self.keys[layer]
             values = self.values[layer]
             # (slots, kv_length, K, E) of this layer; the assignment writes into the cache in place.

@@ -111,10 +111,10 @@ def _read_choices(reply: object) -> list[ServerOutput]:
     ]
 
 
-def _mask_of(read: _Mask | None) -> SamplingMask | None:
-    if read is None:
+def _mask_of(reply: _Mask | None) -> SamplingMask | None:
+    if reply is None:
         return None
-    return SamplingMask(np.array(read.ids, np.int32), np.array(read.ends, np.int64))
+    return SamplingMask(np.array(reply.ids, np.int32), np.array(reply.ends, np.int64))
 
 
 def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequence[int]) -> Body:
@@ -191,8 +191,8 @@ SGLANG_NEUTRAL: Body = {
 
 def _seed(request: Request) -> int:
     """Return the one seed of a request. Each segment gets another, so that they do not repeat draws."""
-    first = request.streams[0]
-    return key(first, "segment", request.prefix_tokens) if request.prefix_tokens else first
+    first_stream = request.streams[0]
+    return key(first_stream, "segment", request.prefix_tokens) if request.prefix_tokens else first_stream
 
 
 def _covey_load(ask: AskServer, folder: str, version: int) -> None:
@@ -320,9 +320,9 @@ def recognize(ask: AskServer, must_take_weights: bool) -> tuple[Dialect, str]:
         return SGLANG, str(info["model_path"])
     listing = _reply_of_route(ask, "/v1/models")
     models = listing.get("data") if isinstance(listing, Mapping) else None
-    first = models[0] if isinstance(models, list) and models else None
-    if isinstance(first, Mapping) and _reply_of_route(ask, "/version"):
-        return VLLM, str(first.get("id"))
+    model = models[0] if isinstance(models, list) and models else None
+    if isinstance(model, Mapping) and _reply_of_route(ask, "/version"):
+        return VLLM, str(model.get("id"))
     raise Misbehaved("this is not a server of `covey serve`, vLLM or SGLang: none of their routes answers")
 
 
@@ -352,9 +352,9 @@ def read_outputs(
         outputs = dialect.read(reply)
     except ValidationError as error:
         # The first difference is enough for a message; a reply of another kind of server has hundreds.
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise Misbehaved(f"its reply has an unexpected form: {field}: {first['msg']}") from None
+        first_error = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first_error["loc"]))
+        raise Misbehaved(f"its reply has an unexpected form: {field}: {first_error['msg']}") from None
     if len(outputs) != len(request.streams):
         raise Misbehaved(f"it returned {len(outputs)} completions instead of {len(request.streams)}")
     for output in outputs:

@@ -122,9 +122,9 @@ class Fleet:
     def begin_request(self, server: RemoteServer, version: int) -> bool:
         """Count a request to a server, unless it takes none."""
         with self._requests_lock:
-            takes_it = self._takes_requests(server, version)
-            server.busy += takes_it
-            return takes_it
+            takes_request = self._takes_requests(server, version)
+            server.busy += takes_request
+            return takes_request
 
     def end_request(self, server: RemoteServer) -> None:
         """Count a request as answered: only an idle server is given weights."""
@@ -148,12 +148,12 @@ class Fleet:
 
     def bring_up(self) -> None:
         """Bring every server that can be reached to the current weights. Raises SamplersLost."""
-        began = time.monotonic()
+        start = time.monotonic()
         while True:
-            self.give_weights(now=True)
+            self.give_weights(at_once=True)
             if self.present:
                 break
-            if self.all_excluded and time.monotonic() - began > self.patience:
+            if self.all_excluded and time.monotonic() - start > self.patience:
                 raise none_left(self.servers)
             self.waiting()
             time.sleep(0.2)
@@ -161,17 +161,17 @@ class Fleet:
             same_bits = all(s.dialect and s.dialect.streams and s.rounding == 0 for s in self.present)
             self._exact = same_bits and self.policy.bit_exact
 
-    def give_weights(self, now: bool = False) -> None:
+    def give_weights(self, at_once: bool = False) -> None:
         """Let servers that lack the current weights take them, and probe them."""
-        due = [server for server in self.servers if self._is_due(server, now)]
-        for server in due:
+        due_servers = [server for server in self.servers if self._is_due(server, at_once)]
+        for server in due_servers:
             with self._weights_lock:
                 self._update(server)
 
-    def _is_due(self, server: RemoteServer, now: bool) -> bool:
-        """Whether it needs weights: an excluded one every ``RETRY_SECONDS`` seconds, or ``now``."""
+    def _is_due(self, server: RemoteServer, at_once: bool) -> bool:
+        """Whether it needs weights: an excluded one every ``RETRY_SECONDS`` seconds, or ``at_once``."""
         if server.excluded:
-            return now or time.monotonic() - server.tried > RETRY_SECONDS
+            return at_once or time.monotonic() - server.tried > RETRY_SECONDS
         return server.version != self.version
 
     def _update(self, server: RemoteServer) -> None:

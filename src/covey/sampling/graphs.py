@@ -35,7 +35,7 @@ class GraphStep:
     ) -> None:
         self.step = step
         self.record = record
-        self.most = (slots, kv_length)
+        self.limits = (slots, kv_length)
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self.recorded: dict[tuple[int, int], Work] = {}
 
@@ -43,20 +43,20 @@ class GraphStep:
         """Run the step; see ``Step`` for arguments and result."""
         # A graph reads the addresses that it was recorded with, so the tokens are copied there.
         self.tokens[: len(tokens)] = tokens
-        rows = bucket(len(tokens), FEWEST_SLOTS, self.most[0])
-        length = bucket(kv_length, SHORTEST_KV, self.most[1])
+        rows = bucket(len(tokens), FEWEST_SLOTS, self.limits[0])
+        length = bucket(kv_length, SHORTEST_KV, self.limits[1])
         if (rows, length) not in self.recorded:
             self.recorded[rows, length] = self.record(partial(self.step, self.tokens[:rows], length))
         return self.recorded[rows, length]()[: len(tokens)]
 
 
-def bucket(count: int, least: int, most: int) -> int:
-    """Return the next power of two, between ``least`` and ``most``.
+def bucket(count: int, smallest: int, largest: int) -> int:
+    """Return the next power of two, between ``smallest`` and ``largest``.
 
     >>> bucket(3, 8, 100), bucket(33, 8, 100), bucket(65, 8, 100)
     (8, 64, 100)
     """
-    return min(max(least, 1 << (count - 1).bit_length()), most)
+    return min(max(smallest, 1 << (count - 1).bit_length()), largest)
 
 
 def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
@@ -90,9 +90,9 @@ def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
 @contextmanager
 def _nondeterministic() -> Iterator[None]:
     """Switch deterministic algorithms off: they would sort the cache's writes, which never collide."""
-    before = torch.get_deterministic_debug_mode()
+    mode = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("default")
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(before)
+        torch.set_deterministic_debug_mode(mode)

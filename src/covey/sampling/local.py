@@ -121,21 +121,21 @@ class LocalSampler:
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )
         # Completions that new weights interrupted, with their tokens under the old weights.
-        partial: dict[Owner, _PartialCompletion] = {}
+        partials: dict[Owner, _PartialCompletion] = {}
         while unfinished:
-            full = False
+            out_of_space = False
             try:
-                for sampled in self._pass(requests, params, list(unfinished), partial):
+                for sampled in self._pass(requests, params, list(unfinished), partials):
                     owner = (sampled.request, sampled.sample)
                     del unfinished[owner]
-                    partial.pop(owner, None)
+                    partials.pop(owner, None)
                     yield sampled
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                full = True
+                out_of_space = True
             # Outside the handler, where the traceback no longer holds the tensors.
-            if full and unfinished:
+            if out_of_space and unfinished:
                 # No more than the unfinished ones can have run at once, so half of these is a smaller number.
                 self._halve(min(self.max_running, len(unfinished)))
 
@@ -154,14 +154,14 @@ class LocalSampler:
         requests: Sequence[Request],
         params: SamplingParams,
         unfinished: Sequence[Owner],
-        partial: dict[Owner, _PartialCompletion],
+        partials: dict[Owner, _PartialCompletion],
     ) -> Iterator[Sampled]:
-        """Complete the unfinished. If new weights end the pass early, ``partial`` has the tokens so far."""
+        """Complete the unfinished. If new weights end the pass early, ``partials`` has the tokens so far."""
         # Interrupted ones first: they are the oldest.
-        waiting = deque([*partial, *(owner for owner in unfinished if owner not in partial)])
+        waiting = deque([*partials, *(owner for owner in unfinished if owner not in partials)])
         slots = min(self.max_running, len(waiting))
         version = self.version
-        running = _Running(self.policy, requests, params, slots, partial)
+        running = _Running(self.policy, requests, params, slots, partials)
         engine = self._engine(running.prompts, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
         tokens_drawn = 0
@@ -172,7 +172,7 @@ class LocalSampler:
             with self._weights_locked(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
                 if self.version != version:
-                    partial |= running.partial_completions()
+                    partials |= running.partial_completions()
                     break
                 count = min(engine.free_slots(running.count), len(waiting))
                 running.step(engine, [waiting.popleft() for _ in range(count)], version)
@@ -187,10 +187,10 @@ class LocalSampler:
             self._reusable[:] = [engine]
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
-        parts = (self.policy, prompts, slots, params.max_tokens)
+        arguments = (self.policy, prompts, slots, params.max_tokens)
         if self.policy.decoder is None:
-            return ModulesEngine(*parts)
-        engine = self._restarted(prompts, params, slots) or CacheEngine(*parts)
+            return ModulesEngine(*arguments)
+        engine = self._restarted(prompts, params, slots) or CacheEngine(*arguments)
         engine.on_layer = partial(self.on_token, 0, 0)
         return engine
 
@@ -212,7 +212,7 @@ class _PartialCompletion(NamedTuple):
     tokens: Tensor
     logprobs: Tensor
     versions: Tensor
-    kept: list[np.ndarray]
+    drawable: list[np.ndarray]
 
 
 class _Running:
@@ -224,18 +224,18 @@ class _Running:
         requests: Sequence[Request],
         params: SamplingParams,
         slots: int,
-        partial: Mapping[Owner, _PartialCompletion],
+        partials: Mapping[Owner, _PartialCompletion],
     ) -> None:
-        """``partial``: completions that new weights interrupted, which continue."""
+        """``partials``: completions that new weights interrupted, which continue."""
         self.policy = policy
         self.requests = requests
         self.params = params
-        self.partial = partial
+        self.partials = partials
         # An interrupted completion gets another prompt, listed after the requests' prompts. It ends with the
         # completion's tokens, which are prefilled under the new weights.
         self.prompts = [request.prompt for request in requests]
         self.extended_prompts: dict[Owner, int] = {}
-        for owner, completion in partial.items():
+        for owner, completion in partials.items():
             self.extended_prompts[owner] = len(self.prompts)
             tokens = completion.tokens.cpu().numpy()
             self.prompts.append(np.concatenate([requests[owner[0]].prompt, tokens]))
@@ -252,9 +252,9 @@ class _Running:
         """(slots,) index of each slot's first token in the flattened (slots, max_tokens) tensors."""
         self.latest = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
-        self.kept: list[list[np.ndarray]] = []
+        self.drawable: list[list[np.ndarray]] = []
         """The ids that could be drawn, for each slot and token; empty lists where all could."""
-        self.kept_now: Tensor | None = None
+        self.latest_drawable: Tensor | None = None
         """(B, V) bool: the same for the latest token, not yet copied to the host."""
 
     @property
@@ -293,15 +293,15 @@ class _Running:
         self.limits[slots] = torch.tensor([request.limit(self.params) for request in own_requests])
         self.lengths[slots] = 0
         for slot, owner in enumerate(owners, start=self.count):
-            completion = self.partial.get(owner)
+            completion = self.partials.get(owner)
             if completion is None:
-                self.kept.append([])
+                self.drawable.append([])
                 continue
             self.lengths[slot] = length = len(completion.tokens)
             self.tokens[slot, :length] = completion.tokens
             self.logprobs[slot, :length] = completion.logprobs
             self.versions[slot, :length] = completion.versions
-            self.kept.append(list(completion.kept))
+            self.drawable.append(list(completion.drawable))
         self.owners += owners
 
     def partial_completions(self) -> dict[Owner, _PartialCompletion]:
@@ -313,7 +313,7 @@ class _Running:
                 self.tokens[part].clone(),
                 self.logprobs[part].clone(),
                 self.versions[part].clone(),
-                self.kept[slot],
+                self.drawable[slot],
             )
         return copies
 
@@ -321,29 +321,29 @@ class _Running:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
         index = self.starts[: self.count] + self.lengths[: self.count]
         logits = exclude_unknown(logits, self.policy.drawable_ids)
-        tokens, logprobs, kept = draw(logits, self.uniform.view(-1)[index], self.params)
+        tokens, logprobs, drawable = draw(logits, self.uniform.view(-1)[index], self.params)
         self.tokens.view(-1)[index] = tokens
         self.logprobs.view(-1)[index] = logprobs
         self.versions.view(-1)[index] = version
         self.lengths[: self.count] += 1
         self.latest[: self.count] = tokens
-        self.kept_now = kept
+        self.latest_drawable = drawable
 
     def _ended(self) -> dict[int, Literal["stop", "length"]]:
         """Return the slots that ended with the latest token, and why. Here the host waits for the device."""
-        if self.kept_now is not None:
-            # nonzero lists the kept ids row by row; the running sum of their counts is where each row ends.
-            ids = self.kept_now.nonzero()[:, 1].int().cpu().numpy()
-            ends = self.kept_now.sum(-1).cumsum(-1).tolist()
+        if self.latest_drawable is not None:
+            # nonzero lists the ids row by row; the running sum of their counts is where each row ends.
+            ids = self.latest_drawable.nonzero()[:, 1].int().cpu().numpy()
+            ends = self.latest_drawable.sum(-1).cumsum(-1).tolist()
             for slot, slot_ids in enumerate(np.split(ids, ends[:-1])):
-                self.kept[slot].append(slot_ids)
+                self.drawable[slot].append(slot_ids)
         stopped = torch.isin(self.latest[: self.count], self.end_ids)
         if self.params.stop:
             by_string = [self._has_stop_string(slot) for slot in range(self.count)]
             stopped |= torch.tensor(by_string, device=stopped.device)
-        full = self.lengths[: self.count] == self.limits[: self.count]
+        reached_limit = self.lengths[: self.count] == self.limits[: self.count]
         # One that stops with its last token has stopped: "stop" comes before "length".
-        slots = (stopped | full).nonzero()[:, 0]
+        slots = (stopped | reached_limit).nonzero()[:, 0]
         return {
             slot: "stop" if stop else "length"
             for slot, stop in zip(slots.tolist(), stopped[slots].tolist(), strict=True)
@@ -367,7 +367,7 @@ class _Running:
             slot = slots[row]
             tokens, logprobs, versions = (rows[row, :length].copy() for rows in arrays)
             text = self.policy.decode(tokens.tolist())
-            mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
+            mask = SamplingMask.of(self.drawable[slot]) if self.params.truncates else None
             # ``version`` is the version of the first token, the oldest.
             provenance = Provenance(int(versions[0]), versions if by_token else None)
             completion = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
@@ -388,4 +388,4 @@ class _Running:
         for rows in tensors if compaction.sources else ():
             rows[compaction.targets] = rows[compaction.sources]
         self.owners = compaction.apply(self.owners)
-        self.kept = compaction.apply(self.kept)
+        self.drawable = compaction.apply(self.drawable)

@@ -117,13 +117,13 @@ def check_sampling(policy: Policy) -> None:
     """Raise ConfigError unless each completion has the same logits in a ragged batch as it has alone."""
     try:
         errors = _trial(policy)
-    except Exception as reason:  # of whatever code an architecture has
+    except Exception as error:  # of whatever code an architecture has
         # A mistake in the config, or too little memory, is not the architecture's fault.
-        if isinstance(reason, CoveyError) or out_of_memory(reason):
+        if isinstance(error, CoveyError) or out_of_memory(error):
             raise
-        first_line = (str(reason).strip().splitlines() or [""])[0][:300].rstrip(".")
-        why = f"its modules fail with a cache ({type(reason).__name__}: {first_line})"
-        raise _refused(policy, why) from reason
+        first_line = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
+        fault = f"its modules fail with a cache ({type(error).__name__}: {first_line})"
+        raise _refused(policy, fault) from error
     if any(p.dtype != torch.float32 for p in policy.model.parameters()):
         # The median, because rounding alone may choose other experts in some rows.
         differs = errors.median() > LARGEST_ROUNDED_ERROR
@@ -147,10 +147,10 @@ def _trial(policy: Policy) -> Tensor:
     logits = engine.admit(range(len(texts)))
     # Prefill (3 texts), then a step after the first was evicted (2), then one more (2): 7 comparisons.
     for ended in ([0], [], None):
-        for in_batch, text in zip(logits, texts, strict=True):
-            alone = policy.model(input_ids=text[None].to(policy.device), use_cache=False).logits[0, -1]
-            difference = (in_batch - alone).float().square().mean().sqrt()
-            errors.append(difference / alone.float().std())
+        for batch_logits, text in zip(logits, texts, strict=True):
+            own_logits = policy.model(input_ids=text[None].to(policy.device), use_cache=False).logits[0, -1]
+            difference = (batch_logits - own_logits).float().square().mean().sqrt()
+            errors.append(difference / own_logits.float().std())
         if ended is not None:
             compaction = Compaction.after(ended, len(texts))
             engine.evict(compaction)
@@ -167,9 +167,9 @@ def _cache_name(policy: Policy) -> str:
     raise _refused(policy, NO_CACHE)
 
 
-def _refused(policy: Policy, why: str) -> ConfigError:
+def _refused(policy: Policy, reason: str) -> ConfigError:
     kind = policy.model.config.model_type
     return ConfigError(
-        f"model: covey cannot sample from {kind} in this process: {why}. Use another model, or let vLLM or "
-        "SGLang sample (rollout.sampler)"
+        f"model: covey cannot sample from {kind} in this process: {reason}. Use another model, or let vLLM "
+        "or SGLang sample (rollout.sampler)"
     )

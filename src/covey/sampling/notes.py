@@ -79,11 +79,9 @@ def _changed_by_template(policy: Policy, problems: Sequence[Problem]) -> list[st
     for problem, messages in chats[:TEXTS_TRIED]:
         rendered = "".join(chat_text(policy.tokenizer, messages, problem.template).split())
         questions = [str(m["content"]) for m in messages if m["role"] == "user"]
-        changed = [text for text in questions if "".join(text.split()) not in rendered]
-        if changed:
-            notes.append(
-                f"{problem.id}: the chat template changes a message of the user, {changed[0][:60]!r}"
-            )
+        absent = [text for text in questions if "".join(text.split()) not in rendered]
+        if absent:
+            notes.append(f"{problem.id}: the chat template changes a message of the user, {absent[0][:60]!r}")
             break
     return notes
 
@@ -92,19 +90,20 @@ def _changed_by_tokenizer(
     policy: Policy, problems: Sequence[Problem], examples: Sequence[Example]
 ) -> list[str]:
     """Return a note on the first text that its tokens do not give back, as where all is lower-cased."""
-    for problem, what, text in islice(_texts(problems, examples), TEXTS_TRIED):
+    for problem, part, text in islice(_texts(problems, examples), TEXTS_TRIED):
         # Many tokenizers put a space before a text, so both are compared without.
-        written = text.strip()
-        read = policy.decode.text_with_specials(policy.decode.encode(text)).strip()
-        if read == written:
+        original = text.strip()
+        decoded = policy.decode.text_with_specials(policy.decode.encode(text)).strip()
+        if decoded == original:
             continue
-        pairs = enumerate(zip(read, written, strict=False))
+        pairs = enumerate(zip(decoded, original, strict=False))
         first_difference = next((n for n, (a, b) in pairs if a != b), 0)
         start = max(0, first_difference - 10)
         excerpt = slice(start, start + 30)
         note = (
-            f"{problem.id}: the tokenizer changes the {what}: {written[excerpt]!r} is {read[excerpt]!r} for "
-            "the model, which cannot write the former. Take a model whose tokenizer knows these characters"
+            f"{problem.id}: the tokenizer changes the {part}: {original[excerpt]!r} is {decoded[excerpt]!r} "
+            "for the model, which cannot write the former. Take a model whose tokenizer knows these "
+            "characters"
         )
         return [note]
     return []
@@ -192,8 +191,8 @@ def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> l
         for index, message in enumerate(messages):
             for name in [key for key in message if key not in checked]:
                 checked.add(name)
-                bare = {key: value for key, value in message.items() if key != name}
-                if _unseen(policy, problem, messages, index, bare):
+                without_key = {key: value for key, value in message.items() if key != name}
+                if _unseen(policy, problem, messages, index, without_key):
                     notes.append(
                         f"{problem.id}: the chat template omits the key {name!r} of a message, so the model "
                         "does not read it"
@@ -202,8 +201,8 @@ def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> l
 
 
 def _unseen(
-    policy: Policy, problem: Problem, messages: Messages, index: int, other: Mapping[str, object]
+    policy: Policy, problem: Problem, messages: Messages, index: int, replacement: Mapping[str, object]
 ) -> bool:
     """Return whether the template renders the same text with another message in place of one."""
-    changed = [*messages[:index], other, *messages[index + 1 :]]
-    return leaves_out(policy.tokenizer, messages, problem.template, changed)
+    variant = [*messages[:index], replacement, *messages[index + 1 :]]
+    return leaves_out(policy.tokenizer, messages, problem.template, variant)

@@ -104,9 +104,9 @@ def alters_draws(
 def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float) -> float:
     """Return the mean absolute difference between a server's log-probs and the policy's, nats."""
     with torch.no_grad():
-        ours = policy.score(_packed(policy, probes), temperature).logprobs.cpu()
-    theirs = torch.tensor([x for p in probes for x in p.logprobs], dtype=torch.float64)
-    return float((ours.double() - theirs).abs().mean())
+        policy_logprobs = policy.score(_packed(policy, probes), temperature).logprobs.cpu()
+    server_logprobs = torch.tensor([x for p in probes for x in p.logprobs], dtype=torch.float64)
+    return float((policy_logprobs.double() - server_logprobs).abs().mean())
 
 
 def closest_policy(
@@ -144,8 +144,8 @@ def informative_positions(policy: Policy, probes: Sequence[Probe], temperature: 
 def greedy_deficit(policy: Policy, probe: Probe) -> float:
     """Return the most nats by which a token of a greedy completion is less likely than the likeliest one."""
     logits = _logits(policy, [probe])
-    chosen = logits.gather(1, torch.from_numpy(probe.tokens).to(logits.device)[:, None])[:, 0]
-    return float((logits.amax(-1) - chosen).max())
+    token_logits = logits.gather(1, torch.from_numpy(probe.tokens).to(logits.device)[:, None])[:, 0]
+    return float((logits.amax(-1) - token_logits).max())
 
 
 def first_probabilities(policy: Policy, prompts: Sequence[np.ndarray], temperature: float) -> np.ndarray:
@@ -193,9 +193,9 @@ def _by_token(probabilities: np.ndarray, counts: np.ndarray) -> tuple[float, flo
     expected = np.bincount(classes, expected)
     observed = np.bincount(classes, observed)
     # A class that is still too small is merged with the one before it.
-    merged = np.maximum(np.cumsum(expected >= EXPECTED) - 1, 0)
-    expected = np.bincount(merged, expected)
-    observed = np.bincount(merged, observed)
+    classes_merged = np.maximum(np.cumsum(expected >= EXPECTED) - 1, 0)
+    expected = np.bincount(classes_merged, expected)
+    observed = np.bincount(classes_merged, observed)
     statistic = float(((observed - expected) ** 2 / expected).sum())
     return statistic, len(expected) - 1, *unlikely_draws
 

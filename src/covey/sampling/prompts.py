@@ -101,15 +101,16 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     # The longest prompt after which a completion of max_tokens still fits.
     room = policy.context - config.rollout.max_tokens
     encoded = _encoded(policy, problems)
-    if empty := [p for p in encoded if not len(p.tokens)]:
+    empty = [p for p in encoded if not len(p.tokens)]
+    if empty:
         raise DataError(f"{empty[0].problem.id}: the prompt is empty")
-    long = [p for p in encoded if len(p.tokens) > room]
-    if long and config.data.long_prompts == "error":
-        worst = max(long, key=lambda p: len(p.tokens))
+    too_long = [p for p in encoded if len(p.tokens) > room]
+    if too_long and config.data.long_prompts == "error":
+        longest = max(too_long, key=lambda p: len(p.tokens))
         raise DataError(
-            f"{len(long)} of {len(encoded)} prompts are too long: with rollout.max_tokens "
+            f"{len(too_long)} of {len(encoded)} prompts are too long: with rollout.max_tokens "
             f"{config.rollout.max_tokens} they exceed the model's context of {policy.context_in_words}; the "
-            f"longest, {worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
+            f"longest, {longest.problem.id}, has {len(longest.tokens)}. Lower rollout.max_tokens or set "
             "data.long_prompts: drop"
         )
     fitting = [p for p in encoded if len(p.tokens) <= room]
@@ -183,8 +184,8 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        in_words = _in_words(policy, _words(policy, problem, answer), policy.end_id)
-        return _checked(policy, prompted, in_words, good)
+        ids = _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        return _checked(policy, prompted, ids, good)
     # ``bare_messages`` are ``messages`` without our marks and without end tokens.
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     skipped = [n for n, message in enumerate(messages) if UNTRAINED in message]
@@ -227,9 +228,9 @@ def _in_conversation(
     messages = [*problem.prompt, *answer]
     text = call_for(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     tokens = _conversation(policy, problem, messages, False)
-    missing = _left_out(text, answer)
-    if missing is not None:
-        return _not_shown(problem, missing)
+    omitted = _left_out(text, answer)
+    if omitted is not None:
+        return _not_shown(problem, omitted)
     start = len(prompted.tokens)
     if tokens[:start] != prompted.tokens.tolist():
         return _rerendered(problem)
@@ -250,7 +251,7 @@ def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) 
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
-    tokens = [*encoded_apart(policy.tokenizer, words, behind=True), end]
+    tokens = [*encoded_apart(policy.tokenizer, words, after_prompt=True), end]
     return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
 
 
@@ -259,13 +260,14 @@ def _words(policy: Policy, problem: Problem, answer: str) -> str:
     added = policy.tokenizer.added_tokens_decoder
     ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
     # White space may follow the end token in data that a template has rendered.
-    bare = answer.rstrip()
-    answer = next((bare.removesuffix(end) for end in ends if bare.endswith(end)), answer)
-    inside = [end for end in ends if end in answer]
-    if inside:
+    stripped = answer.rstrip()
+    answer = next((stripped.removesuffix(end) for end in ends if stripped.endswith(end)), answer)
+    inner_ends = [end for end in ends if end in answer]
+    if inner_ends:
         raise DataError(
-            f"{problem.id}: the answer contains the end token {inside[0]}, but a completion ends there, so "
-            "the model could never sample the rest. Remove it; if this is a conversation, give its messages"
+            f"{problem.id}: the answer contains the end token {inner_ends[0]}, but a completion ends there, "
+            "so the model could never sample the rest. Remove it; if this is a conversation, give its "
+            "messages"
         )
     return answer
 
@@ -287,10 +289,10 @@ def _check_calls(policy: Policy, problem: Problem, answer: Messages) -> None:
     """Raise DataError if the assistant calls tools and the template does not show it."""
     if not any(m.get("tool_calls") for m in answer):
         return
-    without = [{k: v for k, v in m.items() if k != "tool_calls"} for m in answer]
+    bare_answer = [{k: v for k, v in m.items() if k != "tool_calls"} for m in answer]
     assert not isinstance(problem.prompt, str), "only messages have calls"
     messages = [*problem.prompt, *answer]
-    if leaves_out(policy.tokenizer, messages, problem.template, [*problem.prompt, *without]):
+    if leaves_out(policy.tokenizer, messages, problem.template, [*problem.prompt, *bare_answer]):
         raise DataError(
             f"{problem.id}: the chat template omits the assistant's tool_calls, so the model would learn "
             "answers without them. Use a template that shows them, or write the calls into the content"
@@ -298,7 +300,12 @@ def _check_calls(policy: Policy, problem: Problem, answer: Messages) -> None:
 
 
 def _as_rendered(
-    policy: Policy, problem: Problem, whole: list[int], first: int, answer: Messages, skipped: Sequence[int]
+    policy: Policy,
+    problem: Problem,
+    conversation: list[int],
+    first: int,
+    answer: Messages,
+    skipped: Sequence[int],
 ) -> GivenAnswer:
     """Return the answer in a conversation's tokens; the assistant's messages are trained, each with its end.
 
@@ -307,28 +314,31 @@ def _as_rendered(
     """
     prompt = [*problem.prompt]
     # ``assistants``: the numbers of the assistant's messages. ``starts``: where the tokens of each begin in
-    # ``whole``, which is known from rendering all that comes before it.
+    # ``conversation``, which is known from rendering all that comes before it.
     assistants = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
-    starts = [
-        _answer_start(policy, problem, whole, [*prompt, *answer[:n]]) if n else first for n in assistants
-    ]
-    whole = [*whole[: starts[-1]], *_until_end(policy, whole[starts[-1] :])]
+    starts = list[int]()
+    for number in assistants:
+        before = [*prompt, *answer[:number]]
+        starts.append(_answer_start(policy, problem, conversation, before) if number else first)
+    last_start = starts[-1]
+    conversation = [*conversation[:last_start], *_until_end(policy, conversation[last_start:])]
     # (tokens of the conversation,) bool. The loop fills in all messages but the last one.
-    trained = np.zeros(len(whole), dtype=bool)
-    for n, start, following in zip(assistants, starts, starts[1:], strict=False):
-        rendered = _conversation(policy, problem, [*prompt, *answer[: n + 1]], False)
+    trained = np.zeros(len(conversation), dtype=bool)
+    for number, start, next_start in zip(assistants, starts, starts[1:], strict=False):
+        rendered = _conversation(policy, problem, [*prompt, *answer[: number + 1]], False)
         # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
-        is_prefix = whole[: len(rendered)] == rendered
-        stop = len(rendered) if is_prefix else following
-        ends = [n for n in range(start, stop) if whole[n] in policy.end_ids]
+        is_prefix = conversation[: len(rendered)] == rendered
+        stop = len(rendered) if is_prefix else next_start
+        ends = [i for i in range(start, stop) if conversation[i] in policy.end_ids]
         if not (ends or is_prefix):
             raise _rerendered(problem)
         # What the template writes after the message's end token, such as a line break, is not the model's.
         # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
-        after = stop + (whole[stop] in policy.end_ids)
-        trained[start : ends[0] + 1 if ends else after] = n not in skipped
-    trained[starts[-1] :] = assistants[-1] not in skipped
-    return GivenAnswer(np.array(whole[first:], dtype=np.int64), trained[first:])
+        has_end = conversation[stop] in policy.end_ids
+        turn_stop = ends[0] + 1 if ends else stop + has_end
+        trained[start:turn_stop] = number not in skipped
+    trained[last_start:] = assistants[-1] not in skipped
+    return GivenAnswer(np.array(conversation[first:], dtype=np.int64), trained[first:])
 
 
 def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
@@ -346,17 +356,17 @@ def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: b
     return call_for(problem, lambda: policy.conversation(messages, problem.template, begin))
 
 
-def _answer_start(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:
+def _answer_start(policy: Policy, problem: Problem, conversation: list[int], messages: Messages) -> int:
     """Return where the assistant's answer to a conversation's first messages begins. Raises DataError."""
-    before = _conversation(policy, problem, messages, True)
-    if whole[: len(before)] != before:
+    beginning = _conversation(policy, problem, messages, True)
+    if conversation[: len(beginning)] != beginning:
         raise _rerendered(problem)
-    return len(before)
+    return len(beginning)
 
 
-def _not_shown(problem: Problem, missing: str) -> DataError:
+def _not_shown(problem: Problem, omitted: str) -> DataError:
     return DataError(
-        f"{problem.id}: the chat template omits a text of the assistant, {missing[:60]!r}, so it would not "
+        f"{problem.id}: the chat template omits a text of the assistant, {omitted[:60]!r}, so it would not "
         "be trained. Templates of reasoning models keep only the last answer's thoughts, in its content: "
         "give each answer its own row, with the messages before it as the prompt"
     )
@@ -378,12 +388,12 @@ def same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
             check_known(policy, answer.tokens, f"{prompted.problem.id}: the answer")
 
 
-def check_known(policy: Policy, tokens: Sequence[int] | np.ndarray, what: str) -> None:
+def check_known(policy: Policy, tokens: Sequence[int] | np.ndarray, subject: str) -> None:
     """Raise ConfigError where the model has no embedding of a token."""
     largest = int(np.max(tokens, initial=0))
     if largest >= policy.embedded:
         raise ConfigError(
-            f"model: {what} has token {largest} ({policy.tokenizer.convert_ids_to_tokens(largest)!r}), but "
-            f"the model has {policy.embedded} embeddings. The tokenizer belongs to another model, or the "
+            f"model: {subject} has token {largest} ({policy.tokenizer.convert_ids_to_tokens(largest)!r}), "
+            f"but the model has {policy.embedded} embeddings. The tokenizer belongs to another model, or the "
             "token was added without model.resize_token_embeddings(len(tokenizer))"
         )

@@ -207,11 +207,11 @@ class RemoteSampler:
         request = work.requests[piece.request]
         params = work.params
         prompt = request.prompt
-        done = 0  # tokens of the completion that an earlier segment has
+        prefix_length = 0  # tokens of the completion that an earlier segment has
         if piece.prefix is not None:
-            done = piece.prefix.length
+            prefix_length = piece.prefix.length
             prompt = np.concatenate([prompt, piece.prefix.tokens])
-        room = request.limit(params) - done
+        room = request.limit(params) - prefix_length
         # A stop string may begin in one segment and end in the next, so it excludes segments.
         if self.lags and not params.stop:
             room = min(room, SEGMENT)
@@ -219,7 +219,7 @@ class RemoteSampler:
         temperature = 0.0 if request.greedy else params.temperature
         return self.client.complete(
             server,
-            Request(prompt, streams, request.prefix_tokens + done),
+            Request(prompt, streams, request.prefix_tokens + prefix_length),
             replace(params, max_tokens=room, temperature=temperature),
         )
 
@@ -234,6 +234,6 @@ class RemoteSampler:
         segment = Completion(
             tokens, logprobs, "", output.finish, provenance, sampling_mask=output.sampling_mask
         )
-        whole = segment if prefix is None else prefix.then(segment)
+        completion = segment if prefix is None else prefix.then(segment)
         # The text is the tokens', whatever the server's own detokenizer made of them.
-        return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
+        return replace(completion, text=self.policy.decode(completion.tokens.tolist()))

@@ -21,12 +21,12 @@ def check_stop(policy: Policy, output: ServerOutput, stop: Sequence[str]) -> Non
     Servers look for it once a character is whole, and decode padding as its name.
     """
     # Up to the token before the last no stop string may have been complete.
-    before = policy.decode(_whole_characters(policy, output.tokens[:-1]))
-    if any(s in before for s in stop):
+    text_before_last = policy.decode(_whole_characters(policy, output.tokens[:-1]))
+    if any(s in text_before_last for s in stop):
         raise Misbehaved("a completion continues after a stop string: does it have another tokenizer?")
-    ended = output.finish == "stop" and output.tokens[-1] not in policy.end_ids
-    whole = policy.decode.text_with_specials(output.tokens)
-    if ended and not any(s in whole for s in stop):
+    claims_stop = output.finish == "stop" and output.tokens[-1] not in policy.end_ids
+    text = policy.decode.text_with_specials(output.tokens)
+    if claims_stop and not any(s in text for s in stop):
         raise Misbehaved(
             "a completion is marked as ended, but has no stop string: does it have another tokenizer?"
         )
@@ -36,8 +36,8 @@ def _whole_characters(policy: Policy, tokens: Sequence[int]) -> Sequence[int]:
     """Return the tokens up to the last one with which a character ends."""
     end = len(tokens)
     while end:
-        last = policy.decode.text_with_specials(tokens[max(0, end - CHARACTER_BYTES) : end])
-        if not last.endswith(INCOMPLETE):
+        tail = policy.decode.text_with_specials(tokens[max(0, end - CHARACTER_BYTES) : end])
+        if not tail.endswith(INCOMPLETE):
             break
         end -= 1
     return tokens[:end]

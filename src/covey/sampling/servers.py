@@ -130,14 +130,14 @@ class WeightsFolder:
         target = self.folder / f"version_{version:06d}"
         if self._version != version or not target.is_dir():
             # Renamed once it is whole, so that no server reads a part of it.
-            part = self.folder / f".{target.name}.part"
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            save_policy(policy, part)
-            open_to_readers(part)
-            for old in self.folder.glob("version_*"):
-                shutil.rmtree(old, ignore_errors=True)
-            part.rename(target)
+            unfinished = self.folder / f".{target.name}.part"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            save_policy(policy, unfinished)
+            open_to_readers(unfinished)
+            for outdated in self.folder.glob("version_*"):
+                shutil.rmtree(outdated, ignore_errors=True)
+            unfinished.rename(target)
             self._version = version
         return target.resolve()
 
@@ -151,10 +151,10 @@ def timed_out(error: BaseException | None) -> bool:
     return False
 
 
-def same_complaint(now: str, before: str) -> bool:
+def same_complaint(reason: str, previous: str) -> bool:
     """Whether two reasons to exclude a server differ at most in their numbers, versions for instance."""
     without_numbers = partial(re.compile(r"\d[\d.e+-]*").sub, "")
-    return without_numbers(now) == without_numbers(before)
+    return without_numbers(reason) == without_numbers(previous)
 
 
 def none_left(servers: Sequence[RemoteServer]) -> SamplersLost:
@@ -178,11 +178,11 @@ def restart(command: str, url: str, folder: Path, timeout: float) -> None:
         # Its output goes to our standard error, because with --json our standard output has one object only.
         # The server that it leaves in the background is not ended.
         output = {"stdout": STANDARD_ERROR, "stderr": None}
-        ended = run(command, timeout, shell=True, env=environment, **output)  # noqa: S604 - the user's
+        process = run(command, timeout, shell=True, env=environment, **output)  # noqa: S604 - the user's
     except subprocess.TimeoutExpired:
         raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
-    if ended.returncode:
-        raise OSError(f"rollout.sampler.restart failed: {how_ended(ended.returncode)}")
+    if process.returncode:
+        raise OSError(f"rollout.sampler.restart failed: {how_ended(process.returncode)}")
     while not _answers(url):
         if time.monotonic() > deadline:
             raise OSError(f"no answer within {timeout:g} s after rollout.sampler.restart")

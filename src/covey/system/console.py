@@ -198,13 +198,13 @@ class RunConsole:
             self.values = self.values or curve
         self.held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
 
-    def sampling(self, done: int, total: int, what: str = "sampling") -> None:
+    def sampling(self, count: int, total: int, what: str = "sampling") -> None:
         """Show how many completions are done."""
         if self.by_completion:
-            self.step_number = done
-        if not done:
+            self.step_number = count
+        if not count:
             self.work = ""  # the same work may begin again
-        self.doing(what, f" {done}/{total}", self.estimate if done else "")
+        self.doing(what, f" {count}/{total}", self.estimate if count else "")
 
     def tokens(self, sampled: int, most_to_come: int) -> None:
         """Estimate the time left of the present sampling from the ``sampled`` tokens and the most to come."""
@@ -237,10 +237,10 @@ class RunConsole:
     def _give_sign(self) -> None:
         """Print the present work if it is new, or after some silence; only without a terminal."""
         with self._signs:
-            now = time.monotonic()
-            silence = SILENCE if now - self.made < LONG else LONG
-            new = self.work not in self.announced and now - self.since > AT_ONCE
-            if self.live is None and self.work and (new or now - self.spoke > silence):
+            moment = time.monotonic()
+            silence = SILENCE if moment - self.made < LONG else LONG
+            new = self.work not in self.announced and moment - self.since > AT_ONCE
+            if self.live is None and self.work and (new or moment - self.spoke > silence):
                 self.announced.add(self.work)
                 self.say(f"{self.title} {self.activity}".strip())
 
@@ -292,9 +292,9 @@ class RunConsole:
             self._over = None
 
     def _left_at_this_pace(self) -> float | None:
-        done = self.step_number - self.first
+        steps = self.step_number - self.first
         elapsed = time.monotonic() - self.started
-        return elapsed / done * (self.steps - self.step_number) if done else None
+        return elapsed / steps * (self.steps - self.step_number) if steps else None
 
     def _time_left(self) -> str:
         seconds = self.left()
@@ -389,5 +389,5 @@ def flow(items: Sequence[Text], width: int) -> list[Text]:
 
 
 def _bar(share: float, width: int) -> Text:
-    done = round(min(share, 1.0) * width)
-    return Text.assemble(("━" * done, "green"), ("━" * (width - done), "bright_black"))
+    filled = round(min(share, 1.0) * width)
+    return Text.assemble(("━" * filled, "green"), ("━" * (width - filled), "bright_black"))

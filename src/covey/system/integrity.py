@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -51,7 +51,7 @@ def sealed_line(record: Mapping[str, object]) -> str:
     return f'{text[:-1]}, "{SEAL}": "{hashlib.sha256(text.encode()).hexdigest()}"}}\n'
 
 
-def unsealed_line(line: bytes, parse_int: Callable[[str], object] | None = None) -> dict[str, Any]:
+def unsealed_line(line: bytes, parse_int: Callable[[str], object] | None = None) -> dict[str, object]:
     """Return the record of a line that ``sealed_line`` has written, without its line break.
 
     Raises ValueError if it is not, byte for byte, as it was written.

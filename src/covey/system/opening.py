@@ -192,10 +192,10 @@ def _named(path: Path, opening: Callable[[], int]) -> int:
 
 
 def _depth(content: bytes) -> int:
-    deepest = now = 0
+    deepest = depth = 0
     for mark in MARKS.finditer(content):
         first = mark[0][:1]
         # A string's mark begins with a quote, and changes nothing.
-        now += (first in b"[{") - (first in b"]}")
-        deepest = max(deepest, now)
+        depth += (first in b"[{") - (first in b"]}")
+        deepest = max(deepest, depth)
     return deepest

@@ -105,16 +105,16 @@ def joined(minutes: float, device: str) -> Iterator[None]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     # The rank is known from torchrun's environment before the processes meet.
-    ours = environment_rank()
+    rank = environment_rank()
     count = int(os.environ["WORLD_SIZE"])
     wait = timedelta(minutes=minutes or ALL_WEEK)
     # Tensors on the CPU travel over gloo, those on GPUs over NCCL.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     try:
-        store, job = _meeting_place(ours, count, wait)
+        store, job = _meeting_place(rank, count, wait)
         _refuse_ended(job)
-        dist.init_process_group(backend, store=store, rank=ours, world_size=count, timeout=wait)
-        _here = _Place(ours, count, dist.new_group(backend="gloo", timeout=wait), job)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=wait)
+        _here = _Place(rank, count, dist.new_group(backend="gloo", timeout=wait), job)
         yield
         dist.destroy_process_group()
     except CoveyError as error:
@@ -154,14 +154,14 @@ def _refuse_ended(job: Store | None) -> None:
         raise error
 
 
-def _meeting_place(ours: int, count: int, wait: timedelta) -> tuple[Store, Store | None]:
+def _meeting_place(rank: int, count: int, wait: timedelta) -> tuple[Store, Store | None]:
     """Return the store for the processes' addresses, and torchrun's store for all attempts of a job."""
     from torch._C._distributed_c10d import FileStore, PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     if path := os.environ.get(STORE):
         return FileStore(path, count), None
-    store, _, _ = next(rendezvous("env://", ours, count, timeout=wait))
+    store, _, _ = next(rendezvous("env://", rank, count, timeout=wait))
     # torchrun may keep its store at a restart, with the addresses of processes that are gone.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"attempt-{attempt}", store), store

@@ -86,10 +86,10 @@ class StopSignal:
             if number not in stop_signals():
                 continue
             name = signal.Signals(number).name
-            now = time.monotonic()
-            another = now - self._last >= REPEAT_SECONDS
+            moment = time.monotonic()
+            another = moment - self._last >= REPEAT_SECONDS
             self._received += another
-            self._last = now
+            self._last = moment
             # A terminal signals this process and its parent, which forwards it: two signals, one request.
             if max(self._received - forwarded_signals(), forwarded_signals()) > 1:
                 exit_now(128 + number, f"stopped at once by {name}; what was saved before is kept")

@@ -50,8 +50,8 @@ class Difficulty:
         """
         if not after:
             return np.zeros(len(self.solved), dtype=bool)
-        done = self.solved >= after
-        return done & ~done.all()
+        mastered = self.solved >= after
+        return mastered & ~mastered.all()
 
     def choose(self, stream: int, count: int, without: Sequence[int] = ()) -> list[int]:
         """Draw different problems, likelier near the frontier of a pass rate of one half.

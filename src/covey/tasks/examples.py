@@ -165,7 +165,7 @@ def examples_of(problems: Sequence[Problem], method: str, data: Data, most: floa
         raise DataError(f"{ties[0].problem.id}: chosen and rejected are the same, as in every other pair")
     # Such a method (kto) takes a pair as two judged answers.
     if METHODS[method].learns_from[0] == "judged":
-        remaining = [one for e in remaining for one in _unpaired(e)]
+        remaining = [answer for e in remaining for answer in _unpaired(e)]
     return remaining
 
 

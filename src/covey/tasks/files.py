@@ -115,7 +115,7 @@ def _parsed(text: str | bytes, where: str) -> Any:
         raise DataError(f"{where}: not valid JSON: {str(error)[:200]}") from None
 
 
-def _row(row: object, where: str) -> dict[str, Any]:
+def _row(row: object, where: str) -> dict[str, object]:
     if not isinstance(row, Mapping):
         hint = "; a file that is one list must be called .json" if isinstance(row, list) else ""
         raise DataError(f"{where}: a row must be a JSON object, not a {type(row).__name__}{hint}")
@@ -219,7 +219,7 @@ def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Pro
     return Problem(identifier, prompt, columns, template, sampled=sampled)
 
 
-def in_our_names(row: dict[str, Any], data: Data) -> dict[str, Any]:
+def in_our_names(row: dict[str, object], data: Data) -> dict[str, object]:
     """Return a row with added columns: named by a path in the config, or by a known schema."""
     by_path = {name: value_at(row, name) for name in (data.prompt, data.completion) if "." in name}
     row = {**row, **{name: value for name, value in by_path.items() if value is not MISSING}}

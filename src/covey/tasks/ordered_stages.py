@@ -51,6 +51,8 @@ def _references(stage: ResolvedConfig) -> Iterator[tuple[str, str, Sequence[str]
     references += [("data.examples", str(path), makers) for path in config.data.examples]
     for spec in config.rewards:
         settings = spec.values() if isinstance(spec, Mapping) else ()
-        judges = [str(of["model"]) for of in settings if isinstance(of, Mapping) and "model" in of]
+        judges = [
+            str(judge["model"]) for judge in settings if isinstance(judge, Mapping) and "model" in judge
+        ]
         references += [("the model of a reward", name, ["reward_model"]) for name in judges]
     return (entry for entry in references if STAGE.fullmatch(entry[1]))

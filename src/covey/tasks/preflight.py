@@ -102,12 +102,12 @@ def _tell_of_rewards(
 
 def _always_open(rewards: Rewards) -> list[str]:
     """Return a note for each gate on a user's function, which also opens for a value of 0."""
-    theirs = {reward.name for reward in rewards if not reward.ours}
+    user_functions = {reward.name for reward in rewards if not reward.ours}
     return [
         f"{reward.name} counts wherever {reward.gated_by} gives a number, also 0; for correct answers only: "
         f"gated_by: '{reward.gated_by}:correct'"
         for reward in rewards
-        if reward.gated_by in theirs
+        if reward.gated_by in user_functions
     ]
 
 

@@ -102,8 +102,8 @@ class Adapter:
     @torch.no_grad()
     def load(self, expected: tuple[Tensor, ...], moments: Mapping[str, Tensor]) -> None:
         """Take weights, and AdamW's moments: without any it begins anew. The gradient is dropped."""
-        for mine, theirs in zip(self.parameters, expected, strict=True):
-            mine.copy_(theirs)
+        for parameter, weight in zip(self.parameters, expected, strict=True):
+            parameter.copy_(weight)
         self.adam = torch.optim.AdamW(self.parameters)
         self.adam.zero_grad()
         for name, value in moments.items():

@@ -276,8 +276,8 @@ class Tinker:
             raise Refusal(404, f"{call.request_id}: there is no such request, or its result was dropped")
         pending = asyncio.wrap_future(task.result)
         # Shielded: the result of a computation does not depend on who waits for it.
-        done, _ = await asyncio.wait([asyncio.shield(pending)], timeout=POLL_SECONDS)
-        if not done:
+        finished, _ = await asyncio.wait([asyncio.shield(pending)], timeout=POLL_SECONDS)
+        if not finished:
             return JSONResponse({"queue_state": "active"}, 408)
         result = task.result.result()
         return Response(result, media_type=PROTOBUF) if isinstance(result, bytes) else JSONResponse(result)
@@ -340,7 +340,7 @@ class Tinker:
         overwrite: bool = False,
     ) -> str:
         adapter = client.trained
-        now, expires = expiry(call.ttl_seconds)
+        created, expires = expiry(call.ttl_seconds)
         record = Record(
             model_id=client.id,
             kind=kind,
@@ -348,7 +348,7 @@ class Tinker:
             base_model=self.base.name,
             fingerprint=self.base.fingerprint,
             shape=adapter.shape,
-            time=now,
+            time=created,
             run_metadata=client.metadata,
             user_metadata=call.user_metadata,
             expires_at=expires,

@@ -114,8 +114,8 @@ class Store:
     def records(self, model_id: str | None = None) -> list[Record]:
         """The records of all checkpoints, or of one client's, newest first; damaged ones are left out."""
         all_records = [r for file in self.folder.glob(f"*/*/*/{RECORD}") for r in self._readable(file)]
-        ours = [r for r in all_records if model_id in (None, r.model_id)]
-        return sorted(ours, key=lambda r: r.time, reverse=True)
+        selected = [r for r in all_records if model_id in (None, r.model_id)]
+        return sorted(selected, key=lambda r: r.time, reverse=True)
 
     def delete(self, path: str) -> None:
         """Remove a checkpoint. Raises DataError if there is none."""
@@ -137,5 +137,5 @@ class Store:
 
 def expiry(seconds: int | None) -> tuple[datetime, datetime | None]:
     """The present time, and the time this many seconds later."""
-    now = datetime.now(UTC)
-    return now, None if seconds is None else now + timedelta(seconds=seconds)
+    present = datetime.now(UTC)
+    return present, None if seconds is None else present + timedelta(seconds=seconds)

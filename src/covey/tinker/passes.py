@@ -183,9 +183,9 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     own_ends = policy.end_ids
     policy.end_ids = list(draws[0].end_ids)
     try:
-        for done in sampler.sample(requests, params):
-            number, i = together[done.request][done.sample]
-            completions[number][i] = done.completion
+        for sampled in sampler.sample(requests, params):
+            number, i = together[sampled.request][sampled.sample]
+            completions[number][i] = sampled.completion
     finally:
         policy.end_ids = own_ends
     return [

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from covey_verify.errors import DataError
 PROTOBUF = "application/x-protobuf"
 MOST_VALUES = 1 << 24
 """Most values of an array, with the zeros of a sparse one."""
-DTYPES: Mapping[int, type[Any]] = {1: np.float32, 2: np.int64, 3: np.int32}
+DTYPES: Mapping[int, type[np.generic]] = {1: np.float32, 2: np.int64, 3: np.int32}
 FLOAT32 = 1
 STOP_REASONS = {"stop": 0, "length": 1}
 Value: TypeAlias = int | float | bytes
@@ -98,7 +98,7 @@ def _tensor(tensor: Fields, where: str) -> np.ndarray:
         raise DataError(f"{where}: its values do not fill the shape {shape}") from None
 
 
-def _shaped(tensor: Fields, dtype: type[Any], shape: list[int]) -> np.ndarray:
+def _shaped(tensor: Fields, dtype: type[np.generic], shape: list[int]) -> np.ndarray:
     if 2 not in tensor:
         return _array(_bytes(_last(tensor, 1, b"")), dtype).reshape(shape or (-1,))
     sparse = read_fields(_bytes(tensor[2][-1]))
@@ -136,9 +136,11 @@ def write_forward_backward(outputs: Sequence[Mapping[str, np.ndarray]], loss: fl
 def write_samples(completions: Sequence[Completion], prompt_logprobs: np.ndarray | None) -> bytes:
     """Write completions, and the log-prob of each token of the prompt if there are any: NaN for the first."""
     message = b""
-    for done in completions:
-        sequence = _field(1, STOP_REASONS[done.finish]) + _field(2, done.tokens.astype(np.int32).tobytes())
-        message += _field(1, sequence + _field(3, done.logprobs.astype(np.float32).tobytes()))
+    for completion in completions:
+        sequence = _field(1, STOP_REASONS[completion.finish]) + _field(
+            2, completion.tokens.astype(np.int32).tobytes()
+        )
+        message += _field(1, sequence + _field(3, completion.logprobs.astype(np.float32).tobytes()))
     if prompt_logprobs is not None:
         message += _field(2, prompt_logprobs.astype(np.float32).tobytes())
     return message
@@ -216,7 +218,7 @@ def _text(message: Fields, number: int) -> str:
     return _bytes(_last(message, number, b"")).decode(errors="replace")
 
 
-def _array(values: bytes, dtype: type[Any]) -> np.ndarray:
+def _array(values: bytes, dtype: type[np.generic]) -> np.ndarray:
     return np.frombuffer(values, dtype).copy()
 
 

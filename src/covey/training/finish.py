@@ -64,8 +64,8 @@ def _conclude(run: Run, result: Result) -> None:
 
 def write_result(result: Result, written: Mapping[str, object]) -> None:
     """Write the result, with bytes and sha256 of each log (``written``) and of the examples."""
-    made = result.folder / EXAMPLES
-    examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
+    path = result.folder / EXAMPLES
+    examples = {EXAMPLES: [path.stat().st_size, digest_of(path)]} if path.is_file() else {}
     write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
 
 

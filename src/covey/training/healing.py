@@ -59,12 +59,12 @@ def severe(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity == "severe"]
 
 
-def warnings_due(so_far: Sequence[Finding], step: int) -> list[Finding]:
+def warnings_due(findings: Sequence[Finding], step: int) -> list[Finding]:
     """Return the warnings whose turn it is at a step: those of WINDOW steps before.
 
     A warning may be a symptom, whose cause is found a little later.
     """
-    return [f for f in so_far if f.severity == "warning" and f.step + WINDOW == step]
+    return [f for f in findings if f.severity == "warning" and f.step + WINDOW == step]
 
 
 def begin_attempt(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:

@@ -46,8 +46,8 @@ def _of_groups(run: Run) -> dict[str, float]:
         return {**metrics, "loss": 0.0}  # a completion without siblings has no advantage
     batch = prepare(run, groups, OldLogprobs.RECOMPUTED)
     sampling = config.rollout
-    now = run.state.coefficients
-    objective = PolicyObjective(algorithm, sampling.temperature, sampling.max_tokens, now)
+    coefficients = run.state.coefficients
+    objective = PolicyObjective(algorithm, sampling.temperature, sampling.max_tokens, coefficients)
     token_stats = run.learner.measure(batch, objective)
     return {
         **metrics,

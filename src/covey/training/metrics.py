@@ -53,7 +53,7 @@ def step_metrics(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    done: StepUpdates,
+    outcome: StepUpdates,
     loaded: ResolvedConfig,
     coefficients: Coefficients,
 ) -> dict[str, float]:
@@ -64,25 +64,25 @@ def step_metrics(
     advantages = by_completion(batch, batch.advantages)
     critic = batch.value_targets
     # NaN marks updates that were skipped.
-    applied = [n for n in done.norms if np.isfinite(n)]
+    applied = [n for n in outcome.norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
         **score_metrics(groups, rollout.scoring.logged),
         **group_signs(groups),
         **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in advantages])),
         **gradient_signs(rollout.groups, advantages),
-        **token_metrics(done.stats, algorithm),
+        **token_metrics(outcome.stats, algorithm),
         **(value_metrics(critic.values, critic.returns, batch.mask) if critic is not None else {}),
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
         "update/coverage": update_coverage(batch, groups, algorithm.skips_idle),
         "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
-        "optimizer/updates": float(len(done.norms)),
-        "optimizer/skipped": float(len(done.norms) - len(applied)),
+        "optimizer/updates": float(len(outcome.norms)),
+        "optimizer/skipped": float(len(outcome.norms) - len(applied)),
         "optimizer/lr": learning_rate(step, loaded.config.train),
     }
-    if done.value_norms:
-        metrics["value/grad_norm"] = float(np.mean(done.value_norms))
+    if outcome.value_norms:
+        metrics["value/grad_norm"] = float(np.mean(outcome.value_norms))
     if algorithm.kl is not None:
         metrics["kl/coef"] = coefficients.kl
     if algorithm.entropy is not None:
@@ -95,13 +95,13 @@ def report_step(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    done: StepUpdates,
+    outcome: StepUpdates,
     metrics: Mapping[str, float],
     loaded: ResolvedConfig,
 ) -> None:
     """Log a step and show it on the console."""
     _note_off_centre(journal, loaded.algorithm, batch, rollout.groups, step)
-    tokens_of_step = token_record(done.stats, [len(tokens) for tokens in batch.tokens])
+    tokens_of_step = token_record(outcome.stats, [len(tokens) for tokens in batch.tokens])
     times = journal.log_rollouts(
         step, rollout, batch, tokens_of_step, loaded.config.train.inner_epochs, metrics
     )

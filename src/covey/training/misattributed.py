@@ -76,5 +76,5 @@ def report_misattributed(journal: Journal, step: int, cases: Sequence[Misattribu
         "weights; the group was trained on nevertheless. Is there a proxy or a cache in front of the server?",
         "yellow",
     )
-    for one in cases:
-        journal.log_event(step, EVENT, problem=one.problem, servers=list(one.servers), nats=one.nats)
+    for case in cases:
+        journal.log_event(step, EVENT, problem=case.problem, servers=list(case.servers), nats=case.nats)

@@ -217,20 +217,20 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     sums = on_rank_zero(lambda: _stored_sums(path.parent, digest.hexdigest()))
     counts = [len(e.answers) for e in examples]
     # The number of whole examples whose log-probs are there already.
-    done = int(np.searchsorted(np.cumsum(counts), len(sums), side="right")) if len(sums) else 0
+    complete = int(np.searchsorted(np.cumsum(counts), len(sums), side="right")) if len(sums) else 0
     learner = run.learner
     own_model = own_reference(run.loaded)
     if own_model is not None:
         learner = Learner(own_model, run.loaded.config.train)
     # The policy has moved, so the first model is loaded once more.
-    elif done < len(examples) and run.state.step:
+    elif complete < len(examples) and run.state.step:
         learner = _first_learner(run, path)
     run.journal.console.doing("scoring the reference")
-    while done < len(examples):
+    while complete < len(examples):
         run_on_all(run.safe_point)
-        batch = given_batch(examples[done : done + SCORED_AT_ONCE])
+        batch = given_batch(examples[complete : complete + SCORED_AT_ONCE])
         sums = np.concatenate([sums, summed(learner, batch).numpy()])
-        done = min(done + SCORED_AT_ONCE, len(examples))
+        complete = min(complete + SCORED_AT_ONCE, len(examples))
         on_rank_zero(partial(write_file, path, packed_sums(sums, digest.hexdigest())))
     return list(torch.from_numpy(sums).split(counts))
 

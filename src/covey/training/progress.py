@@ -49,10 +49,10 @@ class Progress:
 
     def micro_batch_begins(self) -> None:
         """Note that a micro-batch begins, of an update or of what it is prepared with."""
-        now = time.monotonic()
+        moment = time.monotonic()
         if self._micro_at > self.clock.since:  # the one before was of the same phase
-            self.micro_batch = now - self._micro_at
-        self._micro_at = now
+            self.micro_batch = moment - self._micro_at
+        self._micro_at = moment
 
     def update_begins(self, number: int) -> None:
         """Note that the optimizer makes its ``number``-th step: from now on the step has to be finished."""
@@ -65,13 +65,13 @@ class Progress:
 
     def step_ends(self, step: int) -> None:
         """Note that a step is complete and logged, ``step`` in all."""
-        now = time.monotonic()
+        moment = time.monotonic()
         if step != self.step:
             self._steps += 1
-            self._seconds += now - self.step_at
+            self._seconds += moment - self.step_at
         self.between_steps = True
         self.step = step
-        self.step_at = now
+        self.step_at = moment
 
     def checkpoint(self) -> None:
         """Note that everything up to the last whole step is saved."""
@@ -84,19 +84,19 @@ class Progress:
 
     def seconds_left(self, evaluations: int) -> float | None:
         """Return the seconds left for the remaining steps and ``evaluations``; None before the first step."""
-        now = time.monotonic()
-        done = self._steps + (not self.between_steps)
-        if not done:
+        moment = time.monotonic()
+        steps_begun = self._steps + (not self.between_steps)
+        if not steps_begun:
             return None
-        spent = now - self.step_at  # in this step, or in what follows it
-        mean = (self._seconds + (0.0 if self.between_steps else spent)) / done
-        left = mean * (self.steps - self.step - (not self.between_steps))
+        spent = moment - self.step_at  # in this step, or in what follows it
+        mean = (self._seconds + (0.0 if self.between_steps else spent)) / steps_begun
+        seconds = mean * (self.steps - self.step - (not self.between_steps))
         evaluation = self.clock.last.get("eval", 0.0)
         if self.clock.phase == "eval":
-            left += max(0.0, evaluation - spent)
+            seconds += max(0.0, evaluation - spent)
         elif self.between_steps and self.step < self.steps:
-            left -= min(mean, spent)
-        return left + evaluations * evaluation
+            seconds -= min(mean, spent)
+        return seconds + evaluations * evaluation
 
     def updating_left(self) -> float:
         """Return the seconds left of the present update; 0 if they are not known."""
@@ -113,15 +113,15 @@ class Progress:
                 f"the model is being written, then the run ends. {again} stops at once; the same command "
                 "then writes it"
             )
-        now = time.monotonic()
+        moment = time.monotonic()
         ending = self._stop_forecast()
         about = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
         sentences = [f"stopping {ending.after}{about}"]
         what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"
         under_way = self.between_steps and self.clock.phase in ("rollout", "prepare", "update", "eval")
-        if under_way and now - self.step_at >= NOTICED:
-            sentences.append(f"{what} is repeated when the run continues ({duration(now - self.step_at)})")
-        lost = (self.step_at if self.between_steps else now) - self.saved_at
+        if under_way and moment - self.step_at >= NOTICED:
+            sentences.append(f"{what} is repeated when the run continues ({duration(moment - self.step_at)})")
+        lost = (self.step_at if self.between_steps else moment) - self.saved_at
         sentences.append(self._second_signal(again, lost, ending.seconds))
         return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 

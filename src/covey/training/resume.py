@@ -29,8 +29,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     journal = run.journal
     folder = journal.folder
     begun = bool(checkpoints(folder.path))
-    now = process_record(run, memory, begun)
-    differences = on_rank_zero(lambda: differences_to_record(loaded, begun, now))
+    current = process_record(run, memory, begun)
+    differences = on_rank_zero(lambda: differences_to_record(loaded, begun, current))
     harmful = [d for d in differences if d.effect != "safe"]
     if options.strict and loaded.config.rollout.staleness and begun:
         raise CheckpointError(
@@ -54,7 +54,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     # Last, so that a refused resume leaves the files as they were.
     if is_rank_zero():
         write_own(folder.path, "config.yaml", resolved_yaml(loaded))
-        write_file(folder.path / "env.json", sealed(now))
+        write_file(folder.path / "env.json", sealed(current))
         if options.start:
             write_own(options.home, START, sealed(options.start))
         (folder.path / RECORD).unlink(missing_ok=True)

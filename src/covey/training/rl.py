@@ -42,31 +42,35 @@ def train(run: Run) -> None:
             with journal.clock("prepare"):
                 batch = prepare(run, rollout.groups, old)
             with journal.clock("update"):
-                done = update(run, batch, old, step)
+                outcome = update(run, batch, old, step)
             run.sampler.sync(run.learner)
-            if finish_step(run, step, rollout, batch, done):
+            if finish_step(run, step, rollout, batch, outcome):
                 break
 
 
-def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, done: StepUpdates) -> bool:
+def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, outcome: StepUpdates) -> bool:
     """Log a step and act on its metrics; return True if the stage ends here. Raises GuardStop."""
     loaded = run.loaded
     run.advance(step + 1, rollout.position)
-    metrics = step_metrics(step, rollout, batch, done, loaded, run.state.coefficients) | run.drift_metrics()
-    report_misattributed(run.journal, step, misattributed_groups(rollout.groups, done.stats, done.before))
-    report_step(run.journal, step, rollout, batch, done, metrics, loaded)
+    metrics = (
+        step_metrics(step, rollout, batch, outcome, loaded, run.state.coefficients) | run.drift_metrics()
+    )
+    report_misattributed(
+        run.journal, step, misattributed_groups(rollout.groups, outcome.stats, outcome.before)
+    )
+    report_step(run.journal, step, rollout, batch, outcome, metrics, loaded)
     has_signal = bool(batch.advantages.any())
     run.state = run.supervisor.judge_step(run.state, step, metrics, rollout.all_groups, has_signal)
-    refresh_reference(run.learner, loaded.algorithm, done.before)
+    refresh_reference(run.learner, loaded.algorithm, outcome.before)
     return run.end_step(metrics)
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
-    done = StepUpdates(run.learner.version)
+    outcome = StepUpdates(run.learner.version)
     waits = policy_waits(run, step)
     set_value_pull(run, waits)
-    turns = learner_turns(run, waits, done)  # decided once for all updates of the step
+    turns = learner_turns(run, waits, outcome)  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
         for turn in turns:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.
@@ -74,8 +78,8 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
             norm = apply_update(run, turn.learner, step, minibatch, [float(s.loss) for s in stats], number)
             turn.norms.append(norm)
             if isfinite(norm):
-                done.stats += [s for s in stats if isinstance(s, TokenStats)]
-    return done
+                outcome.stats += [s for s in stats if isinstance(s, TokenStats)]
+    return outcome
 
 
 def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
@@ -98,7 +102,7 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
-            batch = replace(batch, ref_logprobs=learner.score(batch, temperature, of=reference).logprobs)
+            batch = replace(batch, ref_logprobs=learner.score(batch, temperature, model=reference).logprobs)
     return with_advantages(batch, groups, algorithm, kl_coef=run.state.coefficients.kl, values=values)
 
 

@@ -82,10 +82,10 @@ class Run:
         if self.progress.between_steps:
             self.stop.check()
 
-    def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
+    def on_sample(self, count: int, total: int, what: str = "sampling") -> None:
         """Report progress of sampling."""
         self.safe_point()
-        self.journal.console.sampling(done, total, what)
+        self.journal.console.sampling(count, total, what)
 
     def rollouts(
         self, rollout: Rollout | None = None, algorithm: Algorithm | None = None
@@ -124,10 +124,10 @@ class Run:
         """Estimate the seconds left, evaluations included; None before the first step."""
         every = self.loaded.config.eval.every
         steps = self.loaded.config.train.steps
-        now = self.progress.step
-        between = (steps - 1) // every - now // every if every and now < steps else 0
-        last = now < steps or self.journal.clock.phase != "eval"
-        return self.progress.seconds_left(between + last if self.test_set else 0)
+        step = self.progress.step
+        evaluations = (steps - 1) // every - step // every if every and step < steps else 0
+        last = step < steps or self.journal.clock.phase != "eval"
+        return self.progress.seconds_left(evaluations + last if self.test_set else 0)
 
     def end_step(self, metrics: Mapping[str, float]) -> bool:
         """Evaluate and save when it is time, and tell the observer; return True if the stage ends here."""

@@ -68,7 +68,7 @@ def _steps_made(output: Path) -> int:
 def _read_by(stage: ResolvedConfig) -> Iterator[Path]:
     """Yield the folders that a stage's config reads a model, examples or a reward's model from."""
     config = stage.config
-    rewards = (of for spec in config.rewards if isinstance(spec, Mapping) for of in spec.values())
-    models = [config.model, *(of.get("model") for of in rewards if isinstance(of, Mapping))]
+    rewards = (value for spec in config.rewards if isinstance(spec, Mapping) for value in spec.values())
+    models = [config.model, *(value.get("model") for value in rewards if isinstance(value, Mapping))]
     yield from (Path(model).parent for model in models if isinstance(model, str))
     yield from config.data.examples

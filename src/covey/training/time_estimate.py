@@ -44,7 +44,7 @@ def token_cost(run: Run) -> TokenCost | None:
     # kind of product -> GFLOP/s of one thread, ours and torch's.
     rates = library.trial.rates["mixed" if policy.rounds else str(policy.model.dtype).removeprefix("torch.")]
     # A product of a token with all weights takes two operations a weight.
-    seconds = {kind: 2e-9 * shape.parameters / ours / threads for kind, (ours, _) in rates.items()}
+    seconds = {kind: 2e-9 * shape.parameters / own_rate / threads for kind, (own_rate, _) in rates.items()}
     gradient = seconds["weights"] * shape.trained / shape.parameters
     return TokenCost(
         seconds["forward"] / SAMPLING,
@@ -77,20 +77,20 @@ def hours_line(run: Run) -> str:
         return ""
     config = run.loaded.config
     step = step_seconds(run, cost)
-    now = run.state.step
-    left = config.train.steps - now
+    done_steps = run.state.step
+    remaining = config.train.steps - done_steps
     evaluations, completions = evaluations_of(config, len(run.test_set))
-    if now and evaluations:  # those that a resumed run has behind it
-        evaluations -= 1 + (now // config.eval.every if config.eval.every else 0)
+    if done_steps and evaluations:  # those that a resumed run has behind it
+        evaluations -= 1 + (done_steps // config.eval.every if config.eval.every else 0)
     # Each problem is read twice: for its samples, and for its greedy completion.
     read = 2 * completions / (config.eval.samples + 1) * mean_tokens(run.test_set)
     evaluation = read * cost.prompt + completions * config.rollout.max_tokens * cost.sampled
-    total = left * step + evaluations * evaluation
+    total = remaining * step + evaluations * evaluation
     if total < WORTH_A_LINE:
         return ""
     besides = f" and {evaluations} evaluations{_each(evaluation)}" if evaluations else ""
     return (
-        f"estimated time: at most about {duration(total)}: {left} steps{_each(step)}{besides}, on a "
+        f"estimated time: at most about {duration(total)}: {remaining} steps{_each(step)}{besides}, on a "
         "machine that does nothing else"
     )
 

@@ -34,7 +34,7 @@ def set_value_pull(run: Run, waits: bool) -> None:
         head.pull = 0.0 if waits else critic.pull
 
 
-def learner_turns(run: Run, waits: bool, done: StepUpdates) -> list[LearnerTurn]:
+def learner_turns(run: Run, waits: bool, outcome: StepUpdates) -> list[LearnerTurn]:
     """Return the turns of a step's updates: the policy's, unless it ``waits``, and that of a critic."""
     algorithm = run.loaded.algorithm
     rollout = run.loaded.config.rollout
@@ -44,8 +44,8 @@ def learner_turns(run: Run, waits: bool, done: StepUpdates) -> list[LearnerTurn]
     if not waits:
         loss = (algorithm, rollout.temperature, rollout.max_tokens, run.state.coefficients)
         policy = PolicyObjective(*loss, values if has_head else None)
-        turns.append(LearnerTurn(run.learner, policy, done.norms))
+        turns.append(LearnerTurn(run.learner, policy, outcome.norms))
     # A head on the policy learns with it in one pass, unless the policy waits.
     if values is not None and (waits or not has_head):
-        turns.append(LearnerTurn(run.critic or run.learner, values, done.value_norms))
+        turns.append(LearnerTurn(run.critic or run.learner, values, outcome.value_norms))
     return turns

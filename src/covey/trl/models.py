@@ -122,7 +122,7 @@ def frozen_copy(model: Any) -> Any:
     return copy.deepcopy(model)
 
 
-def with_adapters(model: Any, peft_config: Any) -> Any:
+def with_adapters(model: Any, peft_config: object) -> Any:
     """Return peft's wrapper of a model. Raises Refused for adapters that sampling could not read."""
     from peft import PeftConfig, get_peft_model
 

@@ -58,7 +58,7 @@ class GivenTrainer(Trainer):
         return model_object, words
 
     def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
-        readable = [self._read(one) for row in listed(rows, what, most) for one in self._rows_of(row)]
+        readable = [self._read(part) for row in listed(rows, what, most) for part in self._rows_of(row)]
         shortened = [self.form.cut(row, self.args) for row in readable]
         usable = [row for row in shortened if row is not None]
         if readable and not usable:
@@ -81,7 +81,9 @@ class GivenTrainer(Trainer):
             return metrics
         size = self.args.per_device_eval_batch_size
         ids_of = read_by(self.form.tokens_of)
-        read, labels = (batch_by_batch(prepared, of, size) for of in (ids_of, self.form.labels_of or ids_of))
+        read, labels = (
+            batch_by_batch(prepared, read_ids, size) for read_ids in (ids_of, self.form.labels_of or ids_of)
+        )
         self._computed = self.compute_metrics(predictions(self.model, read, labels))
         return {**self._computed, **metrics}
 
@@ -156,7 +158,7 @@ class DPOTrainer(GivenTrainer):
     }
     form = RowForm(rows.preference_row, rows.cut_preference, rows.preference_tokens, "prompt_ids")
 
-    def __init__(self, model: Any, ref_model: Any = None, args: Any = None, **others: Any) -> None:
+    def __init__(self, model: Any, ref_model: object = None, args: Any = None, **others: Any) -> None:
         if ref_model is not None and ref_model is model:
             raise Refused(
                 f"{type(self).__name__}: `model` and `ref_model` are one object, compared with itself. Leave "
@@ -213,7 +215,7 @@ class RewardTrainer(GivenTrainer):
     }
     form = RowForm(rows.scored_row, rows.cut_scored, rows.scored_tokens, "chosen_ids", rows.no_labels)
 
-    def _load(self, model: Any, tokenizer: Any, _given: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+    def _load(self, model: Any, tokenizer: Any, _rows: object) -> tuple[Any, PreTrainedTokenizerBase]:
         model_object, words = reward_model_of(model, tokenizer, self.args.model_init_kwargs)
         self.reader = RowReader(words, self.args)
         return model_object, words

@@ -41,8 +41,8 @@ def reward_entries(
     entries: list[dict[Any, dict[str, object]]] = []
     for function, tokenizer, weight in zip(every, words, weights, strict=True):
         called, name = _callable(function, tokenizer)
-        taken = {str(entry_settings["name"]) for entry in entries for entry_settings in entry.values()}
-        unique = name if name not in taken else f"{name}_{len(entries)}"
+        names = {str(entry_settings["name"]) for entry in entries for entry_settings in entry.values()}
+        unique = name if name not in names else f"{name}_{len(entries)}"
         entries.append({called: {"weight": float(weight), "name": unique}})
     return entries
 

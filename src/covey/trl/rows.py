@@ -205,10 +205,10 @@ def _assistants(reader: RowReader, before: Sequence[Any], messages: Sequence[Any
         if n < len(before) or bare(message).get("role") != "assistant":
             continue
         start = reader.chat(every[:n], row, begin=True)
-        so_far = reader.chat(every[: n + 1], row)
+        rendered = reader.chat(every[: n + 1], row)
         ends = [index for index in range(len(start), len(ids)) if ids[index] == reader.tokenizer.eos_token_id]
         # Some templates, Qwen 3's for one, write a last message otherwise; then its end token shows the end.
-        end = len(so_far) if ids[: len(so_far)] == so_far else ends[0] + 1 if ends else 0
+        end = len(rendered) if ids[: len(rendered)] == rendered else ends[0] + 1 if ends else 0
         if ids[: len(start)] != start or not end:
             raise Refused(
                 "assistant_only_loss: the chat template changes earlier messages when one is added, so the "

@@ -69,7 +69,7 @@ class Trainer(Observer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
-        peft_config: Any = None,
+        peft_config: object = None,
         **others: Any,
     ) -> None:
         self.args = self._config_of(args)
@@ -131,7 +131,7 @@ class Trainer(Observer):
 
         A run that a guard stops ends as in TRL, with its reason printed and in `metrics["stopped"]`.
         """
-        again = _wants_resume(resume_from_checkpoint, self.args.output_dir)
+        resumes = _wants_resume(resume_from_checkpoint, self.args.output_dir)
         rows = self._rows()
         settings = self._settings(rows)
         self.schedule = self._schedule(rows)
@@ -143,7 +143,7 @@ class Trainer(Observer):
         start = self._start(settings, self._ordered(rows))
         quiet = bool(self.args.disable_tqdm)
         try:
-            self.result = run_start(start, quiet=quiet, overwrite=not again, observer=self)
+            self.result = run_start(start, quiet=quiet, overwrite=not resumes, observer=self)
         except OtherInputs as error:
             raise Refused(f"{error}. {ANEW}" if self.streamed else str(error)) from None
         except GuardStop as reason:
@@ -195,11 +195,11 @@ class Trainer(Observer):
         """Add a callback, as a class or an object."""
         self.callback_handler.add_callback(callback)
 
-    def pop_callback(self, callback: Any) -> Any:
+    def pop_callback(self, callback: object) -> Any:
         """Remove a callback and return it."""
         return self.callback_handler.pop_callback(callback)
 
-    def remove_callback(self, callback: Any) -> None:
+    def remove_callback(self, callback: object) -> None:
         """Remove a callback."""
         self.callback_handler.remove_callback(callback)
 
@@ -269,10 +269,10 @@ class Trainer(Observer):
         if not is_dataclass(args):
             raise Refused(f"args: give a {self.config.__name__}, not {type(args).__name__}")
         names = {f.name for f in fields(self.config)}
-        given = {f.name: enum_value(getattr(args, f.name)) for f in fields(args) if f.name in names}
+        values = {f.name: enum_value(getattr(args, f.name)) for f in fields(args) if f.name in names}
         defaults = self.config.defaults()
         usual = {"accelerator_config", "parallelism_config", "fsdp_config", "fsdp"}
-        return self.config(**{n: v for n, v in given.items() if n not in usual and v != defaults[n]})
+        return self.config(**{n: v for n, v in values.items() if n not in usual and v != defaults[n]})
 
     def _refuse(self, others: Mapping[str, Any]) -> None:
         for name, value in others.items():
@@ -340,7 +340,7 @@ class Trainer(Observer):
         """Return the settings with which some rows are measured."""
         return {**self._settings(self._rows()), "tracker": None}
 
-    def _call(self, event: str, **details: Any) -> TrainerControl:
+    def _call(self, event: str, **details: object) -> TrainerControl:
         if event in ASKED_BY:
             setattr(self.control, ASKED_BY[event], False)
         answer = self.callback_handler.call_event(event, self.args, self.state, self.control, **details)

@@ -74,7 +74,7 @@ def test_this_library_was_tried_in_a_child_and_its_rates_are_kept() -> None:
 
 
 def test_a_library_that_fails_in_the_child_is_not_used(tmp_path: Path) -> None:
-    trial = build._tried(b"\x7fELF nonsense", tmp_path / "kernels-x.so")
+    trial = build._trial_result(b"\x7fELF nonsense", tmp_path / "kernels-x.so")
     assert not trial.works
     assert trial.problem.startswith("they fail on this processor: ")
 
@@ -83,7 +83,7 @@ def test_a_users_file_with_the_name_of_a_module_is_not_the_childs(tmp_path: Path
     """`covey train` does not look for modules in the working folder, so its child must not either."""
     (tmp_path / "random.py").write_text("raise SystemExit('an experiment of my own')")
     monkeypatch.chdir(tmp_path)
-    trial = build._tried(b"\x7fELF nonsense", tmp_path / "kernels-x.so")
+    trial = build._trial_result(b"\x7fELF nonsense", tmp_path / "kernels-x.so")
     assert "experiment" not in trial.problem
     assert "OSError" in trial.problem
 
@@ -134,7 +134,7 @@ def test_a_trial_that_is_not_as_it_was_written_is_made_anew_and_said(child: Path
     kept = child / "kernels-x.json"
     kept.write_text(DAMAGED[name])
     for _ in range(2):
-        assert build._tried(b"", child / "kernels-x.so") == trial_of(WHOLE)
+        assert build._trial_result(b"", child / "kernels-x.so") == trial_of(WHOLE)
     assert trials_made(child) == 1
     assert capfd.readouterr().err == f"note: {kept} is damaged or not ours alone; measured anew\n"
 
@@ -142,12 +142,12 @@ def test_a_trial_that_is_not_as_it_was_written_is_made_anew_and_said(child: Path
 @pytest.mark.parametrize("instead", [Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_is_no_trial(child: Path, instead: Callable[[Path], None]) -> None:
     instead(child / "kernels-x.json")
-    assert build._tried(b"", child / "kernels-x.so") == trial_of(WHOLE)
+    assert build._trial_result(b"", child / "kernels-x.so") == trial_of(WHOLE)
 
 
 def test_a_trial_is_made_once_and_in_silence(child: Path, capfd) -> None:
     for _ in range(2):
-        assert build._tried(b"", child / "kernels-x.so") == trial_of(WHOLE)
+        assert build._trial_result(b"", child / "kernels-x.so") == trial_of(WHOLE)
     assert (trials_made(child), capfd.readouterr().err) == (1, "")
 
 
@@ -159,7 +159,7 @@ def test_a_library_is_tried_and_loaded_from_no_disk(child: Path, tmp_path: Path)
         f'readlink "$COVEY_KERNELS" > {child}/place; cat "$COVEY_KERNELS" > {child}/tried; cat {child}/says'
     )
     (child / "python").write_text(f"#!/bin/sh\n{lines}\n")
-    assert build._tried(content, child / "kernels-x.so").works
+    assert build._trial_result(content, child / "kernels-x.so").works
     assert (child / "place").read_text().startswith("/memfd:")
     assert (child / "tried").read_bytes() == content
     assert str(path.parent) not in build._loaded(content, path)._name
@@ -168,13 +168,13 @@ def test_a_library_is_tried_and_loaded_from_no_disk(child: Path, tmp_path: Path)
 def test_one_that_never_ends_is_a_problem_that_does_not_stay(child: Path, monkeypatch) -> None:
     (child / "python").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(build, "TRIAL_SECONDS", 0.2)
-    assert "no result within" in build._tried(b"", child / "kernels-x.so").problem
+    assert "no result within" in build._trial_result(b"", child / "kernels-x.so").problem
     assert not (child / "kernels-x.json").exists()
 
 
 def test_half_a_trial_is_a_problem_that_does_not_stay(child: Path) -> None:
     (child / "says").write_text(json.dumps({"rates": WHOLE["rates"]}))
-    assert not build._tried(b"", child / "kernels-x.so").works
+    assert not build._trial_result(b"", child / "kernels-x.so").works
     assert not (child / "kernels-x.json").exists()
 
 
@@ -211,5 +211,5 @@ def test_only_a_fault_of_the_library_is_a_verdict_that_stays(
     (tmp_path / "python").write_text(f"#!/bin/sh\nkill -{how} $$\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(build.sys, "executable", str(tmp_path / "python"))
-    assert f"killed by SIG{how}" in build._tried(b"", tmp_path / "kernels-x.so").problem
+    assert f"killed by SIG{how}" in build._trial_result(b"", tmp_path / "kernels-x.so").problem
     assert (tmp_path / "kernels-x.json").exists() == kept

@@ -62,7 +62,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(build, "WHEEL", tmp_path)
     monkeypatch.setattr(build, "processor", lambda: "flags : fpu sse2")
-    monkeypatch.setattr(build, "_tried", own.trial)
+    monkeypatch.setattr(build, "_trial_result", own.trial)
     monkeypatch.setattr(build, "_loaded", lambda content, _: content)
     yield own
     build.tested_kernels.cache_clear()

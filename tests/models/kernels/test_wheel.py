@@ -58,7 +58,7 @@ def test_one_that_fails_its_trial_is_followed_by_the_next(wheel, monkeypatch) ->
     def tried(content: bytes, _: Path) -> Trial:
         return Trial(problem="" if content == b"x86-64-v3" else "illegal instruction")
 
-    monkeypatch.setattr(build, "_tried", tried)
+    monkeypatch.setattr(build, "_trial_result", tried)
     found = build.tested_kernels()
     assert found is not None
     assert (found.instructions, found.origin) == ("AVX2", "from the wheel")

@@ -84,7 +84,7 @@ def _client(direct: bool) -> Client:
         return httpx2.Client(limits=limits, cookies=cookies, trust_env=not direct, follow_redirects=False)
     # The environment names a proxy of another kind, such as ALL_PROXY=socks5://..., or no address.
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
-        raise OSError(f"the proxy of the environment cannot be used: {error}") from None
+        raise OSError(f"a proxy that the environment names cannot be used: {error}") from None
 
 
 _MAKING = threading.Lock()
@@ -195,7 +195,7 @@ def _plain_errors(url: str, deadline: Deadline) -> Iterator[None]:
     try:
         yield
     except httpx2.TimeoutException:
-        raise TimeoutError(f"no answer within {deadline.seconds:g} s") from None
+        raise TimeoutError(f"no whole reply within {deadline.seconds:g} s") from None
     except httpx2.TransportError as error:
         raise ConnectionError(str(error).strip() or type(error).__name__) from None
     except httpx2.InvalidURL as error:

@@ -37,7 +37,7 @@ class Finding:
         return {**vars(self), "evidence": dict(self.evidence)}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Finding | None:
+    def from_record(cls, record: Mapping[str, object]) -> Finding | None:
         """Return the finding of a record, ignoring unknown fields; None if the record is damaged."""
         fields = {k: v for k, v in record.items() if k in cls.__dataclass_fields__}
         try:

@@ -59,21 +59,21 @@ def std_moves_the_gradient(run: RunView) -> str | None:
     moved = run.late("gradient_share/overweight")
     size = run.setting("rollout.group_size")
     share, doubt = run.whole("gradient_share/overweight")
-    surely = min(moved, share - doubt) > 0.1 and isinstance(size, int) and size > 8
-    if not (surely and run.setting("algorithm.advantage") in BY_STD):
+    is_certain = min(moved, share - doubt) > 0.1 and isinstance(size, int) and size > 8
+    if not (is_certain and run.setting("algorithm.advantage") in BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
 
 
 def rewards_pull_apart(run: RunView) -> str | None:
     """Two rewards have a correlation below -.3 and do not both rise, and less than 90 % are correct."""
-    apart = {
+    strengths = {
         name: -r
         for name, r in run.names("reward/correlation/").items()
         # Two rewards that both rise are not earned at each other's cost.
-        if not all(run.rose(f"reward/{one}/mean", 0.0) for one in name.split("/"))
+        if not all(run.rose(f"reward/{part}/mean", 0.0) for part in name.split("/"))
     }
-    name, strength = largest(apart)
+    name, strength = largest(strengths)
     if not (strength > 0.3 and run.late("accuracy") < 0.9):
         return None
     return f"rewards {' and '.join(name.split('/'))} pull apart (r {-strength:.2f})"

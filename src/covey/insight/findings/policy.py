@@ -60,14 +60,14 @@ def incorrect_completions_grow(run: RunView) -> str | None:
     enough = run.late("accuracy") < 0.8
     growth = incorrect - incorrect_before
     grew = growth > max(4, 0.3 * incorrect_before) and enough
-    alone = correct - correct_before < growth / 2 or run.rise("accuracy") < 0.03
+    others_do_not = correct - correct_before < growth / 2 or run.rise("accuracy") < 0.03
     divides = run.setting("algorithm.reduce") not in ("constant_length", "token_mean")
-    if not (grew and alone and divides) or run.other_reward_rose:
+    if not (grew and others_do_not and divides) or run.other_reward_rose:
         return None
-    rest = "none is correct" if math.isnan(correct) else f"correct ones have {correct:.0f}"
+    comparison = "none is correct" if math.isnan(correct) else f"correct ones have {correct:.0f}"
     return (
-        f"incorrect completions grew from {incorrect_before:.0f} to {incorrect:.0f} tokens, {rest}: their "
-        "length dilutes the penalty"
+        f"incorrect completions grew from {incorrect_before:.0f} to {incorrect:.0f} tokens, {comparison}: "
+        "their length dilutes the penalty"
     )
 
 
@@ -90,11 +90,11 @@ def completions_reach_the_limit(run: RunView) -> str | None:
     """
     part = run.late("length/truncated")
     ended = run.late("length/ended_q90")
-    better = run.steps > 5 and run.falling("length/truncated")
-    if not (part > 0.1 and run.after(5 if part > 0.5 else 10)) or better:
+    improves = run.steps > 5 and run.falling("length/truncated")
+    if not (part > 0.1 and run.after(5 if part > 0.5 else 10)) or improves:
         return None
-    rest = f"; 90 % of the ended ones have up to {ended:.0f} tokens" if ended > 0 else ""
-    return f"{percent(part)} of the completions are truncated at rollout.max_tokens{rest}"
+    remark = f"; 90 % of the ended ones have up to {ended:.0f} tokens" if ended > 0 else ""
+    return f"{percent(part)} of the completions are truncated at rollout.max_tokens{remark}"
 
 
 def answers_cannot_be_read(run: RunView) -> str | None:
@@ -102,15 +102,15 @@ def answers_cannot_be_read(run: RunView) -> str | None:
     is not falling. If it has grown, the rule waits until step 20.
     """
     rates: dict[str, float] = {}
-    better = grown = False
+    improves = has_grown = False
     for status in ("no_answer", "unparsable"):
         for name, rate in run.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
             # One status that improves is enough to wait; rates of both add up per function.
-            better |= rate > 0.1 and run.falling(f"reward/{name}/{status}")
-            grown |= run.rise(f"reward/{name}/{status}") > 0.1
+            improves |= rate > 0.1 and run.falling(f"reward/{name}/{status}")
+            has_grown |= run.rise(f"reward/{name}/{status}") > 0.1
     name, rate = largest(rates)
-    if not (run.after(20 if grown else 10) and rate > 1 / 3) or better:
+    if not (run.after(20 if has_grown else 10) and rate > 1 / 3) or improves:
         return None
     return f"{name} finds no readable answer in {percent(rate)} of the completions"
 

@@ -71,10 +71,10 @@ def every_answer_is_incorrect(run: RunView) -> str | None:
     """
     tied = run.late("groups/dead_incorrect")
     cliff = run.late("groups/cliff")
-    same = cliff < 0.5  # the texts are the same: exploration has ended, whatever the task
-    surely = run.least("groups/dead_incorrect") if run.patient else tied
+    one_text = cliff < 0.5  # the texts are the same: exploration has ended, whatever the task
+    certain = run.least("groups/dead_incorrect") if run.patient else tied
     learns = run.patient and not run.outlook("accuracy")[1] < LITTLE
-    if not surely > 0.5 or same or learns:
+    if not certain > 0.5 or one_text or learns:
         return None
     texts = ", though their texts differ (a cliff)" if cliff >= 0.5 else ""
     return f"{percent(tied)} of the groups are dead because every answer is incorrect{texts}"
@@ -105,8 +105,8 @@ def every_advantage_is_zero(run: RunView) -> str | None:
     waits = run.late("optimizer/updates") == 0  # for a critic that learns first
     # Stages that only sample completions have no gradient.
     moving = waits or run.late("optimizer/grad_norm") != 0 or run.late("optimizer/skipped") > 0
-    alike = run.late("reward/std") == 0  # groups that a critic gives advantages by token are never dead
-    if not run.late("groups/dead") < 0.5 or moving or alike:
+    all_equal = run.late("reward/std") == 0  # groups that a critic gives advantages by token are never dead
+    if not run.late("groups/dead") < 0.5 or moving or all_equal:
         return None
     if run.setting("rollout.mask_truncated") is True and run.late("length/truncated") > 0.5:
         return "most completions are truncated, and rollout.mask_truncated trains none of these"
@@ -123,8 +123,8 @@ def the_policy_does_not_move(run: RunView) -> str | None:
     # Updates during the warm-up are small on purpose.
     patience = 5 + (warm if isinstance(warm, int) else 0)
     # Right after the warm-up only rounding-sized motion counts; later on the bound is wider.
-    still = (run.after(20) and moved < 1e-3) or (run.after(patience) and moved < 1e-6)
-    if not (still and updates > 0 and run.late("groups/dead") < 0.9):
+    is_still = (run.after(20) and moved < 1e-3) or (run.after(patience) and moved < 1e-6)
+    if not (is_still and updates > 0 and run.late("groups/dead") < 0.9):
         return None
     if faint_adapter(run):
         alpha = run.setting("lora.alpha")
@@ -141,10 +141,10 @@ def the_reward_does_not_move(run: RunView) -> str | None:
     """At its pace the reward will have moved by less than a fifth of its std when the run ends, beyond
     chance, though most groups differ and less than 90 % are correct.
     """
-    ends = run.outlook("reward/mean")
+    changes = run.outlook("reward/mean")
     std = run.early("reward/std")
-    still = max(map(abs, ends)) < 0.2 * std and run.late("groups/dead") < 0.5
-    if not (still and run.late("accuracy") < 0.9):
+    is_still = max(map(abs, changes)) < 0.2 * std and run.late("groups/dead") < 0.5
+    if not (is_still and run.late("accuracy") < 0.9):
         return None
     return f"the reward has not moved ({abs(run.rise('reward/mean')):.3f}), although groups differ"
 
@@ -161,8 +161,8 @@ def held_out_problems_are_of_another_kind(run: RunView) -> str | None:
     # The two errors are independent: training batches and held-out problems.
     training = noise([first], "accuracy").error(len(first))
     doubt = math.hypot(training, float(held_out.std()) / math.sqrt(len(held_out)))
-    apart = abs(rate - float(held_out.mean()))
-    if not (apart > 0.25 and apart > errors_needed(math.inf, 1) * doubt):
+    distance = abs(rate - float(held_out.mean()))
+    if not (distance > 0.25 and distance > errors_needed(math.inf, 1) * doubt):
         return None
     return (
         f"at first {percent(rate)} are correct in training and {percent(float(held_out.mean()))} on held-out "

@@ -84,7 +84,7 @@ class IfRewardsFail:
         return self.remedy(run) if part > 0 and (self.models or failing not in MODELS) else None
 
 
-def at_least(bound: float) -> Callable[[Any], bool]:
+def at_least(bound: float) -> Callable[[object], bool]:
     """Return a test whether a value is a number of at least ``bound``."""
     return lambda value: isinstance(value, int | float) and value >= bound
 
@@ -101,8 +101,8 @@ def spec_name(spec: object) -> str:
 
 def spec_settings(spec: object) -> dict[str, object]:
     """Return the settings of an entry of `rewards`; a number alone is its weight."""
-    inside = next(iter(spec.values())) if isinstance(spec, Mapping) else {}
-    return dict(inside) if isinstance(inside, Mapping) else {"weight": inside}
+    content = next(iter(spec.values())) if isinstance(spec, Mapping) else {}
+    return dict(content) if isinstance(content, Mapping) else {"weight": content}
 
 
 def specs_of(run: RunView) -> Specs:
@@ -147,9 +147,9 @@ def reading_last_number(specs: Specs) -> Specs:
 def verified(specs: Specs) -> Specs:
     """Replace a verdict from the user's own file with covey's tested verifier."""
     declared = [s for s in specs if spec_settings(s).get("verdict")]
-    of_user = [s for s in specs if ":" in spec_name(s)]  # module.py:function
+    users_own = [s for s in specs if ":" in spec_name(s)]  # module.py:function
     # Without a declared verdict, the first function of the user's is taken for it.
-    judge = next(iter(declared or of_user), None)
+    judge = next(iter(declared or users_own), None)
     if judge is None or ":" not in spec_name(judge):
         return list(specs)
     settings: dict[str, object] = {"rule": "answer_tag"}

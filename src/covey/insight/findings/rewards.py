@@ -136,15 +136,15 @@ def answers_are_no_better_than_chance(run: RunView) -> str | None:
     chance, and accuracy has not risen by five points.
     """
     correct, correct_doubt = run.whole("text/reference")
-    other, other_doubt = run.whole("text/reference_elsewhere")
+    elsewhere, elsewhere_doubt = run.whole("text/reference_elsewhere")
     # Texts that work with few numbers contain most of them: a given digit is in three of four. Then even a
     # model that knows every answer stays below 1.5 times, and what it knows shows in the rest, 1 - other.
-    doubt = math.hypot(correct_doubt, other_doubt)
-    close = correct - other + doubt < min(0.5 * other, 0.1 * (1 - other))
-    if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
+    doubt = math.hypot(correct_doubt, elsewhere_doubt)
+    close = correct - elsewhere + doubt < min(0.5 * elsewhere, 0.1 * (1 - elsewhere))
+    if not (elsewhere > 0.02 and close) or run.rise("accuracy") > 0.05:
         return None
     return (
-        f"{percent(correct)} of the completions contain the correct answer, {percent(other)} another "
+        f"{percent(correct)} of the completions contain the correct answer, {percent(elsewhere)} another "
         "problem's: the model knows nothing about these problems, or the answers belong to others"
     )
 
@@ -218,8 +218,8 @@ def a_reward_rises_while_answers_are_lost(run: RunView) -> str | None:
             continue  # the verdict itself
         early = run.early(mean)
         # A reward that was nearly full from the start cannot rise any more.
-        stays = late > 0.9 and late >= early > 0.5 and before - after > 0.1
-        if stays or run.rose(mean, 0.1) or (run.paid_more_for_fewer_solved and late > early):
+        stays_full = late > 0.9 and late >= early > 0.5 and before - after > 0.1
+        if stays_full or run.rose(mean, 0.1) or (run.paid_more_for_fewer_solved and late > early):
             answers = f"correct answers from {percent(before)} to {percent(after)}"
             if lost != "accuracy":
                 answers = f"{lost.split('/')[1]} from {before:.2g} to {after:.2g}"

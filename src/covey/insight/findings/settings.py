@@ -33,7 +33,7 @@ def settings_of(loaded: ResolvedConfig) -> SettingOf:
     return partial(_setting, loaded)
 
 
-def _setting(loaded: ResolvedConfig, name: str) -> Any:
+def _setting(loaded: ResolvedConfig, name: str) -> object:
     if name == "rewards":
         task = TASKS.get(loaded.config.data.task or "")
         rewards = loaded.config.rewards or (task.rewards if task else ())
@@ -43,11 +43,11 @@ def _setting(loaded: ResolvedConfig, name: str) -> Any:
         folder = loaded.config.output
         return [p.name.partition("-")[2] for p in folder.parent.glob("[0-9]*-*") if p != folder]
     section, *path = name.split(".")
-    value: Any = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
+    value: object = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
     for part in path:
         # A function's own settings (algorithm.advantage.eps) are not attributes of the bound function.
-        inside = value.all_settings.get(part, UNKNOWN) if isinstance(value, Bound) else UNKNOWN
-        value = None if value is None else getattr(value, part, inside)
+        function_setting = value.all_settings.get(part, UNKNOWN) if isinstance(value, Bound) else UNKNOWN
+        value = None if value is None else getattr(value, part, function_setting)
     return value.name if isinstance(value, Bound) else value
 
 

@@ -35,18 +35,18 @@ def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Findin
     for n in _looks(len(metrics)):
         step = int(metrics[n - 1]["step"])
         # The evaluation after the last step has a step number one higher; it belongs to the last look.
-        so_far = [evaluation for at, evaluation in evaluations if at <= step or n == len(metrics)]
+        evaluations_so_far = [evaluation for at, evaluation in evaluations if at <= step or n == len(metrics)]
         # The same steps as in a run that watches itself: no rule reads those between the first and the last.
         kept_steps = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
-        view = RunView(kept_steps, so_far, setting, steps=n)
+        view = RunView(kept_steps, evaluations_so_far, setting, steps=n)
         findings += find(RULES, view, [finding.id for finding in findings], step)
     return findings
 
 
 def _looks(steps: int) -> list[int]:
     """Return the numbers of steps after which the rules are applied; the last is ``steps`` itself."""
-    every = -(-steps // MOST_LOOKS) or 1
-    looks = set(range(every, steps + 1, every))
+    stride = -(-steps // MOST_LOOKS) or 1
+    looks = set(range(stride, steps + 1, stride))
     if steps:
         looks.add(steps)
     return sorted(looks)

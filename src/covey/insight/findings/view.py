@@ -43,8 +43,8 @@ class RunView:
         self.beginning = metrics[:WIDEST]
         """The first WIDEST steps: all steps of a shorter run."""
         # Number of steps that are in both windows of a short run.
-        both = max(0, len(self.beginning) + len(self.last) - self.steps)
-        self.apart: tuple[Records, Records] = (self.beginning, self.last[both:])
+        overlap = max(0, len(self.beginning) + len(self.last) - self.steps)
+        self.apart: tuple[Records, Records] = (self.beginning, self.last[overlap:])
         """The first and the last known steps, without overlap."""
         self.evals = evals
         self.setting = setting
@@ -64,8 +64,8 @@ class RunView:
 
     def least(self, name: str) -> float:
         """Return the mean over the last steps minus its uncertainty; NaN if fewer than three have it."""
-        enough = len(known_values(self.last, name)) > 2
-        return self.late(name) - self._uncertainty(name, len(self.last)) if enough else math.nan
+        is_measured = len(known_values(self.last, name)) > 2
+        return self.late(name) - self._uncertainty(name, len(self.last)) if is_measured else math.nan
 
     def usual(self, name: str) -> float:
         """Return the median over the last steps, for metrics with outliers."""
@@ -101,10 +101,10 @@ class RunView:
         planned = self.setting("train.steps")
         steps = max(self.steps, planned) if isinstance(planned, int) else self.steps
         # The two windows lie about steps - width apart; this extends their difference to the whole run.
-        ahead = steps / max(1, self.steps - len(self.last))
+        extension = steps / max(1, self.steps - len(self.last))
         rise = self.rise(name)
         uncertainty = self._change_uncertainty(name)
-        return ahead * (rise - uncertainty), ahead * (rise + uncertainty)
+        return extension * (rise - uncertainty), extension * (rise + uncertainty)
 
     def whole(self, name: str) -> tuple[float, float]:
         """Return the mean over all known steps, and its uncertainty."""
@@ -115,12 +115,12 @@ class RunView:
         return self._uncertainty(name, len(self.first), len(self.last))
 
     def _uncertainty(self, name: str, *windows: int) -> float:
-        of_step = noise(self.apart, name)
-        if not of_step.variance:
+        step_noise = noise(self.apart, name)
+        if not step_noise.variance:
             return 0.0
         # Overlapping windows count as one look (``evidence``).
         looks = 1 + self.steps / WINDOW
-        return of_step.error(*windows) * errors_needed(of_step.freedom, looks)
+        return step_noise.error(*windows) * errors_needed(step_noise.freedom, looks)
 
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """Return late means of all metrics with this prefix and suffix, by the part of the name between."""
@@ -214,10 +214,10 @@ class RunView:
         ]
         return bool(judged) and all(word == "got worse" for word in judged)
 
-    def same(self, name: str, other: str) -> bool:
+    def same(self, name: str, reference: str) -> bool:
         """Whether two metrics agree, at first and now."""
         # Completions that could not be scored leave a small difference between a verdict and accuracy.
-        return all(abs(mean(name) - mean(other)) < 0.02 for mean in (self.early, self.late))
+        return all(abs(mean(name) - mean(reference)) < 0.02 for mean in (self.early, self.late))
 
 
 def width_of(steps: int) -> int:

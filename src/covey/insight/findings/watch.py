@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.rule import find
@@ -29,7 +29,7 @@ class Watch:
 
     folder: RunFolder
     setting: SettingOf
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, object]] = field(default_factory=list)
     """Records of the first and the last WIDEST steps; no rule reads the others."""
     steps: int = 0
     evals: list[Evaluation] = field(default_factory=list)

@@ -24,41 +24,41 @@ class Changes:
         # Requests run in threads, and a file that is being written has one temporary name.
         self.busy = Lock()
 
-    def tag(self, wanted: Record) -> Record:
+    def tag(self, request: Record) -> Record:
         """Replace the tags of a run. Raises ConfigError."""
         with self.busy:
-            return {"tags": write_tags(self.runs.folder(_text(wanted, "run")), wanted.get("tags"))}
+            return {"tags": write_tags(self.runs.folder(_text(request, "run")), request.get("tags"))}
 
-    def trash(self, wanted: Record) -> Record:
+    def trash(self, request: Record) -> Record:
         """Move a run, with the pipeline that it is a stage of, to the trash.
 
-        ``wanted["ended_on"]`` has the hosts of which the reader knows that the run has ended there. Raises
+        ``request["ended_on"]`` has the hosts of which the reader knows that the run has ended there. Raises
         ConfigError if it is not to be deleted from here, FolderBusy if it is at work.
         """
-        name = _text(wanted, "run")
-        hosts = wanted.get("ended_on")
+        name = _text(request, "run")
+        hosts = request.get("ended_on")
         ended_on = hosts if isinstance(hosts, list) else []
         with self.busy:
             folder = self.runs.folder(name)
             home = pipeline_of(folder)
-            for other, path in self.runs.folders().items():
+            for run, path in self.runs.folders().items():
                 if not path.is_relative_to(home) or run_state(path) != "training":
                     continue
                 host = host_elsewhere(path)
                 if not host:
-                    raise ConfigError(f"{other} is training. End it first")
+                    raise ConfigError(f"{run} is training. End it first")
                 if host not in ended_on:
                     raise ConfigError(
-                        f"{other} may be training on {host}, which cannot be seen from here. Confirm that it "
+                        f"{run} may be training on {host}, which cannot be seen from here. Confirm that it "
                         "has ended there"
                     )
             assert self.runs.root is not None
             self.trashed[name] = move_to_trash(folder, self.runs.root)
             return {"place": str(self.trashed[name][1])}
 
-    def restore(self, wanted: Record) -> Record:
+    def restore(self, request: Record) -> Record:
         """Put a run back that was moved to the trash since the pages were started. Raises ConfigError."""
-        name = _text(wanted, "run")
+        name = _text(request, "run")
         with self.busy:
             if name not in self.trashed:
                 raise ConfigError(f"{name} was not moved to the trash from here")
@@ -67,8 +67,8 @@ class Changes:
             return {}
 
 
-def _text(wanted: Mapping[str, object], name: str) -> str:
-    value = wanted.get(name)
+def _text(request: Mapping[str, object], name: str) -> str:
+    value = request.get(name)
     if not isinstance(value, str):
         raise ConfigError(f"{name} is missing")
     return value

@@ -24,7 +24,7 @@ Problems = dict[tuple[str, str], Record]
 def compared(a: Path, b: Path) -> Record:
     """Return the differences of two runs, from a to b."""
     records = [news(reading(run).streams()) for run in (a, b)]
-    held_out, why_not = held_out_change(a, b)
+    held_out, reason = held_out_change(a, b)
     recorded = recorded_yaml(b)
     settings = [
         {
@@ -35,13 +35,14 @@ def compared(a: Path, b: Path) -> Record:
         }
         for name, (old, new) in changed(a, b).items()
     ]
-    files = [{"setting": name, "a": "", "b": what, "says": ""} for name, what in changed_files(a, b).items()]
+    changes = changed_files(a, b)
+    files = [{"setting": name, "a": "", "b": change, "says": ""} for name, change in changes.items()]
     return {
         "a": records[0],
         "b": records[1],
         "settings": [*settings, *files],
         "held_out": [{"name": name, **vars(estimate)} for name, estimate in held_out.items()],
-        "why_not": why_not,
+        "why_not": reason,
         "problems": _common_problems(_problems(a), _problems(b)),
     }
 

@@ -38,7 +38,7 @@ def document(
         f"script-src {_digest(library)} {_digest(script)}; style-src {_digest(style)}"
     )
     # A folder's name need not be text.
-    named = html.escape(inert(title)).encode("ascii", "xmlcharrefreplace").decode()
+    escaped_title = html.escape(inert(title)).encode("ascii", "xmlcharrefreplace").decode()
     # ASCII only, and "<" is escaped: no text in it can end its element, begin a comment or turn a line.
     stored = json.dumps(answers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f"""<!doctype html>
@@ -47,7 +47,7 @@ def document(
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{named}</title>
+<title>{escaped_title}</title>
 <link rel="icon" href="data:,">
 <style>{style}</style>
 </head>

@@ -33,13 +33,13 @@ def lab_texts() -> Drawing:
 
 def lab_contents() -> Drawing:
     """Return everything that the lab shows besides its tools' answers."""
-    drawn = [
+    drawings = [
         {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[route])}
         for name, route in MEMORY_OF.items()
     ]
     by_name = {route.name: route for route in routes()}
     return {
-        "algorithms": drawn,
+        "algorithms": drawings,
         "dpo": kept_multiple("dpo"),
         "ways": [by_name[name]._asdict() | {"title": title} for name, title in WAYS.items()],
         "settings": control_settings(),
@@ -69,25 +69,28 @@ def first_presets() -> dict[str, str]:
     return names
 
 
-def model_roles(algorithm: Algorithm, taken: Mapping[str, float]) -> Drawing:
+def model_roles(algorithm: Algorithm, memory: Mapping[str, float]) -> Drawing:
     """Return an algorithm's composition, and the models that it keeps with their measured memory.
 
     Memory is in multiples of the policy's weights.
     """
-    trained = sum(taken[part] for part in ("weights", "gradient", "optimizer"))
+    trained = sum(memory[part] for part in ("weights", "gradient", "optimizer"))
     critic = "values" in algorithm.needs
     reference = algorithm.needs_reference
     models = [
         ("policy", True, trained, "the model that is trained, its gradient, its optimizer"),
-        ("critic", critic, taken["critic"], "predicts the reward from every prefix; trained too"),
-        ("reference", reference, taken["reference"], "the frozen start, for the KL penalty"),
-        ("reward", True, taken["reward_models"], "a program, or a frozen model that judges whole answers"),
+        ("critic", critic, memory["critic"], "predicts the reward from every prefix; trained too"),
+        ("reference", reference, memory["reference"], "the frozen start, for the KL penalty"),
+        ("reward", True, memory["reward_models"], "a program, or a frozen model that judges whole answers"),
     ]
-    shown = {axis: getattr(algorithm, axis) for axis in AXES_DRAWN}
+    axes = {axis: getattr(algorithm, axis) for axis in AXES_DRAWN}
     return {
-        "roles": [{"role": r, "kept": kept, "times": size, "says": text} for r, kept, size, text in models],
-        "total": sum(size for _, kept, size, _ in models if kept),
-        "axes": {axis: _named(value) for axis, value in shown.items()},
+        "roles": [
+            {"role": role, "kept": is_kept, "times": size, "says": text}
+            for role, is_kept, size, text in models
+        ],
+        "total": sum(size for _, is_kept, size, _ in models if is_kept),
+        "axes": {axis: _named(value) for axis, value in axes.items()},
         "by_token": critic,
     }
 

@@ -55,8 +55,8 @@ def answer_tool(tool: str, query: Mapping[str, Sequence[str]]) -> ToolAnswer:
     try:
         return TOOLS[tool](**{name: values[0] for name, values in query.items()})
     except ValidationError as error:
-        wrong = error.errors()[0]
-        raise ConfigError(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+        first_error = error.errors()[0]
+        raise ConfigError(f"{'.'.join(map(str, first_error['loc']))}: {first_error['msg']}") from None
 
 
 # --- a group ----------------------------------------------------------------------------------------
@@ -104,9 +104,9 @@ def _is_dead(data: GroupData) -> bool:
     return not bool(centered(data.rewards).any())
 
 
-def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[str, float]) -> ToolAnswer:
+def _estimated(function: Callable[..., Tensor], data: GroupData, query: Mapping[str, float]) -> ToolAnswer:
     """Apply an estimator to a group: its advantages, its formula, and the numbers in the formula."""
-    settings = _own_settings(function, given)
+    settings = _own_settings(function, query)
     bound: Bound[GroupData, Tensor] = bind(function, **settings)
     formula = formula_of(function)
     count = len(data.rewards)
@@ -121,9 +121,9 @@ def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[
     }
 
 
-def _own_settings(function: Callable[..., object], given: Mapping[str, float]) -> dict[str, object]:
+def _own_settings(function: Callable[..., object], settings: Mapping[str, float]) -> dict[str, object]:
     """Return those settings that a function has, checked as in a config. Raises ConfigError."""
-    accepted = {name: value for name, value in given.items() if name in setting_defaults(function)}
+    accepted = {name: value for name, value in settings.items() if name in setting_defaults(function)}
     return checked_settings(function.__name__, function, accepted)
 
 
@@ -135,8 +135,8 @@ def first_words(function: Callable[..., object]) -> str:
 def formula_of(function: Callable[..., object]) -> str:
     """Return the right-hand side of a docstring's `A_i = ...` if its symbols are numbers; else empty."""
     match = re.match(r"A_i = (.+?)(?: = |, undivided|, 0 where|: |\. )", first_words(function))
-    other = match is None or any(symbol in match[1] for symbol in ("_k", "s_i"))
-    return "" if match is None or other else match[1]
+    is_another = match is None or any(symbol in match[1] for symbol in ("_k", "s_i"))
+    return "" if match is None or is_another else match[1]
 
 
 def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float]) -> dict[str, float]:
@@ -183,16 +183,16 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
         raise ConfigError("rewards: numbers must be finite")
     longest = max(map(len, values))
     # Every step is one token long, so step k ends at token k.
-    given = [StepRewards(row, range(len(row))) for row in values]
+    steps = [StepRewards(row, range(len(row))) for row in values]
     mask = torch.arange(longest) < torch.tensor([len(row) for row in values])[:, None]
-    none = torch.zeros(1, len(values), dtype=torch.float64)
-    one = torch.ones(1, dtype=torch.float64)
-    every = torch.tensor([v for row in values for v in row], dtype=torch.float64)
+    components = torch.zeros(1, len(values), dtype=torch.float64)
+    weight = torch.ones(1, dtype=torch.float64)
+    flat = torch.tensor([v for row in values for v in row], dtype=torch.float64)
     credited = {
-        credit: process_zscore(none, one, mask, [given], credit=credit, ddof=0, eps=0.0).tolist()
+        credit: process_zscore(components, weight, mask, [steps], credit=credit, ddof=0, eps=0.0).tolist()
         for credit in ("own_step", "sum_to_go", "min_form")
     }
-    return {"mean": float(every.mean()), "std": float(standard_deviation(every, 0)), "credits": credited}
+    return {"mean": float(flat.mean()), "std": float(standard_deviation(flat, 0)), "credits": credited}
 
 
 @validate_call
@@ -238,12 +238,12 @@ def gate_tool(
     # Ratios .1 to 2.5 for the curves; the last entry is the ratio that was asked for.
     grid = [*(i / 40 for i in range(4, 101)), ratio]
     log_ratio = torch.tensor(grid, dtype=torch.float64).log()[:, None]
-    before = torch.full_like(log_ratio, old).log()
+    old_logprobs = torch.full_like(log_ratio, old).log()
     inputs = LossInputs(
-        before + log_ratio,
+        old_logprobs + log_ratio,
         torch.ones_like(log_ratio).bool(),
         torch.full_like(log_ratio, advantage),
-        before,
+        old_logprobs,
         Totals(len(grid), len(grid), 1, 1),
         torch.ones(len(grid)),
         selected=torch.ones_like(log_ratio).bool(),

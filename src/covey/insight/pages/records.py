@@ -80,7 +80,7 @@ class Runs:
         """Return the page of a run, with the names of the stages of its pipeline. Raises ConfigError."""
         folder = self.folder(name)
         stages = stages_in(folder.parent) if folder.name.partition("-")[0].isdecimal() else []
-        names = {path: other for other, path in self.folders().items()}
+        names = {path: run for run, path in self.folders().items()}
         return run_page(name, folder) | {"stages": [names[stage] for stage in stages if stage in names]}
 
     def _below(self, folder: Path, depth: int) -> Iterator[Path]:
@@ -88,9 +88,9 @@ class Runs:
             if (folder / "config.yaml").is_file():
                 yield folder
             elif depth:
-                for inside in folder.iterdir():
-                    if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
-                        yield from self._below(inside, depth - 1)
+                for child in folder.iterdir():
+                    if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
+                        yield from self._below(child, depth - 1)
 
 
 def _changed(folder: Path) -> float:
@@ -115,14 +115,14 @@ class Tail:
             if file.seek(0, os.SEEK_END) < self.at:
                 raise EOFError(self.path)
             file.seek(self.at)
-            whole = file.read().rpartition(b"\n")[0]
-        self.at += len(whole) + 1 if whole else 0
+            complete = file.read().rpartition(b"\n")[0]
+        self.at += len(complete) + 1 if complete else 0
         # A resume blanks lines.
-        records = [stream_record(line) for line in whole.split(b"\n") if line.strip()]
+        records = [stream_record(line) for line in complete.split(b"\n") if line.strip()]
         self.unreadable += records.count(None)
         return [record | _thirds(record) | self._trained(record) for record in records if record is not None]
 
-    def _trained(self, record: Mapping[str, Any]) -> Record:
+    def _trained(self, record: Mapping[str, object]) -> Record:
         """Return the tokens that were trained on by the end of a step, from its times; empty if unknown."""
         seconds, rate = (record.get(f"{name}/update") for name in ("seconds", "tokens_per_second"))
         if not isinstance(seconds, float | int) or not isinstance(rate, float | int):
@@ -131,7 +131,7 @@ class Tail:
         return {"tokens": round(self.tokens)}
 
 
-def _thirds(record: Mapping[str, Any]) -> Record:
+def _thirds(record: Mapping[str, object]) -> Record:
     """Return a curriculum's ten buckets of pass rates as three, named as the buckets are."""
     buckets = [v for k, v in record.items() if k.startswith("difficulty/pass_rate")]
     if len(buckets) != 10 or not all(isinstance(v, float | int) for v in buckets):
@@ -211,10 +211,10 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
         Tail(folder / f"{name}.jsonl").read() for name in ("metrics", "evals", "timings")
     )
     course = [m.get("reward/mean", m.get("loss")) for m in metrics]
-    every = max(1, -(-len(course) // COURSE))
+    stride = max(1, -(-len(course) // COURSE))
     return {
         "done": metrics[-1]["step"] + 1 if metrics else 0,
-        "course": course[::every],
+        "course": course[::stride],
         "greedy": [e.get("greedy") for e in evals],
         "seconds": seconds_of(folder, timings),
         "verdict": run_verdict(folder, evals, seconds_of(folder, timings)),
@@ -332,22 +332,22 @@ def _notes(run: RunStreams) -> list[str]:
     return notes
 
 
-def _unless_damaged(notes: list[str], otherwise: T, read: Callable[[*Given], T], *given: *Given) -> T:
+def _unless_damaged(notes: list[str], otherwise: T, read: Callable[[*Given], T], *arguments: *Given) -> T:
     """Return what ``read`` returns; if a file is damaged, note it and return ``otherwise``."""
     try:
-        return read(*given)
+        return read(*arguments)
     except CoveyError as error:
         notes.append(str(error))
         return otherwise
 
 
-def news(read: Mapping[str, list[Record]]) -> Record:
+def news(streams: Mapping[str, list[Record]]) -> Record:
     """Return records for the page, with a hint on each metric of them.
 
     Evaluations come without the outcome and the hash of every problem.
     """
-    named = {name for stream in MEASURED for record in read[stream] for name in record}
-    return {**read, "evals": _means(read["evals"]), "hints": hints(named)}
+    names = {name for stream in MEASURED for record in streams[stream] for name in record}
+    return {**streams, "evals": _means(streams["evals"]), "hints": hints(names)}
 
 
 def _means(evals: Iterable[Record]) -> list[Record]:
@@ -356,8 +356,8 @@ def _means(evals: Iterable[Record]) -> list[Record]:
 
 def run_metrics(name: str, folder: Path) -> Record:
     """Return all records of a run's metrics, times and evaluations, for a download."""
-    read = {stream: tail.read() for stream, tail in tails(folder).items() if stream in MEASURED}
-    return {"run": name, **read, "evals": _means(read["evals"])}
+    streams = {stream: tail.read() for stream, tail in tails(folder).items() if stream in MEASURED}
+    return {"run": name, **streams, "evals": _means(streams["evals"])}
 
 
 def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:

@@ -68,10 +68,10 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
     page = run_page(run, folder)
     pages = dict[str, object]()
     kinds = Counter[str]()
-    for must, (path, query, full) in _by_importance(folder, page):
-        answer = finite(full, DIGITS)
+    for is_required, (path, query, content) in _by_importance(folder, page):
+        answer = finite(content, DIGITS)
         size = len(json.dumps(answer, separators=(",", ":")))
-        if size > room and not must:
+        if size > room and not is_required:
             break
         room -= size
         pages[address(path, {"run": run, **query})] = answer
@@ -109,11 +109,11 @@ class _Completions:
         size = sum(len(c["completion"]) for c in page["completions"])
         samples = _telling(page["completions"])[: None if size <= TEXTS else 2]
         self.samples[step, group] = samples
-        held = [c for c in page["completions"] if c["sample"] in samples]
+        shown = [c for c in page["completions"] if c["sample"] in samples]
         return (
             "group",
             {"step": step, "group": group},
-            page | {"order": self.orders[step], "completions": held},
+            page | {"order": self.orders[step], "completions": shown},
         )
 
     def tokens(self, step: int, group: int, sample: int) -> Answer:

@@ -104,17 +104,17 @@ class TokenGate:
             return Response("this page answers to 127.0.0.1 only", 421)
         if two_lengths(request.headers):
             return Response("a message has Content-Length or Transfer-Encoding", 400, {"connection": "close"})
-        given = request.headers.get(ASKED_WITH, "")
+        token = request.headers.get(ASKED_WITH, "")
         if request.method == "POST" and request.url.path in CHANGES:
             if refusal := refused_change(request):
                 return refusal
         elif request.method not in ("GET", "HEAD"):
             return Response("only GET", 405, {"allow": "GET, HEAD"})
         else:  # an EventSource cannot send a header
-            given = given or request.query_params.get("token", "")
+            token = token or request.query_params.get("token", "")
         if request.url.path == "/" or request.url.path.startswith("/static/"):
             return None  # the same for everybody: nothing of any run
-        if not secrets.compare_digest(given.encode(), self.token.encode()):
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
             return Response("open the address that covey printed: it carries the token of this page", 403)
         return None
 
@@ -214,12 +214,12 @@ def _change_routes(changes: Changes) -> list[Route]:
 
 def _made(act: Callable[[Record], Record], body: bytes) -> Record:
     try:
-        wanted = load_json(body)
+        request = load_json(body)
     except ValueError:
-        wanted = None
-    if not isinstance(wanted, dict):
+        request = None
+    if not isinstance(request, dict):
         raise ConfigError("a change is an object of JSON")
-    return act(wanted)
+    return act(request)
 
 
 def _live(runs: Runs, request: Request) -> Response:
@@ -310,9 +310,9 @@ async def live_events(folder: Path, positions: Mapping[str, int]) -> AsyncIterat
         except (EOFError, OSError, CoveyError):
             yield "event: reset\ndata: {}\n\n"
             return
-        before = state
+        previous = state
         state = run_state(folder)
-        if any(records.values()) or state != before:
+        if any(records.values()) or state != previous:
             message: Record = {
                 "state": state,
                 **news(records),

@@ -30,10 +30,10 @@ def recorded_values(folder: Path) -> list[Record]:
     Raises CoveyError if they are damaged.
     """
     differing = differing_settings(folder)
-    named = tuple(f"{row['setting']}." for row in differing)
+    prefixes = tuple(f"{row['setting']}." for row in differing)
     recorded = recorded_yaml(folder)
     # A setting that is a mapping differs as a whole.
-    others = [(k, v) for k, v in flatten(recorded) if not f"{k}.".startswith(named)]
+    others = [(k, v) for k, v in flatten(recorded) if not f"{k}.".startswith(prefixes)]
     rows = [{**row, "differs": True} for row in differing]
     rows += [{**_row(key, value, sentence_on(key, recorded)), "differs": False} for key, value in others]
     return sorted(rows, key=lambda row: (not row["differs"], _importance(row["setting"])))
@@ -68,7 +68,7 @@ def differing_settings(folder: Path) -> list[Record]:
     rows = []
     for row in schema_rows():
         default = list(row.default) if isinstance(row.default, tuple) else row.default
-        value: Any = recorded
+        value: object = recorded
         for part in row.key.split("."):  # a section that is not there, or null, has its defaults
             value = value[part] if isinstance(value, Mapping) and part in value else default
         if value != default and str(value) != str(default) and row.key not in ("output", "algorithm"):
@@ -76,12 +76,12 @@ def differing_settings(folder: Path) -> list[Record]:
     return [*rows, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
 
 
-def setup_of(recorded: Mapping[str, Any], folder: Path) -> str:
+def setup_of(recorded: Mapping[str, object], folder: Path) -> str:
     """Return a text that two runs have in common if they differ in nothing but the seed."""
     files = (read_environment(folder) or {}).get("files", {})
     code = {name: digest for name, digest in files.items() if name.endswith(CODE_FILES)}
-    same = {name: value for name, value in recorded.items() if name not in ("seed", "output")}
-    text = json.dumps([same, code], sort_keys=True, default=str)
+    settings = {name: value for name, value in recorded.items() if name not in ("seed", "output")}
+    text = json.dumps([settings, code], sort_keys=True, default=str)
     # A stage names the models of its pipeline's other stages, which lie in the folder of that seed.
     if folder.name.partition("-")[0].isdecimal():
         text = text.replace(f"{Path(str(recorded.get('output'))).parent}/", "")

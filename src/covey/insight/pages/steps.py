@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -41,13 +40,13 @@ def found_completions(folder: Path, number: int, words: str) -> Record:
     A group whose prompt has the words counts with all its completions. Case does not matter.
     """
     log = read_rollouts(folder, number)
-    wanted = words.lower()
+    lowered = words.lower()
 
     def count(places: Sequence[int]) -> int:
         rows = [log.rows[i] for i in places]
-        if wanted in prompt_text(rows[0]["prompt"]).lower():
+        if lowered in prompt_text(rows[0]["prompt"]).lower():
             return len(rows)
-        return sum(wanted in row["completion"].lower() for row in rows)
+        return sum(lowered in row["completion"].lower() for row in rows)
 
     counts = {group: count(places) for group, places in log.groups.items()}
     return {"groups": [{"group": group, "completions": n} for group, n in counts.items() if n]}
@@ -68,20 +67,20 @@ def _group_row(log: RolloutLog, group: int) -> Record:
     }
 
 
-def group_page(folder: Path, number: int, which: int) -> Record:
+def group_page(folder: Path, number: int, group: int) -> Record:
     """Return a group: its completions with the results of all rewards."""
     log = read_rollouts(folder, number)
-    if which not in log.groups:
-        raise ConfigError(f"{folder}: step {number} has no group {which}")
+    if group not in log.groups:
+        raise ConfigError(f"{folder}: step {number} has no group {group}")
     order = [g["group"] for g in logged_step(folder, number, log)["groups"]]
-    return {**group_of(folder, number, log, which), "order": order}
+    return {**group_of(folder, number, log, group), "order": order}
 
 
-def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
+def group_of(folder: Path, number: int, log: RolloutLog, group: int) -> Record:
     """Return the page of a group of a log, without the order of the step's groups."""
-    rows = [log.rows[i] for i in log.groups[which]]
+    rows = [log.rows[i] for i in log.groups[group]]
     return {
-        **_group_row(log, which),
+        **_group_row(log, group),
         "step": number,
         "prompt": rows[0]["prompt"],
         "weights": rows[0]["weights"],
@@ -92,13 +91,13 @@ def group_of(folder: Path, number: int, log: RolloutLog, which: int) -> Record:
     }
 
 
-def shown_row(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> Record:
+def shown_row(row: Mapping[str, object], rollout: Mapping[str, object]) -> Record:
     """Return a row of the log for its page, with the reason of its end and without the group's own fields."""
-    shown = {name: value for name, value in row.items() if name not in ("prompt", "weights")}
-    return shown | {"ended": end_reason(row, rollout)}
+    fields = {name: value for name, value in row.items() if name not in ("prompt", "weights")}
+    return fields | {"ended": end_reason(row, rollout)}
 
 
-def rollout_settings(folder: Path) -> Mapping[str, Any]:
+def rollout_settings(folder: Path) -> Mapping[str, object]:
     """Return a run's settings of sampling; none if they cannot be read."""
     try:
         return recorded_yaml(folder).get("rollout") or {}

@@ -43,11 +43,11 @@ class Stretch:
             elif value > extreme[2]:
                 extreme[2:] = [value, step]
 
-    def join(self, other: Stretch) -> None:
+    def join(self, later: Stretch) -> None:
         """Merge a later stretch into this one."""
-        self.last = other.last
-        self.size = self.size + other.size
-        for name, (low, low_at, high, high_at) in other.extremes.items():
+        self.last = later.last
+        self.size = self.size + later.size
+        for name, (low, low_at, high, high_at) in later.extremes.items():
             extreme = self.extremes.setdefault(name, [low, low_at, high, high_at])
             if low < extreme[0]:
                 extreme[:2] = [low, low_at]
@@ -76,7 +76,7 @@ class ThinnedCurve:
         self.width = 1
         """Number of records of a full stretch."""
 
-    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, records: Iterable[Mapping[str, object]]) -> None:
         """Add the next records."""
         for record in records:
             if len(self.ends) == 2:
@@ -101,5 +101,5 @@ class ThinnedCurve:
     def records(self) -> list[Record]:
         """Return the curve, with at most two records per stretch."""
         between = [record for stretch in self.stretches for record in stretch.records()]
-        shown = [*self.ends[:1], *between, *self.ends[1:]]
-        return [{name: finite(value, DIGITS) for name, value in record.items()} for record in shown]
+        records = [*self.ends[:1], *between, *self.ends[1:]]
+        return [{name: finite(value, DIGITS) for name, value in record.items()} for record in records]

@@ -97,8 +97,8 @@ def tokenizer_of(folder: Path) -> Tokenizer | None:
         if file is None:
             return None
         # In the run's folder no part of the path may be a link; elsewhere only the file itself is checked.
-        within = folder if file.is_relative_to(folder) else file.parent
-        return _read(within, str(file.relative_to(within)), file.stat().st_mtime)
+        root = folder if file.is_relative_to(folder) else file.parent
+        return _read(root, str(file.relative_to(root)), file.stat().st_mtime)
     except (OSError, ValueError, CoveyError):
         return None
 

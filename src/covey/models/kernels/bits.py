@@ -27,12 +27,12 @@ CACHE_POSITIONS = 64
 
 def first_difference(numbers: Numbers) -> str:
     """Name of the first pair that differs; empty if all agree."""
-    ways = [_products(numbers)]
+    checks = [_products(numbers)]
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
-        ways += [_attention(numbers), _logits(numbers)]
+        checks += [_attention(numbers), _logits(numbers)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for pairs in ways:
+        for pairs in checks:
             for name, sampled, trained in pairs:
                 if not torch.equal(sampled, trained):
                     return name
@@ -44,13 +44,13 @@ def _products(numbers: Numbers) -> Iterator[Pair]:
         x, w = (torch.randn(*shape).to(memory_of(numbers)) for shape in ((130, k), (n, k)))
         panels = torch.empty(packed_size(n, k, numbers), dtype=torch.uint8)
         call("pack_weight", w, panels, n, k, dtype=numbers)
-        together = x.new_empty(130, n)
-        call("product_once", x, w, 0, None, together, 130, n, k, dtype=numbers)
+        all_rows = x.new_empty(130, n)
+        call("product_once", x, w, 0, None, all_rows, 130, n, k, dtype=numbers)
         # Sampling reads packed weights for few rows, training multiplies all rows at once.
         for rows in (1, 7, 32, 130):
-            some = x.new_empty(rows, n)
-            call("product", x, panels, None, some, rows, n, k, dtype=numbers)
-            yield f"a product of {rows} rows", some, together[:rows]
+            few_rows = x.new_empty(rows, n)
+            call("product", x, panels, None, few_rows, rows, n, k, dtype=numbers)
+            yield f"a product of {rows} rows", few_rows, all_rows[:rows]
 
 
 def _attention(dtype: torch.dtype) -> Iterator[Pair]:
@@ -104,7 +104,7 @@ class _Heads:
         stores[0][0, :, : columns.shape[1]] = columns
         stores[1][0, :, :PROMPT_TOKENS] = self.parts[2][:PROMPT_TOKENS].transpose(0, 1)
         slot = torch.zeros(1, dtype=torch.int64)
-        before = torch.tensor([PROMPT_TOKENS])
+        cached = torch.tensor([PROMPT_TOKENS])
         sampled = self.qkv.new_empty(COMPLETION_TOKENS, h * e)
         for t in range(COMPLETION_TOKENS):
             inputs: tuple[Tensor | float, ...] = (
@@ -113,7 +113,7 @@ class _Heads:
                 1e-6,
                 *self.tables,
             )
-            slots = (slot, before, torch.tensor([t]))
+            slots = (slot, cached, torch.tensor([t]))
             lengths = (1, *self.sizes, CACHE_POSITIONS, CACHE_POSITIONS, window)
             call("decode_attend", *inputs, *slots, *stores, 0.2, cap, sampled[t], *lengths, dtype=self.dtype)
         return sampled

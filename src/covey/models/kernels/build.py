@@ -90,7 +90,7 @@ def tested_kernels() -> Kernels | None:
     reason: object = ""
     try:
         for content, path, instructions, origin in _candidates():
-            trial = _tried(content, path)
+            trial = _trial_result(content, path)
             reason = trial.problem
             if trial.works:
                 try:
@@ -117,15 +117,17 @@ def _candidates() -> Iterator[Candidate]:
     if platform.system() not in ("Linux", "Darwin"):
         return
     folder = cache_folder()
-    ways = _ways()
-    named = os.environ.get("CC")
-    if named and not shutil.which(named):
-        print(f"note: CC={named} is not a program here and is not used", file=sys.stderr, flush=True)
+    option_sets = _option_sets()
+    requested = os.environ.get("CC")
+    if requested and not shutil.which(requested):
+        print(f"note: CC={requested} is not a program here and is not used", file=sys.stderr, flush=True)
     for compiler in compilers():
-        yield from _made_by(compiler, ways)
-    for way in ways:  # a machine without a compiler may have had one, or its cache from one like it
-        made = folder.glob(f"kernels-{_identity_of(way)}-*.so")
-        for path in sorted(made, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
+        yield from _compiled_by(compiler, option_sets)
+    for (
+        options
+    ) in option_sets:  # a machine without a compiler may have had one, or its cache from one like it
+        libraries = folder.glob(f"kernels-{_identity_of(options)}-*.so")
+        for path in sorted(libraries, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
             if (content := kept_library(path, "not used")) is not None:
                 yield Candidate(content, path, _instructions(content), "compiled here")
 
@@ -142,7 +144,7 @@ def _from_the_wheel() -> Iterator[Candidate]:
             yield Candidate(content, cached, level.instructions, "from the wheel")
 
 
-def _ways() -> list[list[str]]:
+def _option_sets() -> list[list[str]]:
     """Sets of compiler options; the first one makes the fastest library."""
     # A system may not permit the AMX tiles that its processor has; then the library without them is next.
     return [[], [WITHOUT_TILES]] if "amx_bf16" in processor().split() else [[]]
@@ -159,40 +161,44 @@ def compilers() -> list[str]:
 
 def no_compiler() -> str:
     """The reason why no compiler made a library."""
-    there = ", ".join(compilers())
-    return f"no C compiler that works ({there} failed)" if there else "no C compiler"
+    names = ", ".join(compilers())
+    return f"no C compiler that works ({names} failed)" if names else "no C compiler"
 
 
-def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate]:
+def _compiled_by(compiler: str, option_sets: Sequence[Sequence[str]]) -> Iterator[Candidate]:
     """Yield the libraries that this compiler can build.
 
     If the last attempt failed, print a note before the next compiler is tried.
     """
-    failed: Exception | None = None
-    for way in ways:
+    failure: Exception | None = None
+    for options in option_sets:
         try:
-            content, path = _compiled(compiler, way)
+            content, path = _compiled(compiler, options)
         except subprocess.TimeoutExpired as error:
-            failed = error
+            failure = error
             break
         except (OSError, subprocess.CalledProcessError) as error:
-            failed = error  # an older compiler has no tiles, and may have made the next way
+            failure = error  # an older compiler has no tiles, and may compile the next options
             continue
-        failed = None
+        failure = None
         yield Candidate(content, path, _instructions(content), "compiled here")
-    if failed is not None:
-        print(f"note: {compiler} cannot compile the operations: {_why(failed)}", file=sys.stderr, flush=True)
+    if failure is not None:
+        print(
+            f"note: {compiler} cannot compile the operations: {_reason_of(failure)}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
-def _why(failed: Exception) -> str:
+def _reason_of(failure: Exception) -> str:
     """A compiler's first error message, or its last line, or how it ended."""
-    if isinstance(failed, subprocess.TimeoutExpired):
-        return f"no answer within {failed.timeout:.0f} seconds"
-    if isinstance(failed, subprocess.CalledProcessError):
-        lines = failed.stderr.decode(errors="replace").strip().splitlines()
-        lines = lines or [how_ended(failed.returncode)]
+    if isinstance(failure, subprocess.TimeoutExpired):
+        return f"no answer within {failure.timeout:.0f} seconds"
+    if isinstance(failure, subprocess.CalledProcessError):
+        lines = failure.stderr.decode(errors="replace").strip().splitlines()
+        lines = lines or [how_ended(failure.returncode)]
         return next((line for line in lines if "error:" in line), lines[-1])[:200]
-    return str(failed)[:200]
+    return str(failure)[:200]
 
 
 def _instructions(content: bytes) -> str:
@@ -208,14 +214,14 @@ def _instructions(content: bytes) -> str:
     return next((level.instructions for level in levels), machine)
 
 
-def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
+def _permitted(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library, after asking the system for permission to use AMX tiles if it has any."""
-    if hasattr(loaded, TILES.decode()) and loaded.permit_tiles() != 0:
+    if hasattr(library, TILES.decode()) and library.permit_tiles() != 0:
         raise OSError("the system does not let this process use AMX")
-    return loaded
+    return library
 
 
-def _tried(content: bytes, path: Path) -> Trial:
+def _trial_result(content: bytes, path: Path) -> Trial:
     """The trial of this library in a child process; the result is kept next to the library."""
     record = path.with_suffix(".json")
     try:
@@ -223,17 +229,19 @@ def _tried(content: bytes, path: Path) -> Trial:
     except (OSError, ValueError):
         tell_damaged(record, "measured anew")
     try:
-        done = _run_trial(content)
-        trial = trial_of(json.loads(done.stdout))
-        lasts = True
+        process = _run_trial(content)
+        trial = trial_of(json.loads(process.stdout))
+        is_permanent = True
     except subprocess.TimeoutExpired:
         trial = Trial(problem=f"no result within {TRIAL_SECONDS} seconds")
-        lasts = False
+        is_permanent = False
     except ValueError:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or how_ended(done.returncode)
-        trial = Trial(problem=f"they fail on this processor: {last:.200}")
-        lasts = -done.returncode in CRASHES  # anything else, such as a lack of memory, may pass
-    if lasts:
+        last_line = process.stderr.decode(errors="replace").strip().rpartition("\n")[2] or how_ended(
+            process.returncode
+        )
+        trial = Trial(problem=f"they fail on this processor: {last_line:.200}")
+        is_permanent = -process.returncode in CRASHES  # anything else, such as a lack of memory, may pass
+    if is_permanent:
         with contextlib.suppress(OSError):
             keep_file(record, sealed(vars(trial)).encode())
     return trial
@@ -270,9 +278,9 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-def _compiled(compiler: str, way: Sequence[str] = ()) -> tuple[bytes, Path]:
+def _compiled(compiler: str, options: Sequence[str] = ()) -> tuple[bytes, Path]:
     """A compiler's library for this processor, from the cache or compiled now, and its path there."""
-    target = cache_folder() / f"kernels-{_identity_of(way)}-{_identity(_version(compiler))}.so"
+    target = cache_folder() / f"kernels-{_identity_of(options)}-{_identity(_version(compiler))}.so"
     content = kept_library(target, "compiled anew")
     if content is None:
         print(
@@ -280,25 +288,25 @@ def _compiled(compiler: str, way: Sequence[str] = ()) -> tuple[bytes, Path]:
             file=sys.stderr,
             flush=True,
         )
-        content = built(compiler, [NATIVE, *way], c_sources())
+        content = built(compiler, [NATIVE, *options], c_sources())
         with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
             keep_library(target, content)
     return content, target
 
 
-def _identity_of(way: Sequence[str]) -> str:
+def _identity_of(options: Sequence[str]) -> str:
     """Hash of a library's sources, options and processor, whichever compiler makes it."""
-    options = (*FLAGS, NATIVE, *way)
-    return _identity(*c_sources().values(), *options, platform.machine(), processor())
+    parts = (*FLAGS, NATIVE, *options)
+    return _identity(*c_sources().values(), *parts, platform.machine(), processor())
 
 
 def _identity(*parts: bytes | str) -> str:
     """Hash of a library and of the files that try it, so that a new test tries every library anew."""
-    tried_with = [
+    trial_sources = [
         (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known.py", "bits.py")
     ]
-    whole = [part.encode() if isinstance(part, str) else part for part in (*parts, *tried_with)]
-    return hashlib.sha256(b"\0".join(whole)).hexdigest()[:16]
+    encoded = [part.encode() if isinstance(part, str) else part for part in (*parts, *trial_sources)]
+    return hashlib.sha256(b"\0".join(encoded)).hexdigest()[:16]
 
 
 def _loaded(content: bytes, path: Path) -> ctypes.CDLL:

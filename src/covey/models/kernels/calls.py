@@ -124,19 +124,19 @@ _rounding: bool | None = None
 
 def packed_size(outputs: int, inputs: int, numbers: Numbers) -> int:
     """Bytes of a packed weight."""
-    loaded = library()
-    assert loaded is not None
-    function = getattr(loaded, f"packed_size_{DTYPES[numbers]}")
+    kernels = library()
+    assert kernels is not None
+    function = getattr(kernels, f"packed_size_{DTYPES[numbers]}")
     function.restype = ctypes.c_long
     return int(function(ctypes.c_long(outputs), ctypes.c_long(inputs)))
 
 
 def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = None) -> None:
     """Run an operation; tensors go by address and must be contiguous, floats as C floats, ints as longs."""
-    loaded = library()
-    assert loaded is not None, "check `available` first"
-    _set_threads(loaded)
-    function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
+    kernels = library()
+    assert kernels is not None, "check `available` first"
+    _set_threads(kernels)
+    function = getattr(kernels, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
     # ctypes keeps one function object a name, so its types are set at the first call; None is a null pointer.
     if function.argtypes is None:
         function.argtypes = [_c_type(a) for a in arguments]
@@ -156,11 +156,11 @@ _note: ContextVar[Note | None] = ContextVar("note", default=None)
 @contextmanager
 def pass_calls_to(note: Note) -> Iterator[None]:
     """Pass this thread's calls to ``note`` inside the block."""
-    before = _note.set(note)
+    token = _note.set(note)
     try:
         yield
     finally:
-        _note.reset(before)
+        _note.reset(token)
 
 
 @contextmanager
@@ -184,11 +184,11 @@ def threads_lent(lend: bool) -> Iterator[None]:
         _lent = 0
 
 
-def _set_threads(loaded: ctypes.CDLL) -> None:
+def _set_threads(kernels: ctypes.CDLL) -> None:
     """Give the library as many threads as torch has or has lent."""
     global _threads  # noqa: PLW0603 - the library's, known here so that it is told of changes only
     if (count := _lent or torch.get_num_threads()) != _threads:
-        loaded.team_size(ctypes.c_long(count))
+        kernels.team_size(ctypes.c_long(count))
         _threads = count
 
 

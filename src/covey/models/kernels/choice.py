@@ -51,11 +51,11 @@ class Trial:
 
     def choice(self) -> dict[str, list[str]]:
         """Map each dtype to the kinds of products that torch does; torch has no mixed ones."""
-        return {
-            dtype: [kind for kind, (ours, torchs) in kinds.items() if torchs > MUCH_FASTER * ours]
-            for dtype, kinds in self.rates.items()
-            if dtype != "mixed"
-        }
+
+        def kinds_of_torch(rates: Mapping[str, tuple[float, float]]) -> list[str]:
+            return [kind for kind, (own, by_torch) in rates.items() if by_torch > MUCH_FASTER * own]
+
+        return {dtype: kinds_of_torch(rates) for dtype, rates in self.rates.items() if dtype != "mixed"}
 
 
 def trial_of(record: object) -> Trial:
@@ -64,10 +64,10 @@ def trial_of(record: object) -> Trial:
     Raises ValueError for any other record: a choice made from half of one would stop a run later.
     """
     trial = _TRIAL.validate_python(record)
-    measured = all(
+    is_complete = all(
         trial.rates.get(n, {}).keys() == set(PRODUCT_KINDS) and n in trial.differs for n in NUMBERS
     )
-    if trial.works and not measured:
+    if trial.works and not is_complete:
         raise ValueError("rates or bits are missing")
     return trial
 

@@ -52,8 +52,8 @@ LEVELS = (
 
 def c_sources() -> dict[str, bytes]:
     """The C files of a library, by name."""
-    here = Path(__file__).parent
-    return {name: (here / name).read_bytes() for name in SOURCES}
+    folder = Path(__file__).parent
+    return {name: (folder / name).read_bytes() for name in SOURCES}
 
 
 def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> bytes:

@@ -26,13 +26,13 @@ def first_incorrect(
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
         parts = (_embedding, _norms, _gates, _heads, _attention, _decoding, _logits, _scores)
         checks += [operations(call, numbers) for operations in parts]
-    wrong = (name for every in checks for name, got, expected in every if not _close(got, expected))
-    return next(wrong, None)
+    incorrect = (name for part in checks for name, result, expected in part if not _close(result, expected))
+    return next(incorrect, None)
 
 
-def _close(got: Tensor, expected: Tensor | float) -> bool:
+def _close(result: Tensor, expected: Tensor | float) -> bool:
     reference = torch.as_tensor(expected).float()
-    return bool(torch.allclose(got.float(), reference.expand_as(got), rtol=1e-2, atol=1e-3))
+    return bool(torch.allclose(result.float(), reference.expand_as(result), rtol=1e-2, atol=1e-3))
 
 
 def _unset(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,30 +53,30 @@ def _embedding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
 
 def _norms(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 2.
-    one, three, four = (_full(value, dtype=dtype) for value in (1, 3, 4))
+    ones, threes, fours = (_full(value, dtype=dtype) for value in (1, 3, 4))
     weight = _full(2, E, dtype=dtype)
     total = _unset(T, E, dtype=dtype)
     normed = _unset(T, E, dtype=dtype)
-    call("add_norm", three, one, weight, 0.0, total, normed, T, E, dtype=dtype)
+    call("add_norm", threes, ones, weight, 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
     dx = _unset(T, E, dtype=dtype)
     dw = torch.zeros(E)
-    call("add_norm_back", four, weight, 0.0, three, one, dx, dw, T, E, dtype=dtype)
+    call("add_norm_back", fours, weight, 0.0, threes, ones, dx, dw, T, E, dtype=dtype)
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
 
 
 def _gates(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Gates are 0, where silu has slope 1/2, or 64, where it is the identity to all digits.
-    both = _full(0, T, 2 * E, dtype=dtype)
+    gate_up = _full(0, T, 2 * E, dtype=dtype)
     out = _unset(T, E, dtype=dtype)
-    back = _unset(T, 2 * E, dtype=dtype)
-    both[1, :E] = 64
-    both[:, E:] = 0.5
-    call("gate_mul", both, 1.0, 0.0, out, T, E, dtype=dtype)
+    slopes_of_inputs = _unset(T, 2 * E, dtype=dtype)
+    gate_up[1, :E] = 64
+    gate_up[:, E:] = 0.5
+    call("gate_mul", gate_up, 1.0, 0.0, out, T, E, dtype=dtype)
     yield "gate_mul", out, torch.tensor([[0.0], [32.0], [0.0]])
-    call("gate_mul_back", both, 1.0, 0.0, _full(2, dtype=dtype), back, T, E, dtype=dtype)
+    call("gate_mul_back", gate_up, 1.0, 0.0, _full(2, dtype=dtype), slopes_of_inputs, T, E, dtype=dtype)
     slopes = torch.tensor([[0.5, 0.0], [1.0, 128.0], [0.5, 0.0]])
-    yield "gate_mul_back", back, slopes.repeat_interleave(E, 1)
+    yield "gate_mul_back", slopes_of_inputs, slopes.repeat_interleave(E, 1)
 
 
 def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
@@ -88,34 +88,34 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     call("split_heads", qkv, None, None, 0.0, *quarter, *parts, T, H, K, E, dtype=dtype)
     heads = row.view(-1, E).float()
     lower, upper = heads[: H + K].chunk(2, 1)
-    turned = torch.cat((torch.cat((-upper, lower), 1), heads[H + K :]))
-    yield "split_heads", torch.cat(parts, 1), turned
-    back = _unset(T, (H + 2 * K) * E, dtype=dtype)
+    rotated = torch.cat((torch.cat((-upper, lower), 1), heads[H + K :]))
+    yield "split_heads", torch.cat(parts, 1), rotated
+    dqkv = _unset(T, (H + 2 * K) * E, dtype=dtype)
     unused = (torch.zeros(E), torch.zeros(E))
     # Backwards the quarter turn is undone: (left, right) becomes (right, -left).
     grads = qkv.view(T, -1, E).split([H, K, K], 1)
     inputs = (qkv, None, None, 0.0, *quarter, *(g.contiguous() for g in grads))
-    call("split_heads_back", *inputs, back, *unused, T, H, K, E, dtype=dtype)
-    yield "split_heads_back", back.view(T, -1, E), torch.cat((torch.cat((upper, -lower), 1), heads[H + K :]))
+    call("split_heads_back", *inputs, dqkv, *unused, T, H, K, E, dtype=dtype)
+    yield "split_heads_back", dqkv.view(T, -1, E), torch.cat((torch.cat((upper, -lower), 1), heads[H + K :]))
 
 
 def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Queries and keys of 0 give equal weights, so token t is the mean of the values 0, 2, ..., 2t: t.
-    zero = torch.zeros(T, H, E, dtype=dtype)
-    rising = 2 * torch.arange(T, dtype=dtype)[:, None, None]
-    keys = zero[:, :K].contiguous()
-    values = rising.expand(T, K, E).contiguous()
+    zeros = torch.zeros(T, H, E, dtype=dtype)
+    even_numbers = 2 * torch.arange(T, dtype=dtype)[:, None, None]
+    keys = zeros[:, :K].contiguous()
+    values = even_numbers.expand(T, K, E).contiguous()
     spans = torch.tensor([[0, 0, 0, T]])
     groups = torch.tensor([0, 1])
     out = _unset(T, H, E, dtype=dtype)
     levels = _unset(T, H)
-    call("attend", zero, keys, values, spans, 1, 1.0, 1.0, out, levels, H, K, E, T, T, dtype=dtype)
+    call("attend", zeros, keys, values, spans, 1, 1.0, 1.0, out, levels, H, K, E, T, T, dtype=dtype)
     yield "attend", out, torch.arange(T)[:, None, None]
     yield "attend", levels, torch.arange(1, T + 1).log()[:, None]
     dq = _unset(T, H, E, dtype=dtype)
     dk = torch.zeros(T, K, E)
     dv = torch.zeros(T, K, E)
-    inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0, 1.0)
+    inputs = (zeros, keys, values, out, levels, torch.ones_like(zeros), spans, groups, 1, 1.0, 1.0)
     call("attend_back", *inputs, dq, dk, dv, H, K, E, T, T, dtype=dtype)
     # The values' gradient: token t gives 1 / (t + 1) to each token up to it, in each of the H heads.
     yield "attend_back", dq, 0.0
@@ -124,18 +124,18 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
 
 def _decoding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # One token in the cache, of value 2, and the new one, of value 4: the result is their mean, 3.
-    room = 16
+    positions = 16
     slot = torch.zeros(1, dtype=torch.int64)
-    one = torch.ones(1, dtype=torch.int64)
+    length = torch.ones(1, dtype=torch.int64)
     qkv = torch.zeros(1, (H + 2 * K) * E, dtype=dtype)
     qkv[:, -E:] = 4
-    stores = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
+    stores = [torch.zeros(1, K, 1, E, positions), torch.zeros(1, K, positions, E)]
     stores[1][:, :, 0] = 2
-    inserted = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
-    turn = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
+    inserted = [torch.zeros(1, K, 1, E, positions), torch.zeros(1, K, positions, E)]
+    rotation = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
     attended = _unset(1, H * E, dtype=dtype)
-    state = (qkv, None, None, 0.0, *turn, slot, one, slot, *stores, *inserted)
-    call("decode_attend", *state, 1.0, 1.0, attended, 1, H, K, E, room, room, 2, dtype=dtype)
+    state = (qkv, None, None, 0.0, *rotation, slot, length, slot, *stores, *inserted)
+    call("decode_attend", *state, 1.0, 1.0, attended, 1, H, K, E, positions, positions, 2, dtype=dtype)
     yield "decode_attend", attended, 3.0
     yield "decode_attend", inserted[1][0, 0, 0], 4.0
 

@@ -92,9 +92,9 @@ class _Lending(TorchDispatchMode):
         free = self._free[tensor.shape, tensor.dtype]
         memory = free.pop() if free else tensor
         # The work gets a view; when the last holder drops that, its memory is free for the next tensor.
-        lent = memory.view(tensor.shape)
-        weakref.finalize(lent, free.append, memory).atexit = False
-        return lent
+        view = memory.view(tensor.shape)
+        weakref.finalize(view, free.append, memory).atexit = False
+        return view
 
 
 class Recording:
@@ -127,7 +127,7 @@ class Recording:
         # A buffer of our own: callers' tensors come and go, and a replay reads this address.
         self.input = x.clone()
         self.memory = []
-        noted = list[_RecordedCall]()
+        recorded_calls = list[_RecordedCall]()
         memory = list[torch.UntypedStorage]()
         lending = _Lending()
 
@@ -135,7 +135,7 @@ class Recording:
             if name not in BY_ROW:
                 lending.alone = False
                 return
-            noted.append(_RecordedCall.from_arguments(name, address, arguments))
+            recorded_calls.append(_RecordedCall.from_arguments(name, address, arguments))
             memory.extend(a.untyped_storage() for a in arguments if isinstance(a, Tensor))
 
         # `note` sees the C operations, `lending` all that torch is asked for meanwhile.
@@ -143,6 +143,6 @@ class Recording:
             self.result = self.work(self.input)
         self.operations = None
         if lending.alone:
-            self.operations = (_RecordedCall * len(noted))(*noted)
+            self.operations = (_RecordedCall * len(recorded_calls))(*recorded_calls)
             self.memory = memory
         return self.result

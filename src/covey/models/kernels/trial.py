@@ -50,11 +50,11 @@ def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
     pair = _products(kind, dtype)
     best = [float("inf")] * 2
     for _ in range(4):
-        for side, work in enumerate(pair):
-            best[side] = min(best[side], _seconds(work))
+        for index, work in enumerate(pair):
+            best[index] = min(best[index], _seconds(work))
     operations = 2 * math.prod(SHAPES[kind])
-    rate, of_torch = (max(0.1, round(1e-9 * operations / s, 1)) for s in best)  # rates are divided
-    return rate, of_torch
+    own_rate, torch_rate = (max(0.1, round(1e-9 * operations / s, 1)) for s in best)  # rates are divided
+    return own_rate, torch_rate
 
 
 def _products(kind: str, dtype: Numbers) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -65,18 +65,18 @@ def _products(kind: str, dtype: Numbers) -> tuple[Callable[[], object], Callable
     if kind == "decode":
         panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
         call("pack_weight", w, panels, n, k, dtype=dtype)
-        ours = partial(call, "product", x, panels, None, out, m, n, k, dtype=dtype)
-        return ours, lambda: x @ w.t()
+        own_product = partial(call, "product", x, panels, None, out, m, n, k, dtype=dtype)
+        return own_product, lambda: x @ w.t()
     if kind == "forward":
-        ours = partial(call, "product_once", x, w, 0, None, out, m, n, k, dtype=dtype)
-        return ours, lambda: x @ w.t()
+        own_product = partial(call, "product_once", x, w, 0, None, out, m, n, k, dtype=dtype)
+        return own_product, lambda: x @ w.t()
     if kind == "inputs":
-        ours = partial(call, "product_once", grad, w, 1, None, x.new_empty(m, k), m, k, n, dtype=dtype)
-        return ours, lambda: grad @ w
+        own_product = partial(call, "product_once", grad, w, 1, None, x.new_empty(m, k), m, k, n, dtype=dtype)
+        return own_product, lambda: grad @ w
     into = torch.zeros(n, k)
     address = grad.data_ptr()  # the other function below keeps ``grad`` alive
-    ours = partial(call, "outer_sum", address, n, x, k, into, m, n, k, dtype=dtype)
-    return ours, lambda: into.add_(grad.t() @ x)
+    own_product = partial(call, "outer_sum", address, n, x, k, into, m, n, k, dtype=dtype)
+    return own_product, lambda: into.add_(grad.t() @ x)
 
 
 def _seconds(work: Callable[[], object]) -> float:

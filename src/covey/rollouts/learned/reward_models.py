@@ -38,11 +38,11 @@ class RewardModel:
         source = source_of(name, folder)
         torch_device = pick_device(device)
         loader, outputs = CLASSES[kind]
-        here = {"local_files_only": unreachable(source)}
+        local_only = {"local_files_only": unreachable(source)}
         try:
-            self.tokenizer = pretrained_tokenizer(source, **here)
+            self.tokenizer = pretrained_tokenizer(source, **local_only)
             dtype = torch.float32 if torch_device.type == "cpu" else "auto"
-            model = pretrained(loader, source, dtype=dtype, **here)
+            model = pretrained(loader, source, dtype=dtype, **local_only)
         except Exception as error:  # a damaged folder makes the libraries fail in any way
             if out_of_memory(error):
                 raise

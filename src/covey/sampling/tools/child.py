@@ -28,22 +28,22 @@ class EnvironmentSetup(TypedDict):
     """Seed of random numbers until ``reset`` returns: all completions of a problem begin in the same way."""
     seed: int
     """Seed of random numbers after ``reset``."""
-    most: int
+    longest_answer: int
     """Most characters of an answer."""
 
 
-def call_tool(module: str, name: str, arguments: Mapping[str, object], most: int) -> str:
-    """Return a tool's result as text of at most ``most`` characters; other values are written as JSON."""
+def call_tool(module: str, name: str, arguments: Mapping[str, object], limit: int) -> str:
+    """Return a tool's result as text of at most ``limit`` characters; other values are written as JSON."""
     function = getattr(load_module(module), name)
     # The runner makes its event loop when it first runs a coroutine: a sandbox has no sockets for one.
     with closing(asyncio.Runner()) as loop:
         result = _awaited(function(**arguments), loop)
-    return _text(result)[:most]
+    return _text(result)[:limit]
 
 
 def serve_environment(setup: EnvironmentSetup) -> None:
     """Make an environment, reset it, and call its methods until the trainer closes the connection."""
-    most = setup["most"]
+    limit = setup["longest_answer"]
     _seed(setup["problem_seed"])
     # One event loop for the object's whole life, since a connection that it opens belongs to a loop.
     with closing(asyncio.Runner()) as loop:
@@ -63,7 +63,7 @@ def serve_environment(setup: EnvironmentSetup) -> None:
             try:
                 if method:
                     answer = _awaited(getattr(environment, method)(**arguments), loop)
-                    send(CHANNEL, {"value": _text(answer)[:most]})
+                    send(CHANNEL, {"value": _text(answer)[:limit]})
                 else:
                     send(CHANNEL, {"value": _state(environment, loop)})
             except BaseException as error:
@@ -79,32 +79,32 @@ def _seed(seed: int) -> None:
 def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
     """Return an environment's public attributes that are JSON; `reward` is the result of its `get_reward`."""
     state = {n: v for n, v in getattr(environment, "__dict__", {}).items() if not n.startswith("_")}
-    ask = getattr(environment, "get_reward", None)
-    if ask is not None:
-        state["reward"] = _awaited(ask(), loop)
+    get_reward = getattr(environment, "get_reward", None)
+    if get_reward is not None:
+        state["reward"] = _awaited(get_reward(), loop)
     # A float attribute ``reward`` is checked too: JSON refuses NaN, so the loop below would drop it silently.
-    if ask is not None or isinstance(state.get("reward"), float):
-        _check_reward(state["reward"], "its attribute reward is" if ask is None else "it returned")
-    plain = {}
+    if get_reward is not None or isinstance(state.get("reward"), float):
+        _check_reward(state["reward"], "its attribute reward is" if get_reward is None else "it returned")
+    attributes = {}
     for name, value in state.items():
         try:
-            plain[name] = json.loads(json.dumps(value, allow_nan=False, default=_listed))
+            attributes[name] = json.loads(json.dumps(value, allow_nan=False, default=_listed))
         except (TypeError, ValueError, RecursionError):
             continue  # such as a connection, which could not be sent to a reward's process either
-    return plain
+    return attributes
 
 
-def _check_reward(value: object, what: str) -> None:
+def _check_reward(value: object, subject: str) -> None:
     """Raise ValueError for a value that cannot be a reward: JSON would drop it, and the reason with it."""
-    plain = _listed(value) if hasattr(value, "tolist") else value
-    if plain is None or (isinstance(plain, int | float) and abs(plain) <= sys.float_info.max):
+    number = _listed(value) if hasattr(value, "tolist") else value
+    if number is None or (isinstance(number, int | float) and abs(number) <= sys.float_info.max):
         return
-    shown = "a number that is too large" if isinstance(plain, int) else repr(plain)[:60]
-    raise ValueError(f"{what} {shown}; a finite number or None is expected")
+    described = "a number that is too large" if isinstance(number, int) else repr(number)[:60]
+    raise ValueError(f"{subject} {described}; a finite number or None is expected")
 
 
-def _awaited(returned: object, loop: asyncio.Runner) -> object:
-    return loop.run(returned) if inspect.iscoroutine(returned) else returned
+def _awaited(result: object, loop: asyncio.Runner) -> object:
+    return loop.run(result) if inspect.iscoroutine(result) else result
 
 
 def _text(value: object) -> str:

@@ -134,27 +134,27 @@ def load_environment(spec: str | None, folder: Path) -> Environment | None:
     """Load the class that ``spec`` names, module.py:Class from ``folder``. Raises ConfigError."""
     if spec is None:
         return None
-    where = f"rollout.tools.environment: {spec}"
+    setting = f"rollout.tools.environment: {spec}"
     if ":" not in spec:
-        raise ConfigError(f"{where} must be written as module.py:Class")
-    kind = load_function(spec, folder)
-    reset = getattr(kind, "reset", None)
-    if not inspect.isclass(kind) or not callable(reset):
-        raise ConfigError(f"{where} must be a class with a method `reset`")
-    if missing := _required(kind):
+        raise ConfigError(f"{setting} must be written as module.py:Class")
+    environment_class = load_function(spec, folder)
+    reset = getattr(environment_class, "reset", None)
+    if not inspect.isclass(environment_class) or not callable(reset):
+        raise ConfigError(f"{setting} must be a class with a method `reset`")
+    if missing := _required(environment_class):
         raise ConfigError(
-            f"{where}: __init__ asks for {min(missing)!r}, but the class is called without arguments; "
+            f"{setting}: __init__ asks for {min(missing)!r}, but the class is called without arguments; "
             "`reset` gets the columns"
         )
-    members = inspect.getmembers(kind, inspect.isfunction)
+    members = inspect.getmembers(environment_class, inspect.isfunction)
     public = [(n, f) for n, f in members if not n.startswith("_") and n not in NO_TOOLS]
     if not public:
-        raise ConfigError(f"{where} has no public method except `reset`, so the model could call nothing")
+        raise ConfigError(f"{setting} has no public method except `reset`, so the model could call nothing")
     home = _home(spec, folder)
     # A bound method's signature lacks `self`; there is no object yet, and none is needed for it.
-    bound = {name: MethodType(function, kind) for name, function in public}
-    tools = [Tool(name, _checked(method, f"{spec}.{name}"), home, True) for name, method in bound.items()]
-    return Environment(spec, home, MethodType(reset, kind), tools)
+    methods = {name: MethodType(function, environment_class) for name, function in public}
+    tools = [Tool(name, _checked(method, f"{spec}.{name}"), home, True) for name, method in methods.items()]
+    return Environment(spec, home, MethodType(reset, environment_class), tools)
 
 
 def _load(spec: str, folder: Path) -> Tool:
@@ -202,12 +202,12 @@ def _without_columns(function: Callable[..., object]) -> Callable[..., object]:
     """Return a function with this one's name, docstring and signature, but without the columns."""
 
     @functools.wraps(function)
-    def shown() -> None: ...
+    def stub() -> None: ...
 
     signature = inspect.signature(function)
     arguments = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
     hints = getattr(function, "__annotations__", {})
-    shown.__annotations__ = {p.name: hints[p.name] for p in arguments if p.name in hints}
+    stub.__annotations__ = {p.name: hints[p.name] for p in arguments if p.name in hints}
     # inspect looks for this attribute first; set by ``vars``, as the type of a function does not declare it.
-    vars(shown)["__signature__"] = signature.replace(parameters=arguments)
-    return shown
+    vars(stub)["__signature__"] = signature.replace(parameters=arguments)
+    return stub

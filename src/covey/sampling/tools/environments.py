@@ -65,14 +65,14 @@ class Environments:
         environment: Environment,
         serve: Callable[[], ForkServer],
         timeout: float,
-        most: int,
+        longest_answer: int,
         output: int,
     ) -> None:
-        """``timeout``: seconds of a call; ``most``, ``output``: characters and bytes of its answer."""
+        """``timeout``: seconds of a call; ``longest_answer`` in characters, ``output`` in bytes."""
         self.environment = environment
         self.serve = serve
         self.timeout = timeout
-        self.most = most
+        self.longest_answer = longest_answer
         self.limits = Limits(NO_AGE, int(NO_AGE), MEMORY, output + STATE)
         self.lock = threading.Lock()
         self.warned = False
@@ -96,9 +96,9 @@ class Environments:
     def warn(self, words: str) -> None:
         """Print the first failure of a `get_reward`; later ones are counted as metrics only."""
         with self.lock:
-            first = not self.warned
+            is_first = not self.warned
             self.warned = True
-        if first:
+        if is_first:
             print(f"{words}: this completion gets 0", file=sys.stderr)
 
     def leave(self, episode: Episode) -> None:
@@ -175,8 +175,8 @@ class Episode:
         If `get_reward` raises after the model has called a method, those calls may have caused it, so only
         this completion is affected. Raises RewardError if the model called nothing.
         """
-        hurried = batch is not None and batch.remaining() <= 0
-        seconds = min(LAST_SECONDS if hurried else math.inf, self.environments.timeout)
+        out_of_time = batch is not None and batch.remaining() <= 0
+        seconds = min(LAST_SECONDS if out_of_time else math.inf, self.environments.timeout)
         try:
             outcome = self.call("", {}, seconds)
         finally:
@@ -218,7 +218,7 @@ class Episode:
             "columns": columns,
             "problem_seed": key("reset", self.problem.id) % (1 << 32),
             "seed": self.seed % (1 << 32),
-            "most": self.environments.most,
+            "longest_answer": self.environments.longest_answer,
         }
         try:
             outcome = self._ask(setup, self.environments.timeout)

@@ -40,21 +40,25 @@ def answer_tokens(
     # Three renderings: a question alone, with a made-up turn of calls, and with the results too. What the
     # third has after the end of that turn is inserted.
     opening = chat_tokens(policy.tokenizer, question, problem.template, begin=False)
-    before, after = _around(policy, problem, question, calls, results)
+    without_results, with_results = _around(policy, problem, question, calls, results)
     # End tokens within the turn with calls: most templates have one, some (GLM's) none.
-    closes = sum(token in policy.end_ids for token in before[len(opening) :])
+    end_count = sum(token in policy.end_ids for token in without_results[len(opening) :])
     # Only what follows the turn counts: some templates, such as Qwen 3's, write a turn differently when it is
     # the last.
-    ends = [n for n in range(len(opening), len(after)) if after[n] in policy.end_ids][:closes]
-    only_appends = after[: len(opening)] == opening and (ends or after[: len(before)] == before)
+    ends = [n for n in range(len(opening), len(with_results)) if with_results[n] in policy.end_ids][
+        :end_count
+    ]
+    only_appends = with_results[: len(opening)] == opening and (
+        ends or with_results[: len(without_results)] == without_results
+    )
     if not only_appends:
         raise ConfigError(
             "rollout.tools: the chat template changes earlier messages when a tool answers, so training "
             "would see other tokens than sampling. Use a template that only appends, or plain-text prompts"
         )
     # The turn's own end is the model's; what the template writes after it, such as a line break, is not.
-    start = ends[-1] + closed if ends else len(before)
-    return after[start:]
+    start = ends[-1] + closed if ends else len(without_results)
+    return with_results[start:]
 
 
 def _around(
@@ -84,22 +88,22 @@ def _around(
             for n, (name, result) in enumerate(zip(all_names, results, strict=True))
         ]
         try:
-            before = chat_tokens(policy.tokenizer, turn, problem.template, begin=False)
-            return before, chat_tokens(policy.tokenizer, [*turn, *answers], problem.template)
+            without_results = chat_tokens(policy.tokenizer, turn, problem.template, begin=False)
+            return without_results, chat_tokens(policy.tokenizer, [*turn, *answers], problem.template)
         except DataError as error:
             refusal = refusal or error
     assert refusal is not None
     raise refusal
 
 
-def plain_result(policy: Policy, words: ControlWords, text: str, most: int) -> str:
-    """Return a result of at most ``most`` tokens, without anything that reads as the template's ``words``."""
+def plain_result(policy: Policy, words: ControlWords, text: str, limit: int) -> str:
+    """Return a result of at most ``limit`` tokens, without anything that reads as a template's ``words``."""
     # Lone surrogates, which no tokenizer takes, become question marks first.
     text = words.removed(text.encode("utf-8", "replace").decode())
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     if not set(policy.tokenizer.all_special_ids).isdisjoint(ids):
         return NOT_SHOWN  # some tokenizers read other letters, such as full-width ones, as their own tokens
-    return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"
+    return text if len(ids) <= limit else policy.decode(ids[:limit]) + " [cut]"
 
 
 def result_words(policy: Policy) -> ControlWords:

@@ -28,7 +28,7 @@ class WrittenCall(NamedTuple):
     name: str
     text: str
     """The turn's text; empty if the template shows no call."""
-    right: bool
+    is_readable: bool
     """Whether it was read as it was made."""
 
 
@@ -37,25 +37,27 @@ def written_call(
 ) -> WrittenCall:
     """Let the template write a call of the first tool, and read it back. Raises ConfigError."""
     call = _made_up(schemas[0])
-    before = chat_tokens(policy.tokenizer, QUESTION, template)
+    prompt = chat_tokens(policy.tokenizer, QUESTION, template)
     for message, bare in _messages(call):
         try:
-            whole = chat_tokens(policy.tokenizer, [*QUESTION, message], template, begin=False)
-            without = chat_tokens(policy.tokenizer, [*QUESTION, bare], template, begin=False)
+            with_call = chat_tokens(policy.tokenizer, [*QUESTION, message], template, begin=False)
+            without_call = chat_tokens(policy.tokenizer, [*QUESTION, bare], template, begin=False)
         except DataError:
             continue
-        if whole == without:
+        if with_call == without_call:
             continue  # the template does not show a call in this form
         # The prompt ends where the rendering with the turn departs from the one without it.
-        start = _common_length(before, whole)
-        turn = _up_to_end(policy, whole[start:])
+        start = _common_length(prompt, with_call)
+        turn = _up_to_end(policy, with_call[start:])
         text = policy.tokenizer.decode(turn)
         if not text.strip():
             continue
-        calls = turn_reader(policy, schemas)(np.array(turn), np.array(whole[:start]), None)
-        right = [(c.name, dict(c.arguments), c.wrong) for c in calls] == [(call.name, call.arguments, "")]
-        return WrittenCall(call.name, text, right)
-    return WrittenCall(call.name, "", right=False)
+        calls = turn_reader(policy, schemas)(np.array(turn), np.array(with_call[:start]), None)
+        is_readable = [(c.name, dict(c.arguments), c.wrong) for c in calls] == [
+            (call.name, call.arguments, "")
+        ]
+        return WrittenCall(call.name, text, is_readable)
+    return WrittenCall(call.name, "", is_readable=False)
 
 
 def prove_readable(
@@ -63,17 +65,17 @@ def prove_readable(
 ) -> Iterator[str]:
     """Yield a note if a chat template shows no calls. Raises ConfigError if calls it shows cannot be read."""
     for schema in schemas:
-        written = written_call(policy, problem.template, [schema, *schemas])
-        if not written.text:
+        sample = written_call(policy, problem.template, [schema, *schemas])
+        if not sample.text:
             yield (
                 f"{problem.id}: the model's chat template does not show the calls of an assistant "
                 "(tool_calls), so it is unknown whether the model's own calls can be read; docs/tools.md "
                 "lists the forms that can"
             )
             return
-        if not written.right:
+        if not sample.is_readable:
             raise ConfigError(
-                f"rollout.tools: the chat template writes a call of {written.name} as {written.text!r}, "
+                f"rollout.tools: the chat template writes a call of {sample.name} as {sample.text!r}, "
                 "which covey cannot read, so no call would be answered. Use a model whose form is known "
                 "(docs/tools.md), a tokenizer with a response_template, or plain-text prompts"
             )

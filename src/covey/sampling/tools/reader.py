@@ -103,9 +103,9 @@ def _by_response_template(
     _: bool | None = None,
 ) -> Sequence[ToolCall]:
     """Return the calls that the tokenizer's own parser finds; a turn that it cannot read has none."""
-    whole, before = (policy.tokenizer.decode(ids.tolist()) for ids in (turn, prompt))
+    turn_text, prompt_text = (policy.tokenizer.decode(ids.tolist()) for ids in (turn, prompt))
     try:
-        message = policy.tokenizer.parse_response(whole, prefix=before, tools=list(schemas))
+        message = policy.tokenizer.parse_response(turn_text, prefix=prompt_text, tools=list(schemas))
         return [call_of(call.get("function", call)) for call in message.get("tool_calls") or ()]
     except Exception:  # a response_template is someone else's code, and may fail in any way
         return []

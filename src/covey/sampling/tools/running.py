@@ -52,9 +52,9 @@ class Toolbox:
         self.tools = tools
         self.functions = load_tools(tools, folder)
         self.environment = load_environment(tools.environment, folder)
-        self.most = LONGEST_TOKEN * tools.result_tokens + 1
+        self.longest_result = LONGEST_TOKEN * tools.result_tokens + 1
         """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
-        self.output = Limits.output + ESCAPED * self.most
+        self.output = Limits.output + ESCAPED * self.longest_result
         # A sandbox is looked for only if one is needed: on some systems none works.
         runs_programs = any(tool.function is python for tool in self.functions.values())
         needs_sandbox = runs_programs or tools.isolate == "sandbox"
@@ -64,7 +64,7 @@ class Toolbox:
         self.folder = folder.resolve()
         self.server = self._serve()
         self.environments = (
-            Environments(self.environment, self._serve, tools.timeout, self.most, self.output)
+            Environments(self.environment, self._serve, tools.timeout, self.longest_result, self.output)
             if self.environment
             else None
         )
@@ -124,17 +124,17 @@ class Toolbox:
         self, calls: Sequence[ToolCall], problem: Problem, episode: Episode | None, allowance: Allowance
     ) -> Callable[[], list[str]]:
         """Start the calls of a turn; return a function that waits for their results, texts for the model."""
-        most = self.tools.calls_per_turn
-        refusals = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])
+        limit = self.tools.calls_per_turn
+        refusals = [f"{NOT_RUN}: only the first {limit} calls of a turn are"] * len(calls[limit:])
 
         def run(call: ToolCall) -> str:
             return self._within(allowance, call, problem, episode)
 
         if episode is not None:
             # One task for all calls of the turn: an environment is called in the order that the model wrote.
-            task = episode.submit(lambda: [run(call) for call in calls[:most]])
+            task = episode.submit(lambda: [run(call) for call in calls[:limit]])
             return lambda: [*task.result(), *refusals]
-        tasks = [self._submit(call, partial(run, call)) for call in calls[:most]]
+        tasks = [self._submit(call, partial(run, call)) for call in calls[:limit]]
         return lambda: [*(task.result() for task in tasks), *refusals]
 
     def _submit(self, call: ToolCall, run: Callable[[], str]) -> Call[str]:
@@ -177,7 +177,7 @@ class Toolbox:
             if seconds < self.tools.timeout:
                 return self._used_up
             raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
-        text = _text(outcome)[: self.most]
+        text = _text(outcome)[: self.longest_result]
         return text if outcome.kind == "ok" else ERROR + text.strip()
 
     def _outcome(
@@ -208,7 +208,9 @@ class Toolbox:
         limits = call_limits(seconds, self.output)
         arguments = _arguments(tool, call, problem)
         try:
-            return self.server.call(f"{CHILD}:call_tool", *tool.home, arguments, self.most, limits=limits)
+            return self.server.call(
+                f"{CHILD}:call_tool", *tool.home, arguments, self.longest_result, limits=limits
+            )
         except (TypeError, ValueError) as error:
             raise columns_not_sent(problem, tool.columns, f"the tool {tool.name}", error) from None
 

@@ -53,14 +53,14 @@ class Dialogue:
         """Return the completion up to the end of a turn."""
         return turn if self.answered is None else self.answered.then(turn)
 
-    def continued(self, whole: Completion, params: SamplingParams) -> Request:
-        """Return the request for the rest after ``whole``: its draws continue where they were."""
+    def continued(self, completion: Completion, params: SamplingParams) -> Request:
+        """Return the request for the rest after ``completion``: its draws continue where they were."""
         request = self.request
         _, sample = self.owner
-        length = len(whole.tokens)
+        length = len(completion.tokens)
         return replace(
             request,
-            prompt=np.concatenate([request.prompt, whole.tokens]),
+            prompt=np.concatenate([request.prompt, completion.tokens]),
             streams=[request.streams[sample]],
             prefix_tokens=request.prefix_tokens + length,
             room=params.max_tokens - length,
@@ -174,35 +174,36 @@ class TurnSampler:
                 dialogue.parts = []
                 calls = self._calls(request, turn, dialogue.answered)
                 # The first turn gets its message only if a tool answers it.
-                whole = turn if dialogue.answered is None else dialogue.with_turn(_as_turn(turn, calls))
+                completion = turn if dialogue.answered is None else dialogue.with_turn(_as_turn(turn, calls))
                 if calls:
                     results = self.toolbox.begin(calls, request.problem, dialogue.episode, dialogue.allowance)
-                    tool_turns.append(ToolTurn(dialogue, whole, calls, results))
+                    tool_turns.append(ToolTurn(dialogue, completion, calls, results))
                 else:
-                    yield Sampled(*dialogue.owner, whole)
+                    yield Sampled(*dialogue.owner, completion)
             for tool_turn in tool_turns:
                 dialogue = tool_turn.dialogue
-                whole = self._answered(tool_turn, waiting)
-                if len(whole.tokens) < params.max_tokens:
-                    dialogue.answered = whole
-                    continued.append((dialogue, whole))
+                completion = self._answered(tool_turn, waiting)
+                if len(completion.tokens) < params.max_tokens:
+                    dialogue.answered = completion
+                    continued.append((dialogue, completion))
                 else:  # no room for another turn: the completion ends without the results of its last calls
                     yield Sampled(*dialogue.owner, replace(tool_turn.completion, finish="length"))
             turn_requests = [
-                TurnRequest(dialogue.continued(whole, params), [dialogue]) for dialogue, whole in continued
+                TurnRequest(dialogue.continued(completion, params), [dialogue])
+                for dialogue, completion in continued
             ]
 
     def _joined(self, parts: Sequence[Completion]) -> Completion:
         """Join the parts of a turn; there are several if its stop string was inside an argument."""
         if len(parts) == 1:
             return parts[0]
-        whole = reduce(Completion.then, parts)
-        return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
+        turn = reduce(Completion.then, parts)
+        return replace(turn, text=self.policy.decode(turn.tokens.tolist()))
 
     def _continues(self, dialogue: Dialogue, turn: Completion, params: SamplingParams) -> bool:
         """Whether a turn was ended by a stop string inside a call's text, and has room to continue."""
-        before = dialogue.answered
-        length = len(turn.tokens) + (0 if before is None else len(before.tokens))
+        answered = dialogue.answered
+        length = len(turn.tokens) + (0 if answered is None else len(answered.tokens))
         if len(dialogue.parts) > MOST_ADDED or length >= params.max_tokens or dialogue.request.problem.chat:
             return False
         if turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids:
@@ -212,16 +213,16 @@ class TurnSampler:
         calls = calls_in_text(turn.text + CLOSE_CALL)
         return bool(calls) and calls[-1].wrong == UNENDED
 
-    def _calls(self, request: Request, turn: Completion, before: Completion | None) -> Sequence[ToolCall]:
+    def _calls(self, request: Request, turn: Completion, answered: Completion | None) -> Sequence[ToolCall]:
         """Return a turn's calls; none if it was truncated, or no more turns may be answered."""
         tools = self.toolbox.tools
-        answered = 0 if before is None else sum(not sampled for sampled, _ in before.parts)
-        if turn.finish != "stop" or answered >= tools.max_calls:
+        answer_count = 0 if answered is None else sum(not sampled for sampled, _ in answered.parts)
+        if turn.finish != "stop" or answer_count >= tools.max_calls:
             return []
         if not request.problem.chat:
             return calls_in_text(turn.text)
         # Only of the first turn the problem tells whether thoughts are open; the reader finds out for others.
-        opens_thoughts = request.problem.thoughts.begun if before is None else None
+        opens_thoughts = request.problem.thoughts.begun if answered is None else None
         return self.read(turn.tokens, request.prompt, opens_thoughts)
 
     def _turns(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
@@ -246,7 +247,7 @@ class TurnSampler:
         problem = tool_turn.dialogue.request.problem
         ids = answer_tokens(self.policy, problem, tool_turn.calls, results, closed)
         tokens = np.array(ids, np.int64)
-        nothing = np.zeros(len(ids), np.float32)
+        zeros = np.zeros(len(ids), np.float32)
         # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
         # ``sampled`` is False on all of them (no zero is above 0).
         versions = completion.provenance.versions
@@ -257,11 +258,11 @@ class TurnSampler:
             mask = SamplingMask.of(list(tokens[:, None]))
         inserted = Completion(
             tokens,
-            nothing,
+            zeros,
             "",
             "stop",
             replace(completion.provenance, versions=versions),
-            sampled=nothing > 0,
+            sampled=zeros > 0,
             sampling_mask=mask,
             transcript=Transcript(tuple(_message("tool", result) for result in results)),
         )
@@ -282,14 +283,14 @@ def _as_they_ended(
     finished: Iterator[Sampled], episodes: Mapping[Owner, Episode], waiting: Waiting
 ) -> Iterator[Sampled]:
     """Yield completions with the final state of their environments, asked for while others are sampled."""
-    ending: deque[tuple[Sampled, Call[FinalState]]] = deque()
+    pending: deque[tuple[Sampled, Call[FinalState]]] = deque()
     for sampled in finished:
         episode = episodes[sampled.request, sampled.sample]
-        ending.append((sampled, episode.submit(partial(episode.end, waiting))))
+        pending.append((sampled, episode.submit(partial(episode.end, waiting))))
         # In the order in which completions ended; one whose state is late holds up those after it.
-        while ending and ending[0][1].future.done():
-            yield _with_end(*ending.popleft())
-    for sampled, call in ending:
+        while pending and pending[0][1].future.done():
+            yield _with_end(*pending.popleft())
+    for sampled, call in pending:
         with waiting():
             call.result()
         yield _with_end(sampled, call)

@@ -70,15 +70,15 @@ def with_schemas(source: Source, toolbox: Toolbox | None, say: Say = lambda _: N
     # By identity: ids of problems may repeat between training and test.
     openings = dict(zip(map(id, all_problems), toolbox.openings(all_problems, say), strict=True))
 
-    def informed(problem: Problem) -> Problem:
+    def with_tools_shown(problem: Problem) -> Problem:
         return showing_tools(_ending_with(problem, openings[id(problem)]), toolbox)
 
     return replace(
         source,
-        train=[informed(p) for p in source.train],
-        test=[informed(p) for p in source.test],
-        examples=[replace(e, problem=informed(e.problem)) for e in source.examples],
-        held_out=[replace(e, problem=informed(e.problem)) for e in source.held_out],
+        train=[with_tools_shown(p) for p in source.train],
+        test=[with_tools_shown(p) for p in source.test],
+        examples=[replace(e, problem=with_tools_shown(e.problem)) for e in source.examples],
+        held_out=[replace(e, problem=with_tools_shown(e.problem)) for e in source.held_out],
     )
 
 
@@ -108,25 +108,27 @@ def _ending_with(problem: Problem, text: str) -> Problem:
     prompt = problem.prompt
     if isinstance(prompt, str):
         return replace(problem, prompt=prompt + text)
-    last = {**prompt[-1], "content": f"{prompt[-1]['content']}{text}"}
-    return replace(problem, prompt=[*prompt[:-1], last])
+    last_message = {**prompt[-1], "content": f"{prompt[-1]['content']}{text}"}
+    return replace(problem, prompt=[*prompt[:-1], last_message])
 
 
 def _check_columns(reader: str, needed: set[str], problems: Sequence[Problem]) -> None:
     for problem in problems:
-        if lacks := needed - set(problem.columns):
+        missing = needed - set(problem.columns)
+        if missing:
             raise DataError(
-                f"{problem.id}: {reader} asks for column {min(lacks)!r}, which the row does not have: add it "
-                "to the data, or give the argument a default"
+                f"{problem.id}: {reader} asks for column {min(missing)!r}, which the row does not have: add "
+                "it to the data, or give the argument a default"
             )
 
 
 def _refuse_taken(problems: Sequence[Problem]) -> None:
     for problem in problems:
-        if taken := {"environment", "environments"} & set(problem.columns):
+        reserved = {"environment", "environments"} & set(problem.columns)
+        if reserved:
             raise DataError(
-                f"{problem.id}: rename column {min(taken)!r}: rewards get a completion's environment by that "
-                "name"
+                f"{problem.id}: rename column {min(reserved)!r}: rewards get a completion's environment by "
+                "that name"
             )
 
 
@@ -148,16 +150,16 @@ def unexplained_tools(
                 "Use a model whose template has one, or plain-text prompts"
             )
         yield from prove_readable(policy, problem, toolbox.schemas)
-    in_text = [p for p in problems if not p.chat]
-    if in_text and method in SAMPLES_EXAMPLES:
+    text_problems = [p for p in problems if not p.chat]
+    if text_problems and method in SAMPLES_EXAMPLES:
         raise ConfigError(
             f"rollout.tools: method {method} keeps completions as examples, but in plain text a tool's "
             "replies cannot be told from the model's words; set data.chat: true"
         )
-    if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
+    if text_problems and not any(OPEN_CALL in str(p.prompt) for p in text_problems):
         yield (
-            f"{in_text[0].id}: the prompt is plain text, so the model is not told of its tools. Say in it "
-            f'how to call them: {OPEN_CALL}{{"name": "{call.name}", "arguments": {{...}}}}{CLOSE_CALL}; '
+            f"{text_problems[0].id}: the prompt is plain text, so the model is not told of its tools. Say in "
+            f'it how to call them: {OPEN_CALL}{{"name": "{call.name}", "arguments": {{...}}}}{CLOSE_CALL}; '
             "or set data.chat: true"
         )
 

@@ -133,12 +133,12 @@ class Comparison:
 
     def _decimal_comma(self, ours: Node, theirs: Node) -> bool:
         """Return whether one side is `3,14` with a decimal comma, read as a list, and the other 3.14."""
-        for one, other in ((ours, theirs), (theirs, ours)):
-            if one.kind == "list" and len(one.parts) == 2 and not one.text and other.kind == "number":
-                whole, digits = one.parts
+        for listed, plain in ((ours, theirs), (theirs, ours)):
+            is_pair = listed.kind == "list" and len(listed.parts) == 2 and not listed.text
+            if is_pair and plain.kind == "number":
+                whole, digits = listed.parts
                 if whole.kind == digits.kind == "number" and whole.text.isdigit() and digits.text.isdigit():
-                    value = Fraction(f"{whole.text}.{digits.text}")
-                    return other.value == value
+                    return plain.value == Fraction(f"{whole.text}.{digits.text}")
         return False
 
     def _words(self, ours: Node, theirs: Node) -> bool | None:
@@ -241,11 +241,11 @@ class Comparison:
                 return self.no("ratios of different lengths")
             pairs = zip(ours.parts[1:], theirs.parts[1:], strict=True)
             return together([self.compare(product(a, first[1]), product(b, first[0])) for a, b in pairs])
-        one, other = (ours, theirs) if ours.kind == "ratio" else (theirs, ours)
-        if len(one.parts) != 2 or other.kind in STRUCTURES:
+        ratio, quantity = (ours, theirs) if ours.kind == "ratio" else (theirs, ours)
+        if len(ratio.parts) != 2 or quantity.kind in STRUCTURES:
             return self.no("a ratio of several terms is not a number")
-        value = quotient(*one.parts)
-        return self.compare(value, other) if one is ours else self.compare(other, value)
+        value = quotient(*ratio.parts)
+        return self.compare(value, quantity) if ratio is ours else self.compare(quantity, value)
 
     def _congruent(self, ours: Node, theirs: Node) -> bool | None:
         """Compare classes modulo a number: 3 is 10 modulo 7."""

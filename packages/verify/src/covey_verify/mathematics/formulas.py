@@ -269,13 +269,13 @@ class Formulas(Measures):
     def _mixed(self, whole: Node) -> Node:
         r"""Read the fraction of a mixed number, 2 1/2 or 2\frac12."""
         assert whole.value is not None, "it is a number"
-        one, stroke, two = (self.peek(k) for k in range(3))
-        if one.kind == "number" and one.gap and stroke.text == "/" and two.kind == "number":
-            if not (one.text.isdigit() and two.text.isdigit() and int(two.text)):
+        first, stroke, third = (self.peek(k) for k in range(3))
+        if first.kind == "number" and first.gap and stroke.text == "/" and third.kind == "number":
+            if not (first.text.isdigit() and third.text.isdigit() and int(third.text)):
                 raise Unreadable("two numbers side by side")
             above, _, below = self.take(), self.take(), self.take()
             return number(whole.value + Fraction(int(above.text), int(below.text)))
-        if one.kind == "command" and one.text in FRACTIONS:
+        if first.kind == "command" and first.text in FRACTIONS:
             before = list(self.remaining)
             self.take()
             digits = [self._digits(), self._digits()]

@@ -125,16 +125,16 @@ def _merged(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(merged)
 
 
-def _spread(one: Region, ends: Sequence[Node]) -> list[bool]:
+def _spread(region: Region, ends: Sequence[Node]) -> list[bool]:
     """Return a set's cells on a line with more ends."""
-    cells = [one.cells[0]]
+    cells = [region.cells[0]]
     k = 0
     for end in ends:
-        if k < len(one.ends) and _equal(one.ends[k], end):
+        if k < len(region.ends) and _equal(region.ends[k], end):
             k += 1
-            cells += one.cells[2 * k - 1 : 2 * k + 1]
+            cells += region.cells[2 * k - 1 : 2 * k + 1]
         else:
-            cells += [one.cells[2 * k]] * 2
+            cells += [region.cells[2 * k]] * 2
     return cells
 
 

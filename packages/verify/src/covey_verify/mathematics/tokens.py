@@ -95,7 +95,7 @@ def currency(text: str) -> str:
         "euro": "€" in text,
         "sterling": "£" in text,
     }
-    units = [unit for unit, there in money.items() if there]
+    units = [unit for unit, present in money.items() if present]
     return units[0] if len(units) == 1 else ""
 
 

@@ -212,8 +212,8 @@ def code_tests(
     def run(cases: Sequence[Case], remaining: float) -> Iterator[tuple[bool, Outcome]]:
         if mode == "stdio":
             return _scripts(sandbox, code, cases, limits, remaining, tolerance)
-        whole = Limits(remaining, math.ceil(total_seconds), limits.memory)
-        return _calls(sandbox, code, entry_point, cases, whole, seconds, tolerance)
+        overall = Limits(remaining, math.ceil(total_seconds), limits.memory)
+        return _calls(sandbox, code, entry_point, cases, overall, seconds, tolerance)
 
     fractions, worst = _visible_then_hidden(run, cases_of(tests, mode), total_seconds, points)
     # The prompt shows the visible tests, so they count only if there are no others.

@@ -62,9 +62,9 @@ def _installed(program: str, install: str) -> str:
 def _output_of(*command: str) -> str:
     """Return what an installed program prints about itself. Raises ConfigError."""
     try:
-        done = children.run(command, 60)
-        done.check_returncode()
-        return done.stdout.decode(errors="replace")
+        result = children.run(command, 60)
+        result.check_returncode()
+        return result.stdout.decode(errors="replace")
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"rewards: proves: `{' '.join(command)}` does not work: {error}") from None
 

@@ -23,13 +23,13 @@ def package_paths(names: Sequence[str]) -> list[str]:
     """Return the folders and files of packages and of their dependencies, as far as they are installed."""
     waiting = list(names)
     paths = list[str]()
-    done = set[str]()
+    visited = set[str]()
     while waiting:
         name = waiting.pop()
         # Dependencies may be circular.
-        if name in done:
+        if name in visited:
             continue
-        done.add(name)
+        visited.add(name)
         try:
             package = metadata.distribution(name)
         except metadata.PackageNotFoundError:  # it may be the name by which a package is imported
