@@ -94,7 +94,7 @@ _SOCKETS = WeakSet[socket.socket]()
 
 
 class Trace:
-    """What httpx reports of a request."""
+    """The report of a request by httpx."""
 
     opened = False
     """Whether the request began to open a connection."""
@@ -110,8 +110,8 @@ class Trace:
 @atexit.register
 def _close() -> None:
     """Close all sockets, without a lock that another thread may hold."""
-    for one in list(_SOCKETS):
-        one.close()
+    for connected in list(_SOCKETS):
+        connected.close()
 
 
 def _begin_anew() -> None:
