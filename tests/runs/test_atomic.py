@@ -83,6 +83,8 @@ def _open(path: Path, queue) -> None:
 
 def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    with pytest.raises(FolderBusy, match=f"process {os.getpid()} on .* is using this folder"):
+        RunFolder(tmp_path)  # nor can this one work there twice
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     other = context.Process(target=_open, args=(tmp_path, queue))
@@ -97,7 +99,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from covey.runs.folder import RunFolder
-folder = RunFolder(Path(sys.argv[1]))
+RunFolder(Path(sys.argv[1]))
 print("holds", flush=True)
 time.sleep(600)
 """

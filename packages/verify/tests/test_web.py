@@ -168,6 +168,14 @@ def test_a_reply_that_trickles_ends_at_the_deadline() -> None:
         assert len(server.requests) == 1
 
 
+def test_an_error_whose_message_trickles_ends_there_too() -> None:
+    parts = [b"HTTP/1.1 500 No\r\nContent-Length: 1000\r\n\r\n", *[b"x"] * 1000]
+    with serving(lambda *_: parts) as server:
+        with pytest.raises(StatusError, match=r"^HTTP 500 Internal Server Error"):
+            ask(server.url, timeout=0.3)
+        assert len(server.requests) == 1
+
+
 def test_requests_share_connections() -> None:
     with serving(good) as server:
         for _ in range(20):
@@ -283,7 +291,8 @@ def test_a_proxy_that_cannot_be_used_is_named() -> None:
 
 
 def test_httpx_is_imported_when_it_is_needed() -> None:
-    assert script("print('httpx2' in sys.modules, 'ssl' in sys.modules)") == "False False\n"
+    program = "print('httpx2' in sys.modules, 'ssl' in sys.modules)"
+    assert script(program) == "False False\n"
 
 
 SECRET = "http://me:geheim@127.0.0.1:9/v1"

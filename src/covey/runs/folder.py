@@ -77,6 +77,10 @@ class ExpectedStream:
         self.unread += line
 
 
+OPEN_LOCKS = set["FileLock"]()
+"""The locks of open folders: filelock would release one that nobody refers to."""
+
+
 def take_lock(path: Path) -> FileLock:
     """Return the lock of a run's folder, which this process has until it is released. Raises FolderBusy."""
     from filelock import FileLock, Timeout  # slow to import for commands that only read a run
@@ -116,6 +120,7 @@ class RunFolder:
         for folder in folders:
             make_folder(folder)
         self._lock = take_lock(path)
+        OPEN_LOCKS.add(self._lock)
         name_owner(path)
         # The thread that samples ahead logs events too.
         self._appending = Lock()
@@ -127,6 +132,7 @@ class RunFolder:
         """Release the lock."""
         if self.writes:
             self._lock.release()
+            OPEN_LOCKS.discard(self._lock)
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:
         """Add one JSON line, with its sha256, to a stream. Non-finite numbers become null."""

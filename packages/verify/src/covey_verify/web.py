@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import contextmanager, suppress
 from functools import cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from httpx2 import Client, Response
@@ -21,7 +25,7 @@ MOST_MESSAGE = 400
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine, which are reached without a proxy."""
 IDLE = 2.0
-"""Seconds that an idle connection is kept: fewer than servers do, so that none is closed as it is reused."""
+"""Seconds that an idle connection is kept: fewer than servers do, which then close few as we reuse them."""
 
 
 class StatusError(OSError):
@@ -78,13 +82,46 @@ def _client(direct: bool) -> Client:
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     try:
         return httpx2.Client(limits=limits, cookies=cookies, trust_env=not direct, follow_redirects=False)
-    # A proxy of another kind, such as ALL_PROXY=socks5://..., or no address.
+    # The environment names a proxy of another kind, such as ALL_PROXY=socks5://..., or no address.
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
         raise OSError(f"a proxy that the environment names cannot be used: {error}") from None
 
 
-# A forked child must not answer on its parent's connections.
-os.register_at_fork(after_in_child=_client.cache_clear)
+_MAKING = threading.Lock()
+"""Held while a client is made, since threads that ask first at once would make several; and while we fork."""
+_SOCKETS = WeakSet[socket.socket]()
+"""The sockets of our connections."""
+
+
+class Trace:
+    """The report of a request by httpx."""
+
+    opened = False
+    """Whether the request began to open a connection."""
+
+    def __call__(self, step: str, details: Mapping[str, Any]) -> None:
+        """Note a step of the request."""
+        if step.endswith("connect_tcp.started"):
+            self.opened = True
+        elif step.endswith(("connect_tcp.complete", "start_tls.complete")):
+            _SOCKETS.add(details["return_value"].get_extra_info("socket"))
+
+
+@atexit.register
+def _close() -> None:
+    """Close all sockets, without a lock that another thread may hold."""
+    for connected in list(_SOCKETS):
+        connected.close()
+
+
+def _begin_anew() -> None:
+    """Forget the clients in a forked child, which must not ask on its parent's connections."""
+    _close()  # copies: the parent's sockets stay open
+    _client.cache_clear()
+    _MAKING.release()
+
+
+os.register_at_fork(before=_MAKING.acquire, after_in_parent=_MAKING.release, after_in_child=_begin_anew)
 
 
 def ask(
@@ -96,90 +133,120 @@ def ask(
     StatusError for a status other than 2xx, TimeoutError or ConnectionError if there is no answer (all three
     are OSErrors), TooLong for a reply that exceeds ``largest``, and ValueError for one that is no JSON.
     """
-    plain_address(url)
-    parts = urlsplit(url)
+    parts = urlsplit(plain_address(url))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is not an http address")
     # Not compressed: a small reply could become a large one before its size is known.
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     if token:
-        if not (token.isascii() and token.isprintable()):  # said here, because httpx would show the key
-            raise ValueError("the key has characters that a header cannot have, such as a line break")
+        # httpx would refuse it too, but show it.
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("the key has characters that no header can have, such as a line break")
         headers["Authorization"] = f"Bearer {token}"
     data = None
     if body is not None:
         headers["Content-Type"] = "application/json"
         data = json.dumps(body).encode()
-    received = _send(url, data, headers, timeout, largest)
+    received = _send(url, data, headers, Deadline(timeout), largest)
     return json.loads(received) if received.strip() else None
 
 
-def _send(url: str, data: bytes | None, headers: Mapping[str, str], timeout: float, largest: int) -> bytes:
+class Deadline:
+    """The time that a whole reply has."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.ends = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left. Raises TimeoutError if there are none."""
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no whole reply within {self.seconds:g} s")
+        return left
+
+
+def _send(
+    url: str, data: bytes | None, headers: Mapping[str, str], deadline: Deadline, largest: int
+) -> bytes:
     """Send a request and return the bytes of its reply. Raises as ``ask`` does."""
-    client = _client(urlsplit(url).hostname in LOOPBACK)
+    with _plain_errors(url, deadline), _reply(url, data, headers, deadline) as reply:
+        plain = reply.headers.get("content-encoding", "identity") == "identity"
+        if not reply.is_success:
+            message = b""
+            # Without a message the status alone says what is wrong.
+            with suppress(OSError), _plain_errors(url, deadline):
+                message = _received(reply, MOST_MESSAGE, deadline) if plain else b""
+            words = message[:MOST_MESSAGE].decode(errors="replace")
+            raise StatusError(reply.status_code, words, reply.headers.get("location", ""))
+        if not plain:
+            raise ValueError("the reply is compressed, which was not asked for")
+        received = _received(reply, largest, deadline)
+    if len(received) > largest:
+        raise TooLong(f"the reply has more than {largest} bytes")
+    return received
+
+
+@contextmanager
+def _plain_errors(url: str, deadline: Deadline) -> Iterator[None]:
+    """Raise Python's own exceptions for those of httpx."""
     import httpx2
 
-    ends = time.monotonic() + timeout
     try:
-        with closing(_reply(client, url, data, headers, timeout)) as reply:
-            if not reply.is_success:
-                raise StatusError(reply.status_code, _message(reply), reply.headers.get("location", ""))
-            if reply.headers.get("content-encoding", "identity") != "identity":
-                raise ValueError("the reply is compressed, which was not asked for")
-            received = bytearray()
-            # httpx limits the time of each read only, so the total is checked here.
-            for part in reply.iter_raw():
-                received += part
-                if len(received) > largest:
-                    raise TooLong(f"the reply has more than {largest} bytes")
-                if time.monotonic() > ends:
-                    raise TimeoutError(f"no whole reply within {timeout:g} s")
-            return bytes(received)
+        yield
     except httpx2.TimeoutException:
-        raise TimeoutError(f"no whole reply within {timeout:g} s") from None
+        raise TimeoutError(f"no whole reply within {deadline.seconds:g} s") from None
     except httpx2.TransportError as error:
         raise ConnectionError(str(error).strip() or type(error).__name__) from None
     except httpx2.InvalidURL as error:
         raise ValueError(f"{url} is not an http address: {error}") from None
 
 
+@contextmanager
 def _reply(
-    client: Client, url: str, data: bytes | None, headers: Mapping[str, str], timeout: float
-) -> Response:
-    """Send a request and return its reply, whose body is still to be read.
+    url: str, data: bytes | None, headers: Mapping[str, str], deadline: Deadline
+) -> Iterator[Response]:
+    """Send a request; the body of the reply is still to be read.
 
-    A server may close an idle connection just as a request is sent on it. The request is then sent again, on
-    a new connection: all requests of ours may be repeated.
+    A server may close a kept connection while a request is on its way to it. The request is then sent again,
+    as if it had been sent on a new connection at once: each of ours may be repeated.
     """
     import httpx2
 
-    method = "GET" if data is None else "POST"
-    while True:
-        events = list[str]()
-        trace = {"trace": lambda event, _, events=events: events.append(event)}
+    with _MAKING:
+        client = _client(urlsplit(url).hostname in LOOPBACK)
+    reply = None
+    while reply is None:
+        trace = Trace()
         request = client.build_request(
-            method, url, content=data, headers=headers, timeout=timeout, extensions=trace
+            "GET" if data is None else "POST",
+            url,
+            content=data,
+            headers=headers,
+            timeout=deadline.left(),
+            extensions={"trace": trace},
         )
         try:
-            return client.send(request, stream=True)
+            reply = client.send(request, stream=True)
         except (httpx2.NetworkError, httpx2.RemoteProtocolError):
-            if any("connect_tcp" in event for event in events):
-                raise  # it was a new connection
-
-
-def _message(reply: Response) -> str:
-    """Return the beginning of what a server says about an error, as far as it arrives."""
-    import httpx2
-
-    message = b""
+            if trace.opened:
+                raise
     try:
-        for part in reply.iter_raw():
-            message += part
-            if len(message) >= MOST_MESSAGE:
-                break
-    except httpx2.TransportError:
-        pass  # the status alone says what is wrong
-    return message[:MOST_MESSAGE].decode(errors="replace")
+        yield reply
+    finally:
+        reply.close()
+
+
+def _received(reply: Response, most: int, deadline: Deadline) -> bytes:
+    """Return the body of a reply, or its beginning if it has more than ``most`` bytes."""
+    received = bytearray()
+    # httpx limits the time of each read only, so the total is checked here.
+    for part in reply.iter_raw():
+        received += part
+        if len(received) > most:
+            break
+        deadline.left()
+    return bytes(received)
 
 
 def pauses(first: float, longest: float) -> Iterator[float]:

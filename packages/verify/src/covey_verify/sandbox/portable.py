@@ -14,7 +14,7 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox import wire
 from covey_verify.sandbox.base import Arguments, Outcome, reply_result
 from covey_verify.sandbox.confine import Limits
-from covey_verify.web import StatusError, TooLong, ask, may_pass, pauses
+from covey_verify.web import StatusError, TooLong, ask, may_pass, pauses, plain_address
 
 # The program that runs in the backend, behind the source of `wire`: it loads a candidate and calls it with
 # every input. The candidate prints into a StringIO, so that its prints cannot be taken for replies.
@@ -135,7 +135,10 @@ class Remote(WholeProgramBackend):
     def __init__(self, url: str, pause: float = 0.5) -> None:
         if not url.startswith(("http://", "https://")):
             raise SandboxUnavailable(f"sandbox.url: {url!r} is not an http address")
-        self.url = url.rstrip("/") + "/run_code"
+        try:
+            self.url = plain_address(url).rstrip("/") + "/run_code"
+        except ValueError as error:
+            raise SandboxUnavailable(f"sandbox.url: {error}") from None
         self.pause = pause
         self.layers = [url]
 
