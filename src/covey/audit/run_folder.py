@@ -26,7 +26,8 @@ from covey.audit.sources import LOSSES, is_foreign, open_run
 from covey.audit.table import CHECKS
 from covey.insight.findings.finding import Finding
 from covey.insight.pages.records import Runs
-from covey.runs.folder import RESULT, name_owner
+from covey.runs.folder import RESULT
+from covey.runs.owner import name_owner
 from covey.runs.rollouts import packed, rollout_file
 from covey.system.integrity import sealed, sealed_line, sealed_text
 from covey_verify.errors import ConfigError, CoveyError

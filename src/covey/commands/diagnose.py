@@ -37,9 +37,10 @@ from covey.insight.trials import (
 from covey.runs.atomic import discard, link, make_folder
 from covey.runs.compatibility import effect_of_change
 from covey.runs.estimates import gain
-from covey.runs.folder import CURVE, LOCK, OWNER, RESULT, checkpoints, read_numbers, step_of
+from covey.runs.folder import CURVE, LOCK, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.origin import write_own
+from covey.runs.owner import OWNER
 from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal

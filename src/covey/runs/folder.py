@@ -22,6 +22,7 @@ import numpy as np
 from covey.errors import CheckpointError, FolderBusy
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
 from covey.runs.best import Best, best_of
+from covey.runs.owner import name_owner, owner_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_sealed, sealed_line, unsealed_line
 from covey.system.opening import naming, read_below, stream_bytes
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 LOCK = ".lock"
 """File that the process that uses the folder keeps locked."""
-OWNER = ".owner"
-"""File that names the process that has used the folder last."""
 RESULT = "result.json"
 CURVE = "curve.svg"
 """File that a run writes when it has ended."""
@@ -90,22 +89,9 @@ def take_lock(path: Path) -> FileLock:
     try:
         lock.acquire()
     except Timeout:
-        raise FolderBusy(
-            f"{path}: {_owner(path)} is using this folder; wait for it or choose another"
-        ) from None
+        owner = owner_of(path) or "another process"
+        raise FolderBusy(f"{path}: {owner} is using this folder; wait for it or choose another") from None
     return lock
-
-
-def _owner(path: Path) -> str:
-    try:
-        return (path / OWNER).read_text(encoding="utf-8").strip() or "another process"
-    except OSError:
-        return "another process"
-
-
-def name_owner(path: Path) -> None:
-    """Write into a run's folder that this process uses it."""
-    (path / OWNER).write_text(f"process {os.getpid()} on {os.uname().nodename}", encoding="utf-8")
 
 
 class RunFolder:

@@ -10,10 +10,11 @@ from pathlib import Path
 from covey.errors import RECORD, START
 from covey.runs.atomic import discard, make_folder, sync
 from covey.runs.compatibility import refuse_foreign
-from covey.runs.folder import CURVE, LOCK, OWNER, RESULT, STREAMS, RunFolder, take_lock
+from covey.runs.folder import CURVE, LOCK, RESULT, STREAMS, RunFolder, take_lock
 from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.inputs import INPUTS
 from covey.runs.origin import MARKS
+from covey.runs.owner import OWNER
 from covey.runs.pending import PENDING
 from covey.runs.reader import recorded_yaml, stages_in
 from covey.runs.tags import TAGS

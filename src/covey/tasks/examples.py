@@ -96,10 +96,10 @@ def _last_question(messages: list[object], data: Data) -> dict[str, object]:
     roles = _roles(messages)
     if roles[-1] != "assistant":
         return {data.prompt: messages}
-    asked = len(roles) - roles[::-1].index("user") if "user" in roles else roles.index("assistant")
+    end = len(roles) - roles[::-1].index("user") if "user" in roles else roles.index("assistant")
     content = messages_of(messages[-1:])
     reference = {"answer": content[0]["content"]} if content and content[0]["content"] else {}
-    return {data.prompt: messages[:asked], **reference}
+    return {data.prompt: messages[:end], **reference}
 
 
 def _roles(messages: list[object]) -> list[object]:
