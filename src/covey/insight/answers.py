@@ -111,8 +111,10 @@ def readable(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
     r"""Yield the answer of a completion in other forms: alone, then as rewards ask for it.
 
     >>> variants = list(readable("That makes 51.", Thoughts()))
-    >>> variants[0], [v.text for v in variants if v.form == "answer_tag"]
-    (AnswerVariant(location='last_number', form='', text='51'), ['<answer>51</answer>'])
+    >>> variants[0]
+    AnswerVariant(location='last_number', form='', text='51')
+    >>> [variant.text for variant in variants if variant.form == "answer_tag"]
+    ['<answer>That makes 51.</answer>', '<answer>51</answer>']
     """
     answer = read_turn(text, marks).answer
     if answer is None:
