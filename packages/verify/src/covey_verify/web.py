@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import re
-import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
 if TYPE_CHECKING:
     from httpx2 import Client, Response
@@ -87,41 +83,8 @@ def _client(direct: bool) -> Client:
         raise OSError(f"a proxy that the environment names cannot be used: {error}") from None
 
 
-_MAKING = threading.Lock()
-"""Held while a client is made, since threads that ask first at once would make several; and while we fork."""
-_SOCKETS = WeakSet[socket.socket]()
-"""The sockets of our connections."""
-
-
-class Trace:
-    """The report of a request by httpx."""
-
-    opened = False
-    """Whether the request began to open a connection."""
-
-    def __call__(self, step: str, details: Mapping[str, Any]) -> None:
-        """Note a step of the request."""
-        if step.endswith("connect_tcp.started"):
-            self.opened = True
-        elif step.endswith(("connect_tcp.complete", "start_tls.complete")):
-            _SOCKETS.add(details["return_value"].get_extra_info("socket"))
-
-
-@atexit.register
-def _close() -> None:
-    """Close all sockets, without a lock that another thread may hold."""
-    for connected in list(_SOCKETS):
-        connected.close()
-
-
-def _begin_anew() -> None:
-    """Forget the clients in a forked child, which must not ask on its parent's connections."""
-    _close()  # copies: the parent's sockets stay open
-    _client.cache_clear()
-    _MAKING.release()
-
-
-os.register_at_fork(before=_MAKING.acquire, after_in_parent=_MAKING.release, after_in_child=_begin_anew)
+# A forked child makes clients of its own: it must not ask on its parent's connections.
+os.register_at_fork(after_in_child=_client.cache_clear)
 
 
 def ask(
@@ -213,24 +176,23 @@ def _reply(
     """
     import httpx2
 
-    with _MAKING:
-        client = _client(urlsplit(url).hostname in LOOPBACK)
+    client = _client(urlsplit(url).hostname in LOOPBACK)
     reply = None
     while reply is None:
-        trace = Trace()
+        events = list[str]()
         request = client.build_request(
             "GET" if data is None else "POST",
             url,
             content=data,
             headers=headers,
             timeout=deadline.left(),
-            extensions={"trace": trace},
+            extensions={"trace": lambda event, _, events=events: events.append(event)},
         )
         try:
             reply = client.send(request, stream=True)
         except (httpx2.NetworkError, httpx2.RemoteProtocolError):
-            if trace.opened:
-                raise
+            if any("connect_tcp" in event for event in events):
+                raise  # the connection was new
     try:
         yield reply
     finally:
