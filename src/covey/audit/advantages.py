@@ -81,25 +81,40 @@ def scored(record: AuditRecord) -> tuple[Scored, ...]:
     return tuple(rollout for rollout in rollouts if rollout is not None)
 
 
-def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
-    samples = rollout.completions
+class UsedValues(NamedTuple):
+    """The values of each completion of a rollout that updates used, or else those of the rollout."""
+
+    advantages: list[float | None]
+    """None where the tokens of a completion have several."""
+    lengths: list[int]
+    kl: list[float]
+    """Log-ratio to the reference, summed over the tokens."""
+
+
+def _used_values(samples: Sequence[Sample], uses: Sequence[Use]) -> UsedValues:
     advantages = [s.advantage for s in samples]
     lengths = [len(s.ids or ()) for s in samples]
     kl = [0.0] * len(samples)
-    uses = [u for u in record.uses if u.row.rollout == rollout.number and u.row.advantage is not None]
     # What an update used counts, the first time: an earlier use replaces a later one.
     first_uses = {use.row.completion: use for use in reversed(uses)}
     for index, use in first_uses.items():
         advantages[index] = _common_advantage(use.row)
         lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
         kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
-    even = all(_common_advantage(use.row) is not None for use in uses)
+    return UsedValues(advantages, lengths, kl)
+
+
+def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
+    samples = rollout.completions
+    uses = [u for u in record.uses if u.row.rollout == rollout.number and u.row.advantage is not None]
+    values = _used_values(samples, uses)
+    has_common = all(_common_advantage(use.row) is not None for use in uses)
     untrained = {use.row.completion for use in uses if use.row.mask and not any(use.row.mask)}
     rewards, components, weights = totals(record, samples)
     counts = ~rewards.isnan()
     counts[_padding(samples, untrained)] = False
     rows = torch.nonzero(counts)[:, 0]
-    used = tensor_of(advantages)[rows]
+    used = tensor_of(values.advantages)[rows]
     if int((~used.isnan()).sum()) < 2:
         return None
     return Scored(
@@ -109,10 +124,10 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
         components=components[:, rows],
         weights=weights,
         group=torch.tensor(groups_of(samples))[rows],
-        lengths=torch.tensor(lengths).clamp(min=1)[rows],
-        kl=tensor_of(kl)[rows],
+        lengths=torch.tensor(values.lengths).clamp(min=1)[rows],
+        kl=tensor_of(values.kl)[rows],
         used=used,
-        one_per_completion=even and max(lengths) > 1,
+        one_per_completion=has_common and max(values.lengths) > 1,
     )
 
 

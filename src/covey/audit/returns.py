@@ -284,7 +284,7 @@ def returns_are_others(record: AuditRecord) -> Trouble | Lacking | None:
             sentence += f" but from gamma {alternative.gamma:g} and lambda {alternative.lam:g}"
             break
     else:
-        if all(one.follows_to_the_last(discounts) for one in wrong):
+        if all(summed.follows_to_the_last(discounts) for summed in wrong):
             sentence = "what comes after a completion's end is in its returns: they run on into the next row"
     first = wrong[0]
     due = first.due(discounts)

@@ -26,6 +26,7 @@ from covey.audit.sources import LOSSES, is_foreign, open_run
 from covey.audit.table import CHECKS
 from covey.insight.findings.finding import Finding
 from covey.insight.pages.records import Runs
+from covey.runs.atomic import write_file
 from covey.runs.folder import RESULT
 from covey.runs.owner import name_owner
 from covey.runs.rollouts import packed, rollout_file
@@ -134,7 +135,7 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
     """
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     settings = {**record.header.settings, **_own_settings(record)}
-    (folder / "config.yaml").write_text(sealed_text(json.dumps(settings, indent=1) + "\n"))
+    write_file(folder / "config.yaml", sealed_text(json.dumps(settings, indent=1) + "\n"))
     lines = {name: _written(folder / f"{name}.jsonl") for name in ("metrics", "findings")}
     steps_shown = {line["step"] for line in lines["metrics"]}
     metrics = [{**m, "step": int(m["step"])} for m in metrics_of(record)]
@@ -173,7 +174,8 @@ def _say_whether_it_grows(record: AuditRecord, source: Path, folder: Path, grows
         return
     remark = f"{source}, as it was when this page was made: {len(record.updates)} updates, "
     remark += f"{len(record.samples)} completions. {lacking(record)}"
-    (folder / RESULT).write_text(sealed({"remark": remark.strip()}))
+    # Whole at once: pages may read it meanwhile.
+    write_file(folder / RESULT, sealed({"remark": remark.strip()}))
 
 
 def _own_settings(record: AuditRecord) -> dict[str, object]:
@@ -194,7 +196,8 @@ def _write_step(record: AuditRecord, folder: Path, step: int) -> None:
     path.with_suffix(".npz").write_bytes(content)
     facts = {"step": step, "rows": len(log.rows), "arrays": hashlib.sha256(content).hexdigest()}
     facts |= {"greedy_reward": None, "lacks": lacking(record)}
-    path.write_text("".join(sealed_line({**row, **facts}) for row in log.rows))
+    # Last, and whole at once: the step counts as written once this file is there.
+    write_file(path, "".join(sealed_line({**row, **facts}) for row in log.rows))
 
 
 def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, object]]:

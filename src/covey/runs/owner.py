@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covey.errors import CheckpointError
+from covey.runs.atomic import write_file
 from covey.system.opening import RECORD_BYTES, read_below
 
 OWNER = ".owner"
@@ -25,7 +26,7 @@ class Owner(NamedTuple):
 
 def name_owner(folder: Path) -> None:
     """Write into a run's folder that this process uses it."""
-    (folder / OWNER).write_text(str(Owner(os.getpid(), os.uname().nodename)), encoding="utf-8")
+    write_file(folder / OWNER, str(Owner(os.getpid(), os.uname().nodename)))
 
 
 def owner_of(folder: Path) -> Owner | None:
