@@ -97,6 +97,8 @@ def covering_cases() -> list[Case]:
     for i, preset in enumerate(TRAINABLE):
         settings: list[Any] = [v[row] for v, row in zip(values, rows[i * 3 % 8], strict=True)]
         cases.append(allowed(Case(preset, *settings)))
+    # In its first step each group has one trained completion, whose advantage and gradient are 0.
+    cases.append(Case("opo", 0.5, 1.0, 1, "float32", True, 40))
     return cases
 
 

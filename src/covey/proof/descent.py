@@ -15,6 +15,9 @@ from torch import Tensor
 from covey.proof.decoder import NamedWeights, Product, exactly
 from covey.proof.formulas import AxisSettings
 
+ROUNDING = 1e-10
+"""Norm up to which a gradient is 0 but for float64: a baseline may miss its only reward by 1e-16."""
+
 
 @dataclass(frozen=True)
 class ShadowConfig:
@@ -69,11 +72,16 @@ def gradient_step(
             gradients = torch.autograd.grad(loss, moving, allow_unused=True)
             for (_, total, name), gradient in zip(places, gradients, strict=True):
                 total[name] += 0.0 if gradient is None else gradient
-    norms = [math.sqrt(math.fsum(float(g.square().sum()) for g in total.values())) for total in totals]
+    norms = [_norm(total.values()) for total in totals]
     for learner, total, norm in zip(learners, totals, norms, strict=True):
         if norm or learner.first:  # a learner without a gradient so far has no moments to move it
             adamw(learner, setting, total, norm, at)
     return norms
+
+
+def _norm(gradients: Iterable[Tensor]) -> float:
+    norm = math.sqrt(math.fsum(float(g.square().sum()) for g in gradients))
+    return norm if norm > ROUNDING else 0.0
 
 
 @torch.no_grad()
