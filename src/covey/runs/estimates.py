@@ -38,6 +38,13 @@ class Estimate:
             return f"{percent(self.value)} [{100 * self.low:.0f}, {100 * self.high:.0f}]"
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
+    def __neg__(self) -> Estimate:
+        return replace(self, value=-self.value, low=-self.high, high=-self.low)
+
+    def as_json(self) -> dict[str, float]:
+        """Return the mean and the ends of its interval."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
 
 @dataclass(frozen=True)
 class Basis:
