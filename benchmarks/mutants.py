@@ -120,7 +120,7 @@ NEAR = {
         STAGES,
     ],
     "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
-    "training/turns": [*PROOF, "tests/training/test_critic.py"],
+    "training/learners": [*PROOF, "tests/training/test_critic.py"],
     "training/rl": [*PROOF, "tests/training/test_critic.py"],
 }
 """Beginning of a file's path -> the tests that should notice a mistake in it."""
@@ -425,7 +425,7 @@ MUTANTS = [
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
     ),
     *of(
-        "training/turns.py",
+        "training/learners.py",
         ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
         ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
     ),
@@ -470,7 +470,7 @@ MUTANTS = [
         "training/preference.py",
         ("mean over the micro-batch", "micro.totals.prompts", "len(micro.rows) // 2"),
         ("reference of the policy as it is now", "torch.cat([sums[i] for i in rows])", "torch.cat([sums[0] for i in rows])"),
-        ("chosen and rejected swapped", "values[n::2]", "values[1 - n :: 2]"),
+        ("chosen and rejected swapped", "chosen=sums[0::2]", "chosen=sums[1::2]"),
     ),
     *of(
         "training/examples_loop.py",

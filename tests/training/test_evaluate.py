@@ -19,7 +19,7 @@ from tests.fakes import ScriptedSampler, prompted
 
 from covey.errors import CheckpointError
 from covey.insight.verdict import judge_run
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import completion_of
 from covey.runs.estimates import (
     Basis,

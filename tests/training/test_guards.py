@@ -18,7 +18,6 @@ from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.records import run_page
 from covey.objective.controllers import raised
-from covey.rewards.base import RewardError
 from covey.runs.checkpoint import GuardMemory
 from covey.runs.state import run_state
 from covey.system.console import RunConsole
@@ -29,6 +28,7 @@ from covey.training.metrics import console_facts
 from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
 from covey.training.setup import set_up
+from covey_verify.errors import RewardError
 
 
 def read(folder: Path, stream: str) -> list[dict[str, Any]]:

@@ -13,10 +13,10 @@ from typing import get_args
 import numpy as np
 
 from covey.config.load import ResolvedConfig
-from covey.rewards.base import Reward, Rewards
+from covey.rewards.contract import Reward
 from covey.rewards.groups import sums_steps, with_credit
 from covey.rewards.reading import Reader
-from covey.rewards.scorer import Scorer
+from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
 from covey.rollouts.draw import sampling_params
 from covey.rollouts.groups import OnProgress, score_all

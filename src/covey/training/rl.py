@@ -19,10 +19,10 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
+from covey.training.learners import learner_parts, policy_waits, set_value_pull
 from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.misattributed import misattributed_groups, report_misattributed
 from covey.training.run import Run
-from covey.training.turns import learner_turns, policy_waits, set_value_pull
 from covey.training.updates import apply_update
 from covey.types import Group
 
@@ -70,13 +70,13 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     outcome = StepUpdates(run.learner.version)
     waits = policy_waits(run, step)
     set_value_pull(run, waits)
-    turns = learner_turns(run, waits, outcome)  # decided once for all updates of the step
+    parts = learner_parts(run, waits, outcome)  # decided once for all updates of the step
     for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
-        for turn in turns:
+        for part in parts:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.
-            stats = turn.learner.forward_backward(minibatch, turn.objective)
-            norm = apply_update(run, turn.learner, step, minibatch, [float(s.loss) for s in stats], number)
-            turn.norms.append(norm)
+            stats = part.learner.forward_backward(minibatch, part.objective)
+            norm = apply_update(run, part.learner, step, minibatch, [float(s.loss) for s in stats], number)
+            part.norms.append(norm)
             if isfinite(norm):
                 outcome.stats += [s for s in stats if isinstance(s, TokenStats)]
     return outcome

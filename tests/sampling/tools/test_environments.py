@@ -22,9 +22,9 @@ from covey.insight.rescore import rescore
 from covey.insight.show import show_group
 from covey.models.policy import Policy, save_policy
 from covey.rewards.audit import rehearse
-from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context, Reward
 from covey.rewards.environments import environment_reward
+from covey.rewards.loading import load_rewards
 from covey.rng import key
 from covey.rollouts.metrics import tool_metrics
 from covey.runs.pending import PendingCompletions

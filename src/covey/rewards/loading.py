@@ -1,4 +1,4 @@
-"""The built-in rewards, and the loader of the rewards that a config names."""
+"""Loading of the rewards that a config names, with the table of the built-in ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from covey.rewards.contract import LARGEST_REWARD, Reward, verdict_of
 from covey.rewards.environments import environment_reward
 from covey.rewards.scorer import Rewards
 from covey_verify.contract import PROVIDED, Options
-from covey_verify.errors import ConfigError, RewardError
+from covey_verify.errors import ConfigError
 from covey_verify.hosting import sandbox_for_functions
 from covey_verify.rewards import BUILT_IN as VERIFIERS
 from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.choice import choose
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.usercode import load_function, name_of
-
-__all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards"]
 
 BUILT_IN: Mapping[str, Callable[..., object]] = {
     **VERIFIERS,
