@@ -34,16 +34,16 @@ SHORT = [world for world in WORLDS if world.steps <= 40]
 
 @pytest.mark.parametrize("world", SHORT, ids=str)
 def test_hardly_a_run_in_which_nothing_happens_is_told_that_it_is_gravely_ill(world: ALARMS.World) -> None:
-    share, counts = ALARMS.severe_share(world, 12)
-    assert share == 0, counts
+    fraction, counts = ALARMS.severe_fraction(world, 12)
+    assert fraction == 0, counts
     assert not counts["farmed"] + counts["leaps"] + counts["flat"] + counts["dead_weight"], counts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_at_most_one_run_in_a_hundred_is_gravely_ill_by_chance(world: ALARMS.World) -> None:
-    share, counts = ALARMS.severe_share(world, 300)
-    assert share <= 0.01, counts
+    fraction, counts = ALARMS.severe_fraction(world, 300)
+    assert fraction <= 0.01, counts
     assert counts["dead_weight"] <= 3, counts
     if world in ALARMS.SLOW:
         assert counts["flat"] + counts["too_hard"] <= 3, counts
@@ -116,7 +116,7 @@ def test_data_that_is_uneven_is_told_from_small_groups_that_are_dead_by_luck() -
 
 
 def test_what_every_group_was_so_far_is_not_certain() -> None:
-    """A share of the groups is as sure as their number makes it."""
+    """A fraction of the groups is as sure as their number makes it."""
     few, many = ([{"groups/dead": 1.0, "groups/count": n}] * 5 for n in (2.0, 200.0))
     unsure, sure = (noise([records], "groups/dead").error(5) for records in (few, many))
     assert 0 < 20 * sure < unsure

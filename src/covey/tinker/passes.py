@@ -149,21 +149,18 @@ class DrawRequest:
     count: int
     seed: int
     params: SamplingParams
-    end_ids: tuple[int, ...]
-    """Ids that end a completion."""
     scored: int | None
     """Number of tokens at the prompt's end whose log-probs are wanted; None: of none."""
 
     @property
     def alike(self) -> tuple[object, ...]:
         """Requests for which this is equal may be sampled together."""
-        return (self.weights, replace(self.params, max_tokens=0), self.end_ids)
+        return (self.weights, replace(self.params, max_tokens=0))
 
 
 def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     """Answer requests that are ``alike``, in one pass."""
     sampler = base.mount(draws[0].weights())
-    policy = sampler.policy
     # Completions of the same prompt share it, whichever requests they belong to.
     owners: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
     for number, draw in enumerate(draws):
@@ -180,16 +177,11 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     together = list(owners.values())
     params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
     completions: list[dict[int, Completion]] = [{} for _ in draws]
-    own_ends = policy.end_ids
-    policy.end_ids = list(draws[0].end_ids)
-    try:
-        for sampled in sampler.sample(requests, params):
-            number, i = together[sampled.request][sampled.sample]
-            completions[number][i] = sampled.completion
-    finally:
-        policy.end_ids = own_ends
+    for sampled in sampler.sample(requests, params):
+        number, i = together[sampled.request][sampled.sample]
+        completions[number][i] = sampled.completion
     return [
-        write_samples([mine[i] for i in range(len(mine))], _prompt_logprobs(policy, d))
+        write_samples([mine[i] for i in range(len(mine))], _prompt_logprobs(sampler.policy, d))
         for d, mine in zip(draws, completions, strict=True)
     ]
 

@@ -103,7 +103,7 @@ def _identity(reward: Reward) -> str:
     settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
     if is_learned(reward):
         settings["model"] = weights_identity(reward)
-    folder = Path(reward.home[1]) if reward.home else Path()
+    folder = Path(reward.origin.folder) if reward.origin else Path()
     return _hash([reward.name, settings, code_of(reward.function, folder)])
 
 

@@ -35,7 +35,7 @@ from covey.runs.healing import (
     write_attempts,
 )
 from covey.runs.journal import Journal
-from covey.runs.origin import write_own
+from covey.runs.trust import write_own
 from covey.system.processes import on_rank_zero
 from covey_verify.errors import ConfigError, DataError, RewardError
 
