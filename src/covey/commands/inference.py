@@ -178,7 +178,7 @@ def _encode(policy: Policy, problem: Problem, max_tokens: int) -> np.ndarray:
     return tokens
 
 
-def shown(by_prompt: Mapping[str, Sequence[str]], chat: bool, system: str = "") -> Iterator[str]:
+def transcripts(by_prompt: Mapping[str, Sequence[str]], chat: bool, system: str = "") -> Iterator[str]:
     """Yield prompts and completions for people: texts that continue, or turns under the names of roles."""
     if system:
         yield f"system: {system}"

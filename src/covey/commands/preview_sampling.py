@@ -13,7 +13,7 @@ import torch
 
 from covey.config.schema import Config
 from covey.errors import Stopped
-from covey.insight.answers import AnswerVariant, Readings, readable
+from covey.insight.answers import AnswerVariant, Readings, answer_forms
 from covey.insight.preview import Longer, Measured
 from covey.learner.batching import with_signal
 from covey.learner.objectives import PolicyObjective
@@ -219,7 +219,7 @@ def at_temperature(
     return groups
 
 
-def continued(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
+def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
     """Continue some truncated completions to twice their tokens and score them again.
 
     None if tools answer in between, or if there is no time or context for a quarter more tokens.
@@ -292,7 +292,7 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
-        for variant in readable(completion.text, problem.thoughts):
+        for variant in answer_forms(completion.text, problem.thoughts):
             if (scorer.score(verdict, problem, variant.text).value or 0.0) > 0.5:
                 return variant
         return None

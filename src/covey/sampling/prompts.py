@@ -75,7 +75,7 @@ def _plain(text: AnswerText) -> str:
     return " ".join(parts)
 
 
-def tokens_of(policy: Policy, problem: Problem) -> Sequence[int]:
+def prompt_ids(policy: Policy, problem: Problem) -> Sequence[int]:
     """Return the ids of a prompt: the recorded ones if there are any, else its text's. Raises DataError."""
     if problem.sampled is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
@@ -127,7 +127,7 @@ def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
 
 
 def _prompted(policy: Policy, problem: Problem) -> Prompted:
-    tokens = np.array(tokens_of(policy, problem), dtype=np.int64)
+    tokens = np.array(prompt_ids(policy, problem), dtype=np.int64)
     thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
     return Prompted(replace(problem, thoughts=thoughts), tokens)
 
