@@ -46,7 +46,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     tracker = Kept()
     monkeypatch.setattr(trackers, "check_tracker", lambda _: None)
     monkeypatch.setattr("covey.training.setup.check_tracker", lambda _: None)
-    monkeypatch.setattr("covey.runs.journal.named", lambda _: lambda *_: tracker)
+    monkeypatch.setattr("covey.runs.journal.tracker_opener", lambda _: lambda *_: tracker)
     return tracker
 
 
