@@ -462,8 +462,8 @@ MUTANTS = [
     ),
     *of(
         "sampling/prompts.py",
-        ("the end of the last message for that of the first", "if not (ends or is_prefix):", "if False:"),
-        ("a rewritten message without its end", "ends[0] + 1 if ends else stop", "ends[0] if ends else stop"),
+        ("the end of the last message for that of the first", "in policy.end_ids) if is_prefix else None", "in policy.end_ids)"),
+        ("a rewritten message without its end", "return ends[0] + 1", "return ends[0]"),
         ("no end token", "words, after_prompt=True), end]", "words, after_prompt=True)]"),
     ),
     *of(
@@ -671,10 +671,10 @@ MUTANTS = [
     ),
     *of(
         "models/packing.py",
-        ("predicted from its own position", "sources += [np.array([prompt_end])[: len(answer)], np.arange(flat, answer_end)]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=answer_end - 1))"),
-        ("shifted by one", "np.array([prompt_end])", "np.array([prompt_end - 1])"),
-        ("positions start anew after the prompt", "np.arange(prompt_length, prompt_length + len(inputs))", "np.arange(len(inputs))"),
-        ("the prompt's last token unseen", "spans.append((prompt_start, prompt_length, flat, len(inputs)))", "spans.append((prompt_start, prompt_length - 1, flat, len(inputs)))"),
+        ("predicted from its own position", "np.append(prompt + prompt_length - 1, np.arange(start, start + length))", "np.arange(start, start + length + 1).clip(max=start + length - 1)"),
+        ("shifted by one", "np.append(prompt + prompt_length - 1", "np.append(prompt + prompt_length - 2"),
+        ("positions start anew after the prompt", "np.arange(prompt, prompt + length)", "np.arange(length)"),
+        ("the prompt's last token unseen", "spans.append((*prefix, flat, length))", "spans.append((prefix[0], prefix[1] - 1, flat, length))"),
     ),
     *of(
         "models/ops.py",

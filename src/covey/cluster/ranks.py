@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, TYPE_CHECKING
@@ -147,11 +147,16 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     address, port = places[0]
     shared = {**os.environ, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
-    # Processes per node, and how many of each node's have a local rank already.
-    on_node = Counter(ip for ip, _ in places)
-    started = Counter[str]()
-    for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
-        of_rank = environment_of(rank, count, started[ip], on_node[ip])
-        started[ip] += 1
+    ranks = _environments([node for node, _ in places])
+    for actor, of_rank in zip(actors, ranks, strict=True):
         ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **of_rank}))
     return [PlacedRank(actor) for actor in actors]
+
+
+def _environments(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield torchrun's variables of each process; ``nodes`` has the node of each."""
+    processes = Counter(nodes)
+    local_ranks = Counter[str]()
+    for rank, node in enumerate(nodes):
+        yield environment_of(rank, len(nodes), local_ranks[node], processes[node])
+        local_ranks[node] += 1

@@ -13,7 +13,7 @@ import torch
 
 from covey.config.schema import Config
 from covey.errors import Stopped
-from covey.insight.answers import AnswerVariant, Readings, readable
+from covey.insight.answers import AnswerVariant, Readings, answer_forms
 from covey.insight.preview import Longer, Measured
 from covey.learner.batching import with_signal
 from covey.learner.objectives import PolicyObjective
@@ -90,12 +90,15 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
-    config, count = pilot.config, len(pilot.problems)
+    count = len(pilot.problems)
+    max_tokens = pilot.config.rollout.max_tokens
     step = _seconds_of_step(pilot, samples[-1])
-    size = count if seconds is None else min(FIRST, count)
-    group_size, limit = samples[-1], config.rollout.max_tokens
+    size = count
+    group_size = samples[-1]
+    limit = max_tokens
     if seconds is not None:
-        group_size, limit = _fitting(samples, limit, WORST * seconds / (step * size))
+        size = min(FIRST, count)
+        group_size, limit = _fitting(samples, max_tokens, WORST * seconds / (step * size))
     scorer = Scorer(pilot.run.rewards)
     waves = list[Wave]()
     waiting = list(pilot.problems)
@@ -119,7 +122,7 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         count,
         scorer.stats,
         waves[-1].stop is not None,
-        limit=limit if limit < config.rollout.max_tokens else None,
+        limit=limit if limit < max_tokens else None,
         by_time=seconds is not None,
     )
 
@@ -216,7 +219,7 @@ def at_temperature(
     return groups
 
 
-def continued(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
+def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
     """Continue some truncated completions to twice their tokens and score them again.
 
     None if tools answer in between, or if there is no time or context for a quarter more tokens.
@@ -289,7 +292,7 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
-        for variant in readable(completion.text, problem.thoughts):
+        for variant in answer_forms(completion.text, problem.thoughts):
             if (scorer.score(verdict, problem, variant.text).value or 0.0) > 0.5:
                 return variant
         return None

@@ -108,19 +108,21 @@ def load_config(
         _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update, names_only)
         for name, raw, origins in layers.stages()
     )
-    notes = loaded.notes
-    if loaded.of_stages:
-        named = zip(layers.names, loaded.of_stages, strict=True)
-        notes = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
-    names = layers.names if loaded.of_stages else [""]
-    stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
-    further = [
+    loaded.notes = _notes(loaded, layers)
+    return loaded
+
+
+def _notes(loaded: ResolvedConfig, layers: Layers) -> list[str]:
+    """Return all notes on a config for the user, those of the stages with their names."""
+    named = list(zip(layers.names if loaded.of_stages else [""], loaded.stages(), strict=True))
+    stages = [(name, stage.config, stage.origins) for name, stage in named]
+    return [
+        *layers.notes,
+        *(f"stage {name}: {note}" if name else note for name, stage in named for note in stage.notes),
         *_default_loss_notes(loaded.stages(), layers.of_trl),
         *unread_settings(stages),
         *_warmup_notes(stages),
     ]
-    loaded.notes = [*layers.notes, *notes, *further]
-    return loaded
 
 
 def with_settings(loaded: ResolvedConfig, settings: Sequence[str]) -> ResolvedConfig:
@@ -161,15 +163,19 @@ def _validate(
             problems += [*config_problems(config, algorithm), *_count_problems(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
-    dialect = config.algorithm.get("dialect") if isinstance(config.algorithm, dict) else None
-    if isinstance(config.algorithm, dict) and dialect:
-        name = str(config.algorithm.get("name", "grpo"))
-        notes.append(f"algorithm {name} as {dialect} computes it; {departures(algorithm, name)}")
-    notes = notes if config.method == "rl" else []
+    notes = [*notes, *_dialect_notes(config, algorithm)] if config.method == "rl" else []
     if config.method == "rl" and config.rollout.staleness and not config.stages:
         algorithm, more = corrected(algorithm, config.algorithm)
         notes = [*notes, *more]
     return ResolvedConfig(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
+
+
+def _dialect_notes(config: Config, algorithm: Algorithm) -> list[str]:
+    block = config.algorithm
+    if not (isinstance(block, dict) and block.get("dialect")):
+        return []
+    name = str(block.get("name", "grpo"))
+    return [f"algorithm {name} as {block['dialect']} computes it; {departures(algorithm, name)}"]
 
 
 def corrected(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list[str]]:

@@ -95,12 +95,7 @@ def rescore(
         say(wording.note)
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
     rewards.reader = Reader(wording.decode)
-    problems = {p.id: p for p in source.train}
-    if permuted:
-        order = permutation(key("answers of other rows"), len(source.train))
-        for row, donor in zip(order, np.roll(order, 1), strict=True):
-            problem = source.train[row]
-            problems[problem.id] = replace(problem, columns=source.train[donor].columns)
+    in_data = {p.id: p for p in (_with_columns_of_others(source.train) if permuted else source.train)}
     tools = loaded.config.rollout.tools
     resets = tools is not None and tools.environment is not None
     with_tools = tools_shown(loaded, rewards, trust or is_own(stage))
@@ -108,11 +103,17 @@ def rescore(
     for step in logged:
         log = read_rollouts(stage, step)
         location = f"{stage}, step {step}"
-        logged_problems = (_problem_of(log, n, problems, wording, location, resets) for n in log.groups)
-        step_problems = list(map(with_tools, logged_problems))
+        problems = [with_tools(_problem_of(log, n, in_data, wording, location, resets)) for n in log.groups]
         completions = [log.completion(n) for n in range(len(log.rows))]
-        groups += rescored_step(log, step, step_problems, completions, rewards, loaded.algorithm.credit)
+        groups += rescored_step(log, step, problems, completions, rewards, loaded.algorithm.credit)
     return groups
+
+
+def _with_columns_of_others(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems, each with the columns of another one."""
+    order = permutation(key("answers of other rows"), len(problems))
+    pairs = zip(order, np.roll(order, 1), strict=True)
+    return [replace(problems[row], columns=problems[donor].columns) for row, donor in pairs]
 
 
 def rescored_step(

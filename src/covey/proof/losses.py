@@ -252,10 +252,14 @@ def _logistic(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp())
 
 
+def _softplus(x: Tensor) -> Tensor:
+    return (1 + x.exp()).log()
+
+
 def _cross_entropy(name: str, d: Tensor, wrong: float) -> Tensor:
     """Return the loss of labels of which a fraction is wrong, at the margin ``d``."""
-    as_labelled = (1 + (-d).exp()).log()
-    reversed_ = (1 + d.exp()).log()
+    as_labelled = _softplus(-d)
+    reversed_ = _softplus(d)
     if name == "dpo":
         return (1 - wrong) * as_labelled + wrong * reversed_
     return ((1 - wrong) * as_labelled - wrong * reversed_) / (1 - 2 * wrong)
@@ -299,33 +303,40 @@ def _slope(r: Tensor, s: AxisSettings) -> Tensor:
     return r.log()
 
 
-OF_MARGIN = ("robust_dpo", "hinge", "exo", "discopop")
-OF_EACH = ("nca", "bco", "sppo", "apo_zero", "apo_down")
-
-
-def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
-    """Return the loss of a pair of answers, without ORPO's or MPO's imitation of the chosen one."""
-    if name == "dpo":
-        return _of_margin(name, s["beta"] * (_slope(good.gain.exp(), s) - _slope(bad.gain.exp(), s)), s)
-    if name == "mpo":
-        preference = _cross_entropy("dpo", s["beta"] * (good.gain - bad.gain), 0.0)
-        quality = _of_each("bco", s["beta"], good.gain, bad.gain)
-        return s["preference_weight"] * preference + s["quality_weight"] * quality
+def _of_lengths(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
+    """Return a loss that counts the tokens of both answers."""
     if name == "ln_dpo":
-        return (1 + (s["beta"] * (bad.gain / bad.length - good.gain / good.length)).exp()).log()
-    if name in OF_MARGIN:
-        return _of_margin(name, s["beta"] * (good.gain - bad.gain), s)
-    if name in OF_EACH:
-        return _of_each(name, s["beta"], good.gain, bad.gain)
+        return _softplus(s["beta"] * (bad.gain / bad.length - good.gain / good.length))
     if name == "ipo":
         lengths = (good.length, bad.length) if s["level"] == "averaged" else (1, 1)
         return (good.gain / lengths[0] - bad.gain / lengths[1] - 1 / (2 * s["tau"])) ** 2
     if name == "simpo":
-        return (1 + (s["gamma"] - s["beta"] * (good.mean - bad.mean)).exp()).log()
-    if name == "orpo":
-        odds = [answer.mean.exp() / (1 - answer.mean.exp()) for answer in (good, bad)]
-        return s["lam"] * (1 + odds[1] / odds[0]).log()  # -log sig(log x) = log(1 + 1 / x)
-    raise KeyError(name)
+        return _softplus(s["gamma"] - s["beta"] * (good.mean - bad.mean))
+    odds = [answer.mean.exp() / (1 - answer.mean.exp()) for answer in (good, bad)]
+    return s["lam"] * (1 + odds[1] / odds[0]).log()  # orpo: -log sig(log x) = log(1 + 1 / x)
+
+
+OF_MARGIN = ("dpo", "robust_dpo", "hinge", "exo", "discopop")
+OF_EACH = ("nca", "bco", "sppo", "apo_zero", "apo_down")
+OF_LENGTHS = ("ln_dpo", "ipo", "simpo", "orpo")
+
+
+def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
+    """Return the loss of a pair of answers, without ORPO's or MPO's imitation of the chosen one."""
+    if name in OF_LENGTHS:
+        return _of_lengths(name, good, bad, s)
+    if name in OF_EACH:
+        return _of_each(name, s["beta"], good.gain, bad.gain)
+    margin = good.gain - bad.gain
+    if name == "mpo":
+        preference = _cross_entropy("dpo", s["beta"] * margin, 0.0)
+        quality = _of_each("bco", s["beta"], good.gain, bad.gain)
+        return s["preference_weight"] * preference + s["quality_weight"] * quality
+    if name not in OF_MARGIN:
+        raise KeyError(name)
+    if name == "dpo":
+        margin = _slope(good.gain.exp(), s) - _slope(bad.gain.exp(), s)
+    return _of_margin(name, s["beta"] * margin, s)
 
 
 def lone_loss(name: str, answer: AnswerScore, good: bool, point: float, s: AxisSettings) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -74,7 +75,7 @@ def _plain(text: AnswerText) -> str:
     return " ".join(parts)
 
 
-def tokens_of(policy: Policy, problem: Problem) -> Sequence[int]:
+def prompt_ids(policy: Policy, problem: Problem) -> Sequence[int]:
     """Return the ids of a prompt: the recorded ones if there are any, else its text's. Raises DataError."""
     if problem.sampled is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
@@ -126,7 +127,7 @@ def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
 
 
 def _prompted(policy: Policy, problem: Problem) -> Prompted:
-    tokens = np.array(tokens_of(policy, problem), dtype=np.int64)
+    tokens = np.array(prompt_ids(policy, problem), dtype=np.int64)
     thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
     return Prompted(replace(problem, thoughts=thoughts), tokens)
 
@@ -312,33 +313,47 @@ def _as_rendered(
     ``first``: index of its first token, after the prompt and the template's beginning of a turn.
     ``skipped``: numbers of messages that are not trained.
     """
-    prompt = [*problem.prompt]
+    messages = [*problem.prompt, *answer]
+    of_prompt = len(problem.prompt)  # number of its messages
     # ``assistants``: the numbers of the assistant's messages. ``starts``: where the tokens of each begin in
     # ``conversation``, which is known from rendering all that comes before it.
     assistants = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
-    starts = list[int]()
-    for number in assistants:
-        before = [*prompt, *answer[:number]]
-        starts.append(_answer_start(policy, problem, conversation, before) if number else first)
+    starts = [
+        _answer_start(policy, problem, conversation, messages[: of_prompt + n]) if n else first
+        for n in assistants
+    ]
     last_start = starts[-1]
     conversation = [*conversation[:last_start], *_until_end(policy, conversation[last_start:])]
     # (tokens of the conversation,) bool. The loop fills in all messages but the last one.
     trained = np.zeros(len(conversation), dtype=bool)
-    for number, start, next_start in zip(assistants, starts, starts[1:], strict=False):
-        rendered = _conversation(policy, problem, [*prompt, *answer[: number + 1]], False)
-        # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
-        is_prefix = conversation[: len(rendered)] == rendered
-        stop = len(rendered) if is_prefix else next_start
-        ends = [i for i in range(start, stop) if conversation[i] in policy.end_ids]
-        if not (ends or is_prefix):
+    for number, turn in zip(assistants, pairwise(starts), strict=False):
+        rendered = _conversation(policy, problem, messages[: of_prompt + number + 1], False)
+        stop = _message_stop(policy, conversation, rendered, turn)
+        if stop is None:
             raise _rerendered(problem)
-        # What the template writes after the message's end token, such as a line break, is not the model's.
-        # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
-        has_end = conversation[stop] in policy.end_ids
-        turn_stop = ends[0] + 1 if ends else stop + has_end
-        trained[start:turn_stop] = number not in skipped
+        trained[turn[0] : stop] = number not in skipped
     trained[last_start:] = assistants[-1] not in skipped
     return GivenAnswer(np.array(conversation[first:], dtype=np.int64), trained[first:])
+
+
+def _message_stop(
+    policy: Policy, conversation: Sequence[int], rendered: Sequence[int], turn: tuple[int, int]
+) -> int | None:
+    """Return where the assistant's message of a turn stops, its end token included; None if nothing tells.
+
+    ``rendered``: the conversation up to this message, as the template renders it. ``turn``: where the tokens
+    of this message and of the assistant's next one begin.
+    """
+    start, next_start = turn
+    # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
+    is_prefix = conversation[: len(rendered)] == rendered
+    stop = len(rendered) if is_prefix else next_start
+    ends = [i for i in range(start, stop) if conversation[i] in policy.end_ids]
+    # What the template writes after the message's end token, such as a line break, is not the model's.
+    if ends:
+        return ends[0] + 1
+    # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
+    return stop + (conversation[stop] in policy.end_ids) if is_prefix else None
 
 
 def _until_end(policy: Policy, tokens: list[int]) -> list[int]:

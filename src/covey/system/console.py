@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from covey.system.notebook import NotebookPanel
-from covey.system.plot import Curve, braille, draw
+from covey.system.plot import Curve, braille, draw_curves
 from covey.system.text import duration, inert
 
 LINES_PER_STAGE = 20
@@ -355,7 +355,8 @@ class RunConsole:
         curves = [self._own_curve()]
         if self.held_out:
             curves.append(Curve("held-out accuracy", self.held_out, "cyan", (0.0, 1.0)))
-        return draw(curves, min(width, WIDE) if len(curves) == 1 else width, CURVE_ROWS, max(self.steps, 1))
+        widest = WIDE if len(curves) == 1 else width
+        return draw_curves(curves, min(width, widest), CURVE_ROWS, max(self.steps, 1))
 
     def _completions(self, width: int) -> list[Text]:
         """Return the prompt, and the best and the worst completion of a group, one line each."""
