@@ -120,7 +120,7 @@ NEAR = {
         STAGES,
     ],
     "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
-    "training/turns": [*PROOF, "tests/training/test_critic.py"],
+    "training/learners": [*PROOF, "tests/training/test_critic.py"],
     "training/rl": [*PROOF, "tests/training/test_critic.py"],
 }
 """Beginning of a file's path -> the tests that should notice a mistake in it."""
@@ -242,7 +242,7 @@ MUTANTS = [
         "objective/token_weights.py",
         ("lowest for highest", "candidates.topk(count).values[-1]", "candidates.topk(count, largest=False).values[-1]"),
         ("threshold excludes itself", "(values >= candidates.topk", "(values > candidates.topk"),
-        ("share of the band for share of all", "share, total=int(mask.sum()))", "share)"),
+        ("share of the band for share of all", "fraction, total=int(mask.sum()))", "fraction)"),
         ("covariance not centred", "exact - exact[mask].mean()", "exact"),
         ("selection reversed", "return selected.float()", "return (~selected).float()"),
         ("likely for unlikely", "(old_logprobs.exp() < below)", "(old_logprobs.exp() >= below)"),
@@ -363,8 +363,8 @@ MUTANTS = [
         "rewards/groups.py",
         ("a failed reward counts as 0", "np.where(unknown, np.nan, combine(values, weights))", "combine(values, weights)"),
         ("a failure without weight loses the completion", "    if reward.weight == 0:\n        return False\n", ""),
-        ("a failed gate is closed", 'if gate and scores[gate][sample].status == "infra_error":\n        return True', "if False:\n        return True"),
-        ("a failure behind a closed gate loses the completion", "return failed and _gate_open(reward.gated_by, scores, sample)", "return failed"),
+        ("a failed gate is closed", 'if reward.gate is not None and scores[reward.gate.reward][sample].status == "infra_error":\n        return True', "if False:\n        return True"),
+        ("a failure behind a closed gate loses the completion", "return failed and _is_paid(reward, scores, sample)", "return failed"),
     ),
     *of(
         "rewards/audit.py",
@@ -425,7 +425,7 @@ MUTANTS = [
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
     ),
     *of(
-        "training/turns.py",
+        "training/learners.py",
         ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
         ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
     ),
@@ -470,7 +470,7 @@ MUTANTS = [
         "training/preference.py",
         ("mean over the micro-batch", "micro.totals.prompts", "len(micro.rows) // 2"),
         ("reference of the policy as it is now", "torch.cat([sums[i] for i in rows])", "torch.cat([sums[0] for i in rows])"),
-        ("chosen and rejected swapped", "values[n::2]", "values[1 - n :: 2]"),
+        ("chosen and rejected swapped", "chosen=sums[0::2]", "chosen=sums[1::2]"),
     ),
     *of(
         "training/examples_loop.py",

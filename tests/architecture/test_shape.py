@@ -139,7 +139,7 @@ def test_light_rooms_do_not_load_torch() -> None:
         "covey",
         "covey.cli",
         "covey.config",
-        "covey.rewards.base",
+        "covey.rewards.loading",
         "covey.tasks.source",
         "covey.commands.scoring",
     ]
@@ -206,7 +206,7 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
         "setup",
         "resume",
         "hooks",
-        "turns",
+        "learners",
         "updates",
         "memory",
         "time_estimate",

@@ -18,8 +18,8 @@ from covey.config.sampling import Rollout
 from covey.objective.advantages import component_zscore
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics
-from covey.rewards.base import load_rewards
 from covey.rewards.groups import combine, with_credit
+from covey.rewards.loading import load_rewards
 from covey.rollouts.batch import Position
 from covey.rollouts.loop import Rollouts
 from covey.sampling.base import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rollouts.loop import Rollouts
 
 

@@ -19,7 +19,7 @@ from tests.fakes import prompted
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rng import uniforms
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts

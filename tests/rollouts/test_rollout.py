@@ -14,8 +14,8 @@ from tests.rollouts.small_rollouts import quiet, rollouts
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
 from covey.rewards.audit import PATIENCE
-from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
+from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch

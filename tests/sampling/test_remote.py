@@ -17,7 +17,7 @@ import torch
 
 from covey.errors import SamplersLost
 from covey.models.packing import pack
-from covey.models.policy import Policy, snapshot
+from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling import fleet, remote
 from covey.sampling.base import Sampled
@@ -203,7 +203,7 @@ def test_a_restart_command_that_hangs_leaves_nothing_behind(tmp_path: Path) -> N
 
 def lagging(policy: Policy, stubs: list[Stub], folder: Path) -> RemoteSampler:
     """The sampler of a run that samples while it trains: it follows a snapshot, segment by segment."""
-    return sampler(snapshot(policy), stubs, folder, lags=True, timeout=60.0, patience=30.0)
+    return sampler(policy.snapshot(), stubs, folder, lags=True, timeout=60.0, patience=30.0)
 
 
 class Trained(Version):

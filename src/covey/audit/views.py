@@ -17,7 +17,6 @@ from covey.audit.sources import open_run
 from covey.insight.difference import paired_curves, shared_gain, signed
 from covey.insight.rescore import RescoredGroup, rescored_step
 from covey.insight.show import ShownRecord, course_lines, group_view, spoken_prompt, step_view
-from covey.insight.verdict import ends
 from covey.models.wording import MEANING
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, completion_of
@@ -59,7 +58,7 @@ def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[
     lines += ["", *paired_curves([metrics_of(record) for record in records], ([], [])), ""]
     if gain is not None:
         lines.append(f"training reward of {shared} problems that both met, B - A: {signed(gain)}")
-    training = {"problems": shared, **ends(gain)} if gain is not None else None
+    training = {"problems": shared, **gain.as_json()} if gain is not None else None
     return {"a": str(a), "b": str(b), "settings": changed, "training": training}, lines
 
 

@@ -75,7 +75,7 @@ def command_resume(
 
     :param run: The folder of the run.
     """
-    from covey.runs.origin import start_of
+    from covey.runs.trust import start_of
 
     return _train(start_of(run, trust, settings), flags, as_json, resumed=run)
 

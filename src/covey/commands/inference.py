@@ -122,9 +122,9 @@ def sample_once(
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
     _check_request(prompts, n, max_tokens, temperature)
-    asked = [_chat(text, system) if chat else text for text in prompts]
+    messages = [_chat(text, system) if chat else text for text in prompts]
     template = chat_template_kwargs or {}
-    problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, asked, strict=True)]
+    problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, messages, strict=True)]
     toolbox = toolbox_of(loaded)
     requests = []
     with model_of(loaded, say) as policy:

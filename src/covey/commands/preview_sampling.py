@@ -27,7 +27,7 @@ from covey.rollouts.groups import score_all, score_each
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
 from covey.sampling.prompts import Prompted
-from covey.training.rl import prepare, updates
+from covey.training.rl import prepare, step_minibatches
 from covey.training.run import Run
 from covey.types import Completion, Group, Problem
 
@@ -400,7 +400,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     _wait(learner.policy.device)
     prepared = time.monotonic() - start
     tokens = 0
-    for minibatch in updates(batch, pilot.run.loaded, old, step=0):
+    for minibatch in step_minibatches(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
         busy = minibatch.has_gradient(algorithm.skips_idle)

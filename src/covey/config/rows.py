@@ -39,8 +39,8 @@ class SettingRow(NamedTuple):
         """The words or bounds that it allows.
 
         >>> from typing import Annotated, Literal
-        >>> from covey_verify.types import Share
-        >>> [SettingRow("", "", 0, kind).values for kind in (Share | None, Literal["a", "b"], str)]
+        >>> from covey_verify.types import Fraction
+        >>> [SettingRow("", "", 0, kind).values for kind in (Fraction | None, Literal["a", "b"], str)]
         ['>= 0 <= 1', 'one of a, b', '']
         """
         return f"one of {', '.join(self.names)}" if self.names else allowed_values(self.type)

@@ -24,7 +24,7 @@ SOME = 0.1
 """Fraction of the completions that must share a habit before there is advice on it."""
 MANY = 0.5
 """Fraction of the completions above which most have a habit."""
-FEWEST = 2
+MIN_COMPLETIONS = 2
 """Least number of completions whose answer another form makes readable before there is advice on it."""
 QUOTED_BEGINNING = 110
 """Characters quoted from the beginning of a completion."""
@@ -183,7 +183,7 @@ def _form(readings: Readings | None) -> Advice | None:
     if readings is None:
         return None
     count = len(readings.accepted)
-    if count - readings.by_chance < max(FEWEST, SOME / 2 * readings.tried):
+    if count - readings.by_chance < max(MIN_COMPLETIONS, SOME / 2 * readings.tried):
         return None
     # The most frequent location and form, and the first completion that was accepted with them.
     kinds = Counter((variant.location, variant.form) for _, variant in readings.accepted)

@@ -17,9 +17,9 @@ from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.runs.examples import same_prompt
-from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.runs.trust import is_own, refuse_others_code
 from covey.system.text import Say, finite, percent
 from covey.tasks.source import load_problems
 from covey.types import Completion, Credit, Group, Problem

@@ -180,25 +180,25 @@ def _future_influence(moved: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
 def selected_tokens(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     """Return which tokens of an optimizer step are selected, from values at its beginning."""
     if name == "top_entropy":
-        return _largest([row.old_entropy for row in rows], None, s["share"])
+        return _largest([row.old_entropy for row in rows], None, s["fraction"])
     logprobs, advantage = (torch.cat([getattr(row, x) for row in rows]) for x in ("old", "advantage"))
     every = [(row.advantage - advantage.mean()) * (row.old - logprobs.mean()) for row in rows]
     if name == "top_covariance":
-        return _largest(every, None, s["share"])
+        return _largest(every, None, s["fraction"])
     if name == "random_covariant":
         band = [(c >= s["low"]) & (c <= s["high"]) for c in every]
-        return _largest([row.noise for row in rows], band, s["share"])
+        return _largest([row.noise for row in rows], band, s["fraction"])
     raise KeyError(name)
 
 
-def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: float) -> list[Tensor]:
-    """Return the fraction ``share`` of all tokens with the largest values: at least one, and all ties.
+def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, fraction: float) -> list[Tensor]:
+    """Return the fraction ``fraction`` of all tokens with the largest values: at least one, and all ties.
 
     Siblings have the same entropy at their first token, but float64 may differ in the sixteenth digit.
     """
     among = among or [torch.ones_like(v, dtype=torch.bool) for v in values]
     candidates = sorted(torch.cat([v[a] for v, a in zip(values, among, strict=True)]).tolist(), reverse=True)
-    count = min(max(round(share * sum(map(len, values))), int(share > 0)), len(candidates))
+    count = min(max(round(fraction * sum(map(len, values))), int(fraction > 0)), len(candidates))
     if count == 0:
         return [torch.zeros_like(a) for a in among]
     return [a & (v >= candidates[count - 1] - 1e-9) for v, a in zip(values, among, strict=True)]

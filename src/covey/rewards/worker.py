@@ -223,13 +223,12 @@ class Inline:
 
 def setup_message(reward: Reward) -> UserSetup:
     """Return the message that sets up a process for calls of a user's function."""
-    assert reward.home is not None
+    assert reward.origin is not None
     settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
-    spec, base = reward.home
     setup: UserSetup = {
         "function": f"{SERVING}:serve_user",
-        "spec": spec,
-        "base": base,
+        "spec": reward.origin.spec,
+        "base": reward.origin.folder,
         "reward": reward.name,
         "folder": str(Path.cwd()),
         "path": sys.path,

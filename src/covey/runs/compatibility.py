@@ -17,7 +17,7 @@ from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import SAMPLES_EXAMPLES
 from covey.config.rows import fact_of
-from covey.errors import START
+from covey.errors import START_FILE
 from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
@@ -117,7 +117,7 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError if a run would overwrite files of its folder that no run has left there."""
-    records = [folder / name for name in (OWNER, "config.yaml", "env.json", START)]
+    records = [folder / name for name in (OWNER, "config.yaml", "env.json", START_FILE)]
     if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
         return
     foreign = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]

@@ -13,9 +13,9 @@ from covey.config.load import ResolvedConfig, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import MAX_BYTES, parse_yaml
-from covey.errors import RECORD, CheckpointError, GuardStop
+from covey.errors import EXIT_FILE, CheckpointError, GuardStop
 from covey.runs.folder import RESULT, latest_checkpoint
-from covey.runs.origin import is_own, refuse_others_code
+from covey.runs.trust import is_own, refuse_others_code
 from covey.system.integrity import read_sealed, unsealed_text
 from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey.system.text import Say
@@ -298,16 +298,16 @@ def read_ending(stage: Path) -> str:
     """
     # A pipeline records the end of its process in its own folder, above the stages.
     homes = (stage, stage.parent) if stage.name.partition("-")[0].isdecimal() else (stage,)
-    home = next((folder for folder in homes if (folder / RECORD).is_file()), None)
+    home = next((folder for folder in homes if (folder / EXIT_FILE).is_file()), None)
     if home is None or (stage / RESULT).exists():
         return ""
     try:
-        record = load_json(read_below(home, RECORD, RECORD_BYTES))
+        record = load_json(read_below(home, EXIT_FILE, RECORD_BYTES))
         if record["exit_code"] == GuardStop.code:  # the same steps would lead to the same end
             return f"stopped by a guard: {record['error']}"
         return f"{record['error']}. Continue with: {record['resume_command']}"
     except (ValueError, KeyError, TypeError):
-        return f"{home / RECORD} is damaged: why the run ended cannot be read"
+        return f"{home / EXIT_FILE} is damaged: why the run ended cannot be read"
     except CheckpointError as error:
         return str(error)
 

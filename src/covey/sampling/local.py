@@ -253,7 +253,7 @@ class _Running:
         self.starts = params.max_tokens * torch.arange(slots, device=policy.device)
         """(slots,) index of each slot's first token in the flattened (slots, max_tokens) tensors."""
         self.latest = integers(slots)
-        self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
+        self.end_ids = torch.tensor(params.ends_of(policy), device=policy.device)
         self.drawable: list[list[np.ndarray]] = []
         """The ids that could be drawn, for each slot and token; empty lists where all could."""
         self.latest_drawable: Tensor | None = None

@@ -122,7 +122,7 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
 
 def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
     encoded = [_prompted(policy, problem) for problem in problems]
-    same_model(policy, encoded)
+    check_vocabulary(policy, encoded)
     return encoded
 
 
@@ -153,7 +153,7 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
             )
         encoded.append(replace(prompted, answers=answers, labels=example.labels))
     # Again: the first check saw prompts only.
-    same_model(policy, encoded)
+    check_vocabulary(policy, encoded)
     sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in encoded]
     too_long = [n for n, size in enumerate(sizes) if size > policy.context]
     if too_long and config.data.long_prompts == "error":
@@ -185,7 +185,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        ids = _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        ids = _encoded_without_template(policy, _without_end_token(policy, problem, answer), policy.end_id)
         return _checked(policy, prompted, ids, good)
     # ``bare_messages`` are ``messages`` without our marks and without end tokens.
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
@@ -207,14 +207,14 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     words = text_after_prompt(policy.tokenizer, problem, str(bare_messages[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
-    return _checked(policy, prompted, _in_words(policy, words, end), good)
+    return _checked(policy, prompted, _encoded_without_template(policy, words, end), good)
 
 
 def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object]) -> dict[str, object]:
     """Return a message without our mark UNTRAINED, and one of the assistant without an end token."""
     bare = {name: value for name, value in message.items() if name != UNTRAINED}
     if bare["role"] == "assistant":
-        bare["content"] = _words(policy, problem, str(bare["content"]))
+        bare["content"] = _without_end_token(policy, problem, str(bare["content"]))
     return bare
 
 
@@ -251,12 +251,12 @@ def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) 
     return pairs_fault(policy.tokenizer, prompted.problem, tokens, answer.trained, good)
 
 
-def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
+def _encoded_without_template(policy: Policy, words: str, end: int) -> GivenAnswer:
     tokens = [*encoded_apart(policy.tokenizer, words, after_prompt=True), end]
     return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
 
 
-def _words(policy: Policy, problem: Problem, answer: str) -> str:
+def _without_end_token(policy: Policy, problem: Problem, answer: str) -> str:
     """Return an answer without its end token, which is added later. Raises DataError for one within it."""
     added = policy.tokenizer.added_tokens_decoder
     ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
@@ -395,7 +395,7 @@ def _rerendered(problem: Problem) -> DataError:
     )
 
 
-def same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
+def check_vocabulary(policy: Policy, encoded: Sequence[Prompted]) -> None:
     """Raise ConfigError if prompts or answers have tokens that the model does not know."""
     for prompted in encoded:
         check_known(policy, prompted.tokens, f"{prompted.problem.id}: the prompt")

@@ -162,21 +162,18 @@ class DrawRequest:
     count: int
     seed: int
     params: SamplingParams
-    end_ids: tuple[int, ...]
-    """Ids that end a completion."""
     scored: int | None
     """Number of tokens at the prompt's end whose log-probs are wanted; None: of none."""
 
     @property
     def alike(self) -> tuple[object, ...]:
         """Requests for which this is equal may be sampled together."""
-        return (self.weights, replace(self.params, max_tokens=0), self.end_ids)
+        return (self.weights, replace(self.params, max_tokens=0))
 
 
 def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     """Answer requests that are ``alike``, in one pass."""
     sampler = base.mount(draws[0].weights())
-    policy = sampler.policy
     # Completions of the same prompt share it, whichever requests they belong to: (request, completion).
     owners: dict[tuple[bytes, int], list[tuple[int, int]]] = defaultdict(list)
     for number, draw in enumerate(draws):
@@ -188,15 +185,12 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
     together = list(owners.values())
     completions: dict[tuple[int, int], Completion] = {}
-    own_ends = policy.end_ids
-    policy.end_ids = list(draws[0].end_ids)
-    try:
-        for sampled in sampler.sample(requests, params):
-            completions[together[sampled.request][sampled.sample]] = sampled.completion
-    finally:
-        policy.end_ids = own_ends
+    for sampled in sampler.sample(requests, params):
+        completions[together[sampled.request][sampled.sample]] = sampled.completion
     return [
-        write_samples([completions[number, i] for i in range(draw.count)], _prompt_logprobs(policy, draw))
+        write_samples(
+            [completions[number, i] for i in range(draw.count)], _prompt_logprobs(sampler.policy, draw)
+        )
         for number, draw in enumerate(draws)
     ]
 

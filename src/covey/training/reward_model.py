@@ -32,7 +32,7 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.sampling.prompts import GivenAnswer, Prompted, call_for, prompt_ids, same_model
+from covey.sampling.prompts import GivenAnswer, Prompted, call_for, check_vocabulary, prompt_ids
 from covey.tasks.examples import Example
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
@@ -145,7 +145,7 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     Raises DataError for examples that do not fit, or whose answers look the same to the model.
     """
     encoded = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
-    same_model(policy, encoded)
+    check_vocabulary(policy, encoded)
     for p in encoded:
         # Without the placeholder, which the model never reads.
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1

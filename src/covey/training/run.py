@@ -13,7 +13,7 @@ from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
-from covey.rewards.base import Rewards
+from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.runs.checkpoint import State, save_checkpoint

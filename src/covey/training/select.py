@@ -9,7 +9,7 @@ from covey.config.load import ResolvedConfig, resolved_yaml
 from covey.config.schema import Data
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.examples import ExampleRow, as_jsonl
-from covey.runs.origin import write_own
+from covey.runs.trust import write_own
 from covey.system.console import RunConsole
 from covey.tasks.classifier import TextClassifier
 from covey.tasks.examples import label_of

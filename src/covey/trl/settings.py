@@ -190,7 +190,7 @@ def grpo_algorithm(args: Arguments) -> dict[str, object]:
     algorithm = algorithm_of(loss)
     if args.top_entropy_quantile < 1:
         algorithm |= {
-            "select_tokens": {"name": "top_entropy", "share": args.top_entropy_quantile},
+            "select_tokens": {"name": "top_entropy", "fraction": args.top_entropy_quantile},
             "token_weights": ["selected_only"],
         }
     correction = _correction(args) if args.use_vllm and args.vllm_server_base_url else None

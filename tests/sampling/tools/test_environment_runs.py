@@ -15,7 +15,7 @@ import pytest
 from covey.insight.rescore import rescore
 from covey.insight.show import show_group
 from covey.models.policy import Policy, save_policy
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rng import key
 from covey.runs.pending import PendingCompletions
 from covey.runs.rollouts import read_rollouts
