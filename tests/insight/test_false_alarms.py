@@ -32,7 +32,7 @@ WORLDS = (*ALARMS.IDLE, *ALARMS.SLOW)
 SHORT = [world for world in WORLDS if world.steps <= 40]
 
 
-@pytest.mark.parametrize("world", SHORT, ids=str)
+@pytest.mark.parametrize("world", SHORT)
 def test_hardly_a_run_in_which_nothing_happens_is_told_that_it_is_gravely_ill(world: ALARMS.World) -> None:
     fraction, counts = ALARMS.severe_fraction(world, 12)
     assert fraction == 0, counts
@@ -40,7 +40,7 @@ def test_hardly_a_run_in_which_nothing_happens_is_told_that_it_is_gravely_ill(wo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("world", WORLDS)
 def test_at_most_one_run_in_a_hundred_is_gravely_ill_by_chance(world: ALARMS.World) -> None:
     fraction, counts = ALARMS.severe_fraction(world, 300)
     assert fraction <= 0.01, counts

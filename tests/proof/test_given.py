@@ -63,7 +63,7 @@ def largest(found: list[Claim], claim: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("method", "loss"), [(method, loss) for method in SETTINGS for loss in SETTINGS[method]], ids=str
+    ("method", "loss"), [(method, loss) for method in SETTINGS for loss in SETTINGS[method]]
 )
 def test_every_preference_is_learned_alike(
     tmp_path: Path, model: Model, method: str, loss: Mapping[str, object]

@@ -129,7 +129,7 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
     assert len(read(tmp_path / "run", "metrics.jsonl")) == 3
 
 
-@pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}], ids=str)
+@pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}])
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path, algorithm: Any) -> None:
     with pytest.raises(
         GuardStop,

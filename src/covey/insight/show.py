@@ -228,7 +228,7 @@ def _group_cells(row: ShownRecord, low: float, high: float) -> list[str]:
     return [str(row["group"]), mean, tokens, bars, kind, prompt]
 
 
-def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+def advantage_reason(stage: Path, rows: Iterable[Mapping[str, object]]) -> str:
     """Explain why completions of dead groups have advantages; empty if none has."""
     if not any(row.get("dead") and row["advantage"] for row in rows):
         return ""

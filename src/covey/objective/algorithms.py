@@ -203,7 +203,7 @@ class Algorithm:
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
 
-def _bound(value: Any) -> Any:
+def _bound(value: object) -> Any:
     """Return a plain function as a ``Bound`` without settings, anything else unchanged."""
     return bind(value) if callable(value) and not isinstance(value, Bound) else value
 

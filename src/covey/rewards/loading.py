@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -167,7 +166,7 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     return _with_settings(reward, folder)
 
 
-def _entry(spec: object) -> tuple[object, dict[str, Any]]:
+def _entry(spec: object) -> tuple[object, dict[str, object]]:
     """Return the name or function of an entry, and its settings.
 
     It has three forms: a bare name, {name: weight} and {name: {settings}}. Raises ConfigError for others.

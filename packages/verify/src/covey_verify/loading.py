@@ -131,7 +131,7 @@ def fitting(where: str, annotation: Any, value: Any) -> Any:
     return value
 
 
-def _passed(where: str, check: object, value: Any) -> Any:
+def _passed(where: str, check: object, value: object) -> Any:
     """Return a value if a bound or a check accepts it. Raises ConfigError."""
     if isinstance(check, Check):
         try:
