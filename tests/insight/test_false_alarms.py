@@ -22,7 +22,7 @@ from covey.objective.diagnostics import standard_error
 from covey.objective.texts import answers_inside
 from covey.runs.checkpoint import GuardMemory
 from covey.runs.estimates import Evaluation
-from covey.training.guards import Stop, judge_step
+from covey.training.guards import Stop, apply_guards
 from covey.types import Problem
 from tests.fakes import group
 
@@ -171,10 +171,10 @@ def test_the_last_word_of_a_guard_is_what_was_found() -> None:
     assert "every answer is incorrect" in no_signal([hard] * 20, unknown)
     assert no_signal([hard] * 20, unknown, [fooled]).endswith("Try: rewards: [exact_answer]")
     far = {"kl/completion_k1": 30.0, "entropy/sampled": 1.0}
-    (stop,) = judge_step(5, far, True, GuardMemory(), Guards(), str, lambda: "As was said: the scale")[1]
+    (stop,) = apply_guards(5, far, True, GuardMemory(), Guards(), str, lambda: "As was said: the scale")[1]
     assert isinstance(stop, Stop)
     assert stop.why.endswith("kl_stop (20). As was said: the scale")
-    assert "Lower train.lr" in judge_step(5, far, True, GuardMemory(), Guards(), str, str)[1][0].why
+    assert "Lower train.lr" in apply_guards(5, far, True, GuardMemory(), Guards(), str, str)[1][0].why
 
 
 def test_a_note_is_not_the_likely_reason() -> None:
