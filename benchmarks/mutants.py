@@ -570,7 +570,7 @@ MUTANTS = [
         ("rejected groups logged as trained", '"trained": number < trained', '"trained": True'),
     ),
     *of(
-        "rollouts/draw.py",
+        "rollouts/group_sampling.py",
         ("a sampled greedy baseline", '"greedy")], greedy=True)', '"greedy")])'),
     ),
     *of(

@@ -22,7 +22,7 @@ from covey.objective.controllers import first_coefficients
 from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.draw import sampling_params
+from covey.rollouts.group_sampling import sampling_params
 from covey.rollouts.groups import score_all, score_each
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request

@@ -18,7 +18,7 @@ from covey.rewards.groups import sums_steps, with_credit
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.draw import sampling_params
+from covey.rollouts.group_sampling import sampling_params
 from covey.rollouts.groups import OnProgress, score_all
 from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
