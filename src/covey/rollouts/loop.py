@@ -99,8 +99,8 @@ class Rollouts:
         self.segments = SegmentSettings.of(algorithm)
         self.progress = progress
         self.position = position
-        # The thread that samples ahead reads step and cursor as one tuple: they always belong together, without
-        # a lock.
+        # The thread that samples ahead reads step and cursor as one tuple, so that they always belong
+        # together; for that no lock is needed.
         self.step_and_cursor = (first_step, position.cursor)
         self.difficulty = Difficulty(len(problems))
         self.difficulty.load(position.difficulty)
