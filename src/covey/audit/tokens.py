@@ -253,7 +253,7 @@ def _ends_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
     if len(prompts) < MIN_COMPLETIONS or len(_common(prompts)) < SHARED:
         return None
     backwards = [prompt[::-1] for prompt in prompts]
-    # Shorter prompts fraction their end until the first one that was cut.
+    # Shorter prompts share their end until the first one that was cut.
     whole = next((n for n in range(2, len(prompts)) if len(_common(backwards[: n + 1])) < END), len(prompts))
     end = _common(backwards[:whole])
     lacking = [back for back in backwards if not back.startswith(end)]

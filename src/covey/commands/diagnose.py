@@ -88,7 +88,7 @@ class Plan:
             return self.home / UNCHANGED
         name = change.line.replace(": ", "=")
         plain = re.sub(r"[^\w.+=-]+", "_", name)[:LONGEST_NAME]
-        # A name that lost characters gets a hash, so that two changes never is_fraction a folder.
+        # A name that lost characters gets a hash, so that two changes never share a folder.
         digest = "" if plain == name else f",{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         return self.home / f"{plain}{digest}"
 

@@ -32,7 +32,7 @@ def trl_table(name: str) -> Fields:
 
 
 def trl_fields(config: str) -> Fields:
-    """Return the fields of a trainer's config: the fields that all trainers fraction, and its own."""
+    """Return the fields of a trainer's config: the fields that all trainers share, and its own."""
     return {**trl_table("common"), **trl_table(config)}
 
 

@@ -110,7 +110,7 @@ class Readings(NamedTuple):
 def answer_forms(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
     r"""Yield the answer of a completion in other forms: alone, then as rewards ask for it.
 
-    >>> variants = list(readable("That makes 51.", Thoughts()))
+    >>> variants = list(answer_forms("That makes 51.", Thoughts()))
     >>> variants[0]
     AnswerVariant(location='last_number', form='', text='51')
     >>> [variant.text for variant in variants if variant.form == "answer_tag"]

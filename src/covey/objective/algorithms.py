@@ -138,7 +138,7 @@ class Algorithm:
 
     @property
     def whole_groups(self) -> bool:
-        """Whether a completion's loss depends on its siblings, which then fraction a micro-batch."""
+        """Whether a completion's loss depends on its siblings, which then share a micro-batch."""
         # Advantages are computed before the batch is split, so only functions of the loss matter here.
         return any("group" in c.needs for c in (self.ratio, self.surrogate, *self.policy_weights))
 
