@@ -588,7 +588,7 @@ MUTANTS = [
     ),
     *of(
         "rollouts/loop.py",
-        ("a resumed run measures every problem again", "position == Position():", "step >= 0:"),
+        ("a resumed run measures every problem again", "self.position == BEGINNING:", "step >= 0:"),
         ("a cursor that forgets resampling", "position.cursor + sampled.used,", "position.cursor + min(sampled.used, self.rollout.prompts_per_step),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),

@@ -88,7 +88,7 @@ def test_a_config_is_a_dataclass_with_trls_fields(config: Any, tmp_path: Path) -
     names = {field.name for field in dataclasses.fields(config)}
     assert names == set(MEANINGS[config.__name__]) & names, "every field has a meaning"
     (parsed,) = HfArgumentParser(config).parse_args_into_dataclasses(["--learning_rate", "0.5"])
-    assert parsed.given() == {"learning_rate": 0.5, "output_dir": "trainer_output"}
+    assert parsed.changed_fields() == {"learning_rate": 0.5, "output_dir": "trainer_output"}
     with pytest.raises(TypeError, match="num_generation'"):
         config(num_generation=4)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO, TYPE_CHECKING
 
-from covey.cluster.connect import connect_ray, end, keep, said
+from covey.cluster.connect import connect_ray, end, keep, ray_message
 from covey.config.schema import Config
 from covey.system.parent import LAUNCHER
 from covey_verify.children import Child
@@ -95,7 +95,7 @@ class PlacedRank:
             except (RayActorError, TimeoutError) as error:
                 self.code = -signal.SIGKILL
                 out = b""
-                err = f"a node is lost: {said(error)}\n".encode()
+                err = f"a node is lost: {ray_message(error)}\n".encode()
             # Printed here, since the user reads this process's terminal.
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):
                 if text:
@@ -141,7 +141,7 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
         raise ConfigError(
             f"launch.processes: the Ray cluster has no room for {count} processes of {cpus} CPUs "
             f"and {gpus} GPUs each; it has {resources.get('CPU', 0):g} CPUs and "
-            f"{resources.get('GPU', 0):g} GPUs ({said(error)})"
+            f"{resources.get('GPU', 0):g} GPUs ({ray_message(error)})"
         ) from None
     # Rank 0 listens there; the others meet at its address.
     address, port = places[0]

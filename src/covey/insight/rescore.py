@@ -147,7 +147,7 @@ def tools_shown(loaded: ResolvedConfig, rewards: Rewards, trust: bool = True) ->
         return lambda problem: problem
     from covey.sampling.tools.use import showing_tools, toolbox_of  # these load torch
 
-    refuse_others_code(loaded, loaded.run or Path(), trust, algorithm=False)
+    refuse_others_code(loaded, loaded.recorded_run or Path(), trust, algorithm=False)
     toolbox = toolbox_of(loaded)
     return lambda problem: problem if toolbox is None else showing_tools(problem, toolbox)
 

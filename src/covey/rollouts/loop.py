@@ -18,7 +18,7 @@ from covey.objective.algorithms import Algorithm
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rng import key
-from covey.rollouts.batch import Position, RolloutBatch
+from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemChoice
 from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
 from covey.rollouts.groups import OnProgress, gather_groups, score_all, share
@@ -68,8 +68,15 @@ class Rollouts:
         seed: int,
         steps: int | None = None,
         store: CompletionStore | None = None,
+        *,
+        first_step: int = 0,
+        position: Position = BEGINNING,
+        progress: OnProgress = lambda *_: None,
     ) -> None:
-        """``steps``: number of steps of the run, beyond which nothing is drawn."""
+        """``steps``: number of steps of the run, beyond which nothing is drawn.
+
+        ``first_step``: the step of the first batch. ``position``: that of the batch before it.
+        """
         self.problems = problems
         self.sampler = sampler
         self.rewards = rewards
@@ -83,29 +90,29 @@ class Rollouts:
         drawing = Drawing(sampler, self.params, store)
         self.draw = with_greedy_twins(drawing) if "greedy_reward" in algorithm.needs else drawing
         self.segments = SegmentSettings.of(algorithm)
+        self.progress = progress
+        self.position = position
+        # The thread that draws ahead reads step and cursor as one tuple, so that they always belong together;
+        # for that no lock is needed.
+        self.step_and_cursor = (first_step, position.cursor)
+        self.difficulty = Difficulty(len(problems))
+        self.difficulty.load(position.difficulty)
+        self.prefetcher = Prefetcher(self._draw_ahead, position.cursor) if rollout.staleness else None
         self._waited_for_tools = seconds_waited(sampler)
 
-    def batches_from(
-        self, step: int, position: Position, progress: OnProgress
-    ) -> Generator[RolloutBatch, None, None]:
-        """Yield the batches of this step and later ones; ``position`` is that of the batch before.
+    def batches(self) -> Generator[RolloutBatch, None, None]:
+        """Yield the batches of the first step and later ones, once.
 
-        An unfinished batch leaves no trace: all changes are part of the batch. One iterator at a time.
+        An unfinished batch leaves no trace: all changes are part of the batch.
         """
-        # State of this iterator, which the methods below read. The thread that draws ahead reads step and
-        # cursor as one tuple, so that they always belong together; for that no lock is needed.
-        self.step_and_cursor = (step, position.cursor)
-        self.progress = progress
-        self.difficulty = Difficulty(len(self.problems))
-        self.difficulty.load(position.difficulty)
-        self.prefetcher = Prefetcher(self._draw_ahead, position.cursor) if self.rollout.staleness else None
         # Only a run that begins measures; a resumed one has the rates in its position.
-        if self.rollout.prepass and position == Position():
+        if self.rollout.prepass and self.position == BEGINNING:
             self._measure()
+        first_step, _ = self.step_and_cursor
         try:
-            for number in count(step):
-                batch = self._sample(number, position)
-                position = batch.position
+            for step in count(first_step):
+                batch = self._sample(step, self.position)
+                self.position = batch.position
                 yield batch
         finally:
             if self.prefetcher is not None:
@@ -153,7 +160,13 @@ class Rollouts:
         return RolloutBatch(
             groups=kept,
             filtered=sampled.filtered,
-            position=Position(position.cursor + sampled.used, remembered, unjudged, refused, means),
+            position=Position(
+                cursor=position.cursor + sampled.used,
+                difficulty=remembered,
+                unjudged=unjudged,
+                refused=refused,
+                means=means,
+            ),
             version=self.sampler.version,
             scoring=stats,
             metrics=metrics,
@@ -227,7 +240,7 @@ class Rollouts:
             choice = self.chooser.at(ticket)
             # A filter may move this group to another step. Rewards get the step it would have without one.
             expected_step = step + (ticket - cursor) // self.rollout.prompts_per_step
-            request = self._request(choice, self.rollout.group_size)
+            request = self._request(choice, self.rollout.group_size, step=None)
             draws.append(
                 Draw(self.problems[choice.problem], request, Scorer(self.rewards, expected_step), ticket)
             )
@@ -270,13 +283,14 @@ class Rollouts:
             groups, settings, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
 
-    def _request(self, choice: ProblemChoice, samples: int, *step: int) -> Request:
+    def _request(self, choice: ProblemChoice, samples: int, step: int | None) -> Request:
         """Return the request of a group, with a key for each completion.
 
-        A group drawn ahead does not know its ``step`` for certain, so its key has none.
+        A group drawn ahead does not know its step for certain, so its key has none.
         """
         prompted = self.problems[choice.problem]
-        identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, choice.occasion)
+        steps = () if step is None else (step,)
+        identity = (self.seed, "rollout", *steps, prompted.problem.id, choice.occasion)
         return prompted.request([key(*identity, sample) for sample in range(samples)])
 
     def _own_tickets(self, tickets: range) -> list[int]:

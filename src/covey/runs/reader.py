@@ -70,7 +70,11 @@ def retry_with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T
             return work(loaded)
         except (CoveyError, OSError):
             gone = _removed(loaded)
-            arrived = _arrived_at(loaded.run) if loaded.run is not None and gone is not None else None
+            arrived = (
+                _arrived_at(loaded.recorded_run)
+                if loaded.recorded_run is not None and gone is not None
+                else None
+            )
             if gone is None or arrived is None:
                 raise
         say(f"note: the running run has removed {gone.name}: this is {arrived.name}")
@@ -80,10 +84,10 @@ def retry_with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T
 def _removed(loaded: ResolvedConfig) -> Path | None:
     """Return the checkpoint whose weights were to be read, if it no longer exists."""
     meant = loaded.checkpoint or loaded.config.model
-    if loaded.run is None or not isinstance(meant, str | Path):
+    if loaded.recorded_run is None or not isinstance(meant, str | Path):
         return None
     checkpoint = Path(meant)
-    checkpoints = (loaded.run / "checkpoints").resolve()
+    checkpoints = (loaded.recorded_run / "checkpoints").resolve()
     return checkpoint if checkpoint.parent == checkpoints and not checkpoint.is_dir() else None
 
 
@@ -153,13 +157,13 @@ def _recorded(
     origin = _origin(folder)
     base = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, base, names_only)
-    loaded.notes.clear()  # they were told when the run began
-    loaded.run = folder
+    config = loaded.config
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
-        loaded = replace(loaded, config=_of_stage(loaded.config, folder))
-    if base != origin:
-        loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {base}")
-    return loaded
+        config = _of_stage(config, folder)
+    # The config's own notes were told when the run began.
+    moved = f"{origin}, where {folder} was started, is gone: relative paths are from {base}"
+    notes = [moved] if base != origin else []
+    return replace(loaded, config=config, notes=notes, recorded_run=folder)
 
 
 def _of_stage(config: Config, folder: Path) -> Config:

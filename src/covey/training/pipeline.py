@@ -209,7 +209,9 @@ def _in_pipeline(index: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig
     }
     if start is not None and not isinstance(config.model, ModelObject):
         changes["model"] = str((start / "final").resolve())
-    return replace(stage, config=config.model_copy(update=changes), before=start, home=home)
+    return replace(
+        stage, config=config.model_copy(update=changes), previous_stage=start, pipeline_folder=home
+    )
 
 
 def _placed_reward(spec: object, folders: Mapping[str, Path]) -> object:
