@@ -126,13 +126,10 @@ def sample_once(
     template = chat_template_kwargs or {}
     problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, messages, strict=True)]
     toolbox = toolbox_of(loaded)
-    requests = []
     with model_of(loaded, say) as policy:
-        for problem in with_schemas(Source(problems, []), toolbox).train:
-            tokens = _encode(policy, problem, max_tokens)
-            # Keyed by sample number and prompt: another order of prompts gives the same texts.
-            streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
-            requests.append(Prompted(problem, tokens).request(streams))
+        problems = with_schemas(Source(problems, []), toolbox).train
+        prompted = [Prompted(p, _encode(policy, p, max_tokens)) for p in problems]
+        requests = [p.request(_streams(loaded.config.seed, p.problem, n)) for p in prompted]
         if not chat and policy.tokenizer.chat_template and source_run(loaded) is None:
             say(
                 "this model has a chat template: with chat (--chat) it answers instead of continuing the text"
@@ -146,6 +143,11 @@ def sample_once(
             f"{truncated} of {len(completions)} completions are truncated at {max_tokens} tokens (max_tokens)"
         )
     return [[completions[row, number].text for number in range(n)] for row in range(len(prompts))]
+
+
+def _streams(seed: int, problem: Problem, n: int) -> list[int]:
+    # Keyed by sample number and prompt: another order of prompts gives the same texts.
+    return [key(seed, "sample", number, problem.id) for number in range(n)]
 
 
 def _chat(text: str, system: str) -> Messages:

@@ -343,8 +343,9 @@ async def judge(
     """
     text = text_of(completion)
     answer = after_reasoning(text) if split_by is None else text[:LONGEST]
+    no_steps = None if split_by is None else ()
     if answer is None or empty(answer):
-        return Score(0.0, "no_answer", steps=None if split_by is None else ())
+        return Score(0.0, "no_answer", steps=no_steps)
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
     spans = split(answer, split_by) if split_by is not None else []
     shown, questions = _questions_about_steps(answer, spans, weights) if spans else (answer, list(weights))
@@ -355,7 +356,7 @@ async def judge(
             question = Question.of(model, prompt, shown, some, reference)
             verdicts += await endpoint(url).verdicts(question, key, patience)
     except UnreadableVerdicts as error:
-        return Score(0.0, "unparsable", steps=None if split_by is None else (), detail=str(error)[:300])
+        return Score(0.0, "unparsable", steps=no_steps, detail=str(error)[:300])
     if spans:
         met_by_step = [_fraction(weights, met) for met in _parts(verdicts, len(weights))]
         return score_steps(spans, met_by_step, token_ends, total)
