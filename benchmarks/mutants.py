@@ -229,7 +229,7 @@ MUTANTS = [
     ),
     *of(
         "objective/corrections.py",
-        ("sampler over trainer", "_at_level(mismatch, level).exp().clamp(max=cap)", "(-_at_level(mismatch, level)).exp().clamp(max=cap)"),
+        ("sampler over trainer", "mismatch_at_level(mismatch, level).exp().clamp(max=cap)", "(-mismatch_at_level(mismatch, level)).exp().clamp(max=cap)"),
         ("truncated from below", ".exp().clamp(max=cap)", ".exp().clamp(min=cap)"),
         ("mask keeps what lies outside", "weight * ((weight >= low) & (weight <= high))", "weight * ((weight < low) | (weight > high))"),
         ("mask without its lower bound", "weight * ((weight >= low) & (weight <= high))", "weight * (weight <= high)"),

@@ -160,7 +160,7 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
-        "library": _library() if on_cpu else None,
+        "library": operations_library() if on_cpu else None,
         "products": {name: list(kinds) for name, kinds in products().items()} if on_cpu else {},
         "threads": config.threads or available_threads(processes=on_this_machine()),
         "processes": world_size(),
@@ -168,7 +168,8 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
     }
 
 
-def _library() -> str | None:
+def operations_library() -> str | None:
+    """Return what names the compiled operations in use; None if torch computes all."""
     library = tested_kernels()
     return None if library is None else f"{library.instructions}, {library.origin}, sha256 {library.digest}"
 
