@@ -148,7 +148,7 @@ def test_the_constant_length_is_that_of_the_config_not_of_the_longest(tmp_path: 
 
 
 def test_marks_drawn_by_chance_are_drawn_alike(tmp_path: Path, model: Model) -> None:
-    mark = {"name": "random_covariant", "share": 0.3, "low": -99.0, "high": 99.0}
+    mark = {"name": "random_covariant", "fraction": 0.3, "low": -99.0, "high": 99.0}
     proof(tmp_path / "run", model, {"name": "clip_cov", "filter": None, "select_tokens": mark})
 
 
