@@ -273,8 +273,21 @@ class Policy:
         """Bytes of the copies of weights that the compiled operations multiply by when they sample."""
         if self.decoder is None or not self.decoder.ops.compiled:
             return 0
-        weights = [m.weight for linear in (*self.decoder.linears, self._head) for m in linear.modules]
+        weights = [m.weight for linear in self._linears() for m in linear.modules]
         return sum(w.numel() * (2 if self.rounds else w.element_size()) for w in weights)
+
+    def drop_packed(self) -> None:
+        """Free these copies until the next sampling."""
+        for linear in self._linears():
+            linear.drop_packed()
+
+    def keep_no_packed(self) -> None:
+        """Keep no such copies from now on, of a model that nothing samples from."""
+        for linear in self._linears():
+            linear.fleeting = True
+
+    def _linears(self) -> list[FusedLinear]:
+        return [self._head] if self.decoder is None else [*self.decoder.linears, self._head]
 
     def heads(self) -> list[nn.Module]:
         """The modules that give values."""
@@ -335,7 +348,8 @@ class Policy:
         out = model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
         return out.last_hidden_state if self.plain_head else out.logits
 
-    @torch.no_grad()
+    # With gradients, products keep no packed copy of the weights, which nothing would need afterwards.
+    @torch.enable_grad()
     def _decoder_explains_logits(self) -> bool:
         """Whether our own forward pass gives this model's distributions, up to rounding."""
         if getattr(self.model.get_output_embeddings(), "bias", None) is not None:
@@ -430,6 +444,7 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
         check_folder(folder, policy.model.state_dict())
     elif merged:
         policy.adapter.save_pretrained(folder / "adapter")
+        policy.drop_packed()  # room for the copy
         model = copy.deepcopy(policy.adapter).merge_and_unload()
         model.save_pretrained(folder)
         check_folder(folder, model.state_dict())
@@ -446,5 +461,5 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
     for name, weight in sorted(weights.items()):
         digest.update(name.encode())
         # As bytes, since numpy has no bfloat16.
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()
