@@ -261,7 +261,6 @@ SECRET = "http://me:geheim@127.0.0.1:9/v1"
         {"rollout": {"sampler": {"url": ["http://127.0.0.1:8", SECRET]}}},
         {"sandbox": {"backend": "remote", "url": SECRET}},
     ],
-    ids=str,
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(values: dict, tmp_path: Path) -> None:
     with pytest.raises(CoveyError, match="environment variables") as caught:

@@ -23,7 +23,7 @@ from covey.runs.state import run_state
 from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.signals import StopSignal
-from covey.training.guards import KLAlarm, Stop, Warn, judge_step, judge_update, kl_alarm
+from covey.training.guards import KLAlarm, Stop, Warn, apply_guards, judge_update, kl_alarm
 from covey.training.metrics import console_facts
 from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
@@ -129,7 +129,7 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
     assert len(read(tmp_path / "run", "metrics.jsonl")) == 3
 
 
-@pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}], ids=str)
+@pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}])
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path, algorithm: Any) -> None:
     with pytest.raises(
         GuardStop,
@@ -198,13 +198,13 @@ def test_guards_are_functions_of_what_they_are_given() -> None:
     assert isinstance(judge_update(False, memory, limits, step=4)[1], Stop)
     assert judge_update(True, memory, limits, step=4) == (GuardMemory(), None)
     metrics = {"entropy/sampled": 1.0, "kl/completion_k1": 7.0}
-    memory, (warning,) = judge_step(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps", str)
+    memory, (warning,) = apply_guards(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps", str)
     assert memory == GuardMemory(dead_steps=1, kl_alarm=1)
     assert isinstance(warning, Warn)
-    memory, (stop,) = judge_step(4, metrics, False, memory, limits, lambda n: f"{n} steps", str)
+    memory, (stop,) = apply_guards(4, metrics, False, memory, limits, lambda n: f"{n} steps", str)
     assert isinstance(stop, Stop)
     assert "2 steps" in stop.why
-    _, (stop,) = judge_step(5, {"entropy/sampled": 0.1}, True, memory, limits, str, str)
+    _, (stop,) = apply_guards(5, {"entropy/sampled": 0.1}, True, memory, limits, str, str)
     assert "entropy_floor" in stop.why
 
 

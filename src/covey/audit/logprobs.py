@@ -388,9 +388,9 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     count, size = sum(w for _, w, _ in wide), sum(n for _, _, n in wide)
     if count < MIN_COMPLETIONS:
         return None
-    share = count / size
-    error = math.sqrt(sum((w - share * n) ** 2 for _, w, n in wide)) / size
-    if share - 3.5 * error <= 0.01:
+    fraction = count / size
+    error = math.sqrt(sum((w - fraction * n) ** 2 for _, w, n in wide)) / size
+    if fraction - 3.5 * error <= 0.01:
         return None
     step = max(wide, key=lambda counts: counts[1])[0].update.step
     return Trouble(f"{count} of {size} ratios are above 2", step)

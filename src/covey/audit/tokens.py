@@ -14,7 +14,7 @@ MIN_COMPLETIONS = 4
 IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
 MOSTLY = 0.75
-"""Share of completions without an end from which a run has too little room."""
+"""Fraction of completions without an end from which a run has too little room."""
 SHARED = 8
 """Characters that prompts of one template begin with."""
 END = 20
@@ -33,16 +33,19 @@ def _trained(record: AuditRecord) -> Iterator[tuple[Use, list[int], list[bool]]]
 
 
 def _most(
-    record: AuditRecord, shows: Callable[[Use, list[int], list[bool]], int | None], words: str, share: float
+    record: AuditRecord,
+    shows: Callable[[Use, list[int], list[bool]], int | None],
+    words: str,
+    fraction: float,
 ) -> Trouble | None:
-    """Return trouble if more than ``share`` of the trained completions have the fault, ``shows`` its token.
+    """Return trouble if more than ``fraction`` of the trained completions have the fault.
 
-    ``shows`` returns None if a completion cannot show the fault, and -1 if it has no fault.
+    ``shows`` returns the token of the fault, -1 if there is none, and None if a completion cannot show it.
     """
     answers = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
     able = [(use, token) for use, token in answers if token is not None]
     shown = [(use, token) for use, token in able if token >= 0]
-    if len(able) < MIN_COMPLETIONS or len(shown) <= share * len(able):
+    if len(able) < MIN_COMPLETIONS or len(shown) <= fraction * len(able):
         return None
     use, token = shown[0]
     return Trouble(
@@ -201,27 +204,27 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
             is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
             truncated.setdefault(sample.prompt_text, []).append(is_cut)
     flags = [reached_limit for of_prompt in truncated.values() for reached_limit in of_prompt]
-    if len(flags) < 16 or _least_share([*truncated.values()]) <= MOSTLY:
+    if len(flags) < 16 or _least_fraction([*truncated.values()]) <= MOSTLY:
         return None
     scope = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
     return Trouble(f"{sum(flags)} of {len(flags)} completions{scope} reach the limit of {limit:.0f} tokens")
 
 
-def _least_share(by_prompt: Sequence[Sequence[bool]]) -> float:
-    """Return a lower bound of the share of completions that show something. ``by_prompt``: prompt by prompt.
+def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
+    """Return a lower bound of the fraction of completions that show something, given prompt by prompt.
 
     Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
     prompts, and two have a poor estimate of it: only these are judged then, each by its completions.
     """
     if len(by_prompt) == 2:
-        return min(_least_share([of_prompt]) for of_prompt in by_prompt)
+        return min(_least_fraction([of_prompt]) for of_prompt in by_prompt)
     units = by_prompt if len(by_prompt) > 1 else [[flag] for flag in by_prompt[0]]
     total = sum(map(len, units))
-    share = sum(map(sum, units)) / total
-    squares = sum((sum(of_prompt) - share * len(of_prompt)) ** 2 for of_prompt in units)
+    fraction = sum(map(sum, units)) / total
+    squares = sum((sum(of_prompt) - fraction * len(of_prompt)) ** 2 for of_prompt in units)
     error = math.sqrt(squares * len(units) / max(len(units) - 1, 1)) / total
-    # A share of 1 has an error of 0 and the bound of the rule of three.
-    return min(share - 3.5 * error, 1 - 3 / total)
+    # A fraction of 1 has an error of 0 and the bound of the rule of three.
+    return min(fraction - 3.5 * error, 1 - 3 / total)
 
 
 def prompts_are_cut(record: AuditRecord) -> Trouble | Lacking | None:

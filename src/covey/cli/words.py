@@ -18,13 +18,13 @@ Entry = dict[str, object]
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
-def words(name: str) -> list[Entry]:
+def entries_of(name: str) -> list[Entry]:
     """Return all entries for a name; for a family of metrics, such as `kl/`, all its members."""
     return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
 
 
 def all_words() -> list[str]:
-    """Return the names that ``words`` knows."""
+    """Return the names that ``entries_of`` knows."""
     from covey.insight.findings.table import RULES
     from covey.rewards.loading import BUILT_IN
 
@@ -49,7 +49,7 @@ def _functions(name: str) -> Iterator[Entry]:
             if function.__name__ == name:
                 users = [n for n, preset in PRESETS.items() if function in _functions_of(preset)]
                 uses = f"used by {', '.join(users)}" if users else ""
-                where = f"algorithm.{'kl.' * (axis == 'estimator')}{axis}"
+                where = f"algorithm.{axis}"
                 yield word(name, where, _doc(function), range=uses, source=_sources(function, users))
 
 

@@ -19,8 +19,8 @@ from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rollouts.learned import LEARNED, rewards_of
-from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
+from covey.runs.trust import is_own, refuse_others_code
 from covey.system.text import Say
 from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED

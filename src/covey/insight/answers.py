@@ -1,7 +1,7 @@
 """The form of the answers that the rewards of a run will meet, in samples of its own model.
 
-A verdict that pays none of them may still pay the same answers in another form (``readable``), which tells a
-verdict that cannot read from a model that cannot solve.
+A verdict that pays none of them may still pay the same answers in another form (``answer_forms``), which
+tells a verdict that cannot read from a model that cannot solve.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class Readings(NamedTuple):
     """Whether the verdict is a built-in reward with the setting `rule`."""
 
 
-def readable(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
+def answer_forms(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
     r"""Yield the answer of a completion in other forms: alone, then as rewards ask for it.
 
-    >>> variants = list(readable("That makes 51.", Thoughts()))
+    >>> variants = list(answer_forms("That makes 51.", Thoughts()))
     >>> variants[0]
     AnswerVariant(location='last_number', form='', text='51')
     >>> [variant.text for variant in variants if variant.form == "answer_tag"]

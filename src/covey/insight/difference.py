@@ -169,6 +169,6 @@ def _pair(
 
 def signed(estimate: Estimate) -> str:
     """Return a difference with its sign and its interval."""
-    if estimate.share:
+    if estimate.is_fraction:
         return points(estimate)
     return f"{estimate.value:+.3g} [{estimate.low:+.3g}, {estimate.high:+.3g}]"

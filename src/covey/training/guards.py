@@ -61,10 +61,10 @@ def judge_update(
     )
 
 
-def judge_step(
+def apply_guards(
     step: int,
     metrics: Mapping[str, float],
-    signal: bool,
+    has_signal: bool,
     memory: GuardMemory,
     limits: Guards,
     why_none: Callable[[int], str],
@@ -76,7 +76,7 @@ def judge_step(
     finding with its remedy; it replaces a guard's own advice.
     """
     actions: list[Action] = []
-    dead = 0 if signal else memory.dead_steps + 1
+    dead = 0 if has_signal else memory.dead_steps + 1
     if limits.dead_steps and dead >= limits.dead_steps:
         actions.append(
             Stop(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from covey.config.load import ResolvedConfig, resolved_yaml, with_settings
 from covey.errors import GuardStop
@@ -35,7 +35,7 @@ from covey.runs.healing import (
     write_attempts,
 )
 from covey.runs.journal import Journal
-from covey.runs.origin import write_own
+from covey.runs.trust import write_own
 from covey.system.processes import on_rank_zero
 from covey_verify.errors import ConfigError, DataError, RewardError
 
@@ -275,7 +275,7 @@ def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
     return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"
 
 
-def _value(loaded: ResolvedConfig, key: str) -> Any:
+def _value(loaded: ResolvedConfig, key: str) -> object:
     """Return the value of a setting as JSON has it."""
     value = settings_of(loaded)(key)
     return None if value is UNKNOWN else json.loads(json.dumps(value, default=str))

@@ -42,7 +42,7 @@ def load_trained(
     return policy, lambda examples: encode_examples(policy, examples, config)
 
 
-def reference_of(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
+def reference_model(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
     """Return the frozen reference, if the algorithm asks for one."""
     algorithm = loaded.algorithm
     needs_reference = algorithm.needs_reference and loaded.config.method == "rl"

@@ -13,7 +13,7 @@ from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
 from covey.config.python_objects import ModelObject
-from covey.errors import RECORD, FolderBusy, GuardStop, Stopped, as_error, record_exit
+from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.insight.result import (
     Result,
     better_step_hint,
@@ -136,8 +136,8 @@ def run_in_folder(
         if covey_error is error:
             raise
         raise covey_error from error
-    if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
-        (home / RECORD).unlink()
+    if environment_rank() == 0 and (home / EXIT_FILE).exists():  # else nothing may be writable there
+        (home / EXIT_FILE).unlink()
     return results
 
 
@@ -209,7 +209,9 @@ def _in_pipeline(index: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig
     }
     if start is not None and not isinstance(config.model, ModelObject):
         changes["model"] = str((start / "final").resolve())
-    return replace(stage, config=config.model_copy(update=changes), before=start, home=home)
+    return replace(
+        stage, config=config.model_copy(update=changes), previous_stage=start, pipeline_folder=home
+    )
 
 
 def _placed_reward(spec: object, folders: Mapping[str, Path]) -> object:

@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
+from covey.learner.memory import program_bytes
 from covey.learner.process import set_process
 from covey.models.generation import sample_as_trained
+from covey.models.live_memory import alive_bytes
 from covey.models.load import pick_device, speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
+from covey.rollouts.learned import reward_model_bytes
 from covey.runs.arithmetic import arithmetic_notes, follow_run
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -32,7 +35,7 @@ from covey.system.processes import run_on_all
 from covey.system.signals import StopSignal
 from covey.training.hooks import connect
 from covey.training.memory import plan_memory
-from covey.training.models import load_critic, load_trained, policy_learner, reference_of, sampler_of
+from covey.training.models import load_critic, load_trained, policy_learner, reference_model, sampler_of
 from covey.training.options import DEFAULTS, RunOptions
 from covey.training.resume import resume_run
 from covey.training.run import Run
@@ -60,9 +63,12 @@ def set_up(
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
     # Before the model is loaded: it chooses the arithmetic that the run was begun with.
-    follow_run(loaded.run or config.output, pick_device(config.device))
+    follow_run(loaded.recorded_run or config.output, pick_device(config.device))
     policy, encoded = load_and_encode(task, loaded, console)
-    reference = reference_of(policy, loaded)  # before a critic puts a value head on the policy
+    # Before further models take what loading has freed: a run leaves about as much unused.
+    held = alive_bytes(policy.model.parameters()) + reward_model_bytes(task.rewards)
+    program = program_bytes(policy.device, held)
+    reference = reference_model(policy, loaded)  # before a critic puts a value head on the policy
     critic = load_critic(policy, loaded)
     learner = policy_learner(policy, loaded, reference)
     sampler = sampler_of(policy.unsharded, config, encoded.train, options)
@@ -84,7 +90,7 @@ def set_up(
     )
     try:
         connect(run)
-        resume_run(run, plan_memory(run))
+        resume_run(run, plan_memory(run, program))
     # The folder is locked by now; the handler of the error may want to open it again.
     except BaseException:
         run.journal.folder.close()
@@ -120,7 +126,7 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
     held_out = encode_learned(source.held_out)
     train = encode_learned(source.examples) or encode(policy, source.train, config)
     test = encode(policy, source.test, config)
-    notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, loaded.run)]
+    notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, loaded.recorded_run)]
     notes += sample_as_trained(policy.model, config.rollout)
     notes += unseen_by_model(policy, [*source.train, *source.test], config, source.examples)
     notes += dropped_rows(source.rows, [*train, *held_out, *test])

@@ -16,7 +16,7 @@ from covey.objective.controllers import Coefficients, next_coefficients
 from covey.runs.checkpoint import State
 from covey.runs.journal import Journal
 from covey.system.processes import is_rank_zero, on_rank_zero
-from covey.training.guards import KLAlarm, Stop, judge_step, kl_alarm
+from covey.training.guards import KLAlarm, Stop, apply_guards, kl_alarm
 from covey.training.healing import GoBack, begin_attempt, severe, warnings_due
 from covey.types import Group
 
@@ -43,7 +43,7 @@ class Supervisor:
         """
         findings = self.report_findings(step, metrics, groups)
         self.go_back_for([*severe(findings), *self._lasting_warnings(step)], state.step)
-        memory, actions = judge_step(
+        memory, actions = apply_guards(
             step,
             metrics,
             has_signal,
