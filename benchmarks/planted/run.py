@@ -40,7 +40,7 @@ NAMES: dict[str, dict[str, set[str]]] = {
         "14": {"group_mixed"},
         "15": {"reordered_alone", "advantages_moved"},
         "16": {"gradient_zero"},
-        "17": {"loss_differs"},
+        "17": {"clip_missing"},
         "18": {"reference_moves"},
         "19": {"no_motion"},
         "20": {"logprobs_differ", "old_stale"},
