@@ -369,12 +369,12 @@ def test_an_evaluation_is_timed_with_its_own_number_of_completions_at_once() -> 
     values = {"rollout": {"prompts_per_step": 2, "group_size": 4}, "eval": {"problems": 10, "samples": 1}}
     stage = load_config(values={"data": {"task": "sums"}, **values})
     paces = {8: 0.3, 16: 0.2, 32: 0.15}  # 0.1 s for a token, and 1.6 s for a token of all
-    measured = Measured([scored([1, 0, 1, 0])], 1.0, 1, ScoringStats(), paces=paces, update=1, update_tokens=9)
+    measured = Measured(
+        [scored([1, 0, 1, 0])], 1.0, 1, ScoringStats(), paces=paces, update=1, update_tokens=9
+    )
     expected = Preview(stage, measured, {}, 0, held_out=10, problems=40).forecast()
     assert expected is not None
     assert expected.evaluation == pytest.approx(20 * 60 * (0.1 + 1.6 / 20))
-
-
 
 
 def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.python_objects import MOST_STREAMED
-from covey.models.policy import vocabulary_hash
+from covey.models.hashes import vocabulary_hash
 from covey.rng import key, permutation
 from covey.tasks.sampled import SAMPLED, sampled_column
 from covey.trl.configs import Arguments

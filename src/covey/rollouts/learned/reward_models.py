@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.errors import out_of_memory
 from covey.models.controls import ControlWords, turn_words
+from covey.models.hashes import weights_hash
 from covey.models.load import pick_device, source_of
-from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import CLASSES, SEPARATOR, Judges, conversation_ids, worked_ids
 from covey_verify.contract import reward
