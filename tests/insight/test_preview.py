@@ -16,7 +16,7 @@ from covey.commands.preview_sampling import Pilot, read_otherwise, sampled
 from covey.config.load import ResolvedConfig, load_config
 from covey.errors import Stopped
 from covey.insight.advice import advice
-from covey.insight.answers import Advice, PromptForm, Readings, readable
+from covey.insight.answers import Advice, PromptForm, Readings, answer_forms
 from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.gpus import Subject
 from covey.insight.preview import Longer, Measured, Preview
@@ -369,9 +369,8 @@ def test_an_evaluation_is_timed_with_its_own_number_of_completions_at_once() -> 
     values = {"rollout": {"prompts_per_step": 2, "group_size": 4}, "eval": {"problems": 10, "samples": 1}}
     stage = load_config(values={"data": {"task": "sums"}, **values})
     paces = {8: 0.3, 16: 0.2, 32: 0.15}  # 0.1 s for a token, and 1.6 s for a token of all
-    measured = Measured(
-        [scored([1, 0, 1, 0])], 1.0, 1, ScoringStats(), paces=paces, update=1, update_tokens=9
-    )
+    groups = [scored([1, 0, 1, 0])]
+    measured = Measured(groups, 1.0, 1, ScoringStats(), paces=paces, update=1, update_tokens=9)
     expected = Preview(stage, measured, {}, 0, held_out=10, problems=40).forecast()
     assert expected is not None
     assert expected.evaluation == pytest.approx(20 * 60 * (0.1 + 1.6 / 20))
@@ -498,7 +497,7 @@ def test_an_answer_in_another_form_is_told_from_an_incorrect_one(
 
 def test_an_answer_that_is_there_by_chance_is_no_reading() -> None:
     group = scored([0, 0, 0, 0])
-    found = [("so 1", next(readable("so 1", Thoughts())))] * 4
+    found = [("so 1", next(answer_forms("so 1", Thoughts())))] * 4
     measured = of([group, group])
     assert any(
         "another form" in str(a)

@@ -13,7 +13,7 @@ import torch
 
 from covey.config.schema import Config
 from covey.errors import Stopped
-from covey.insight.answers import AnswerVariant, Readings, readable
+from covey.insight.answers import AnswerVariant, Readings, answer_forms
 from covey.insight.forecast import pace_at, sampled_at_once
 from covey.insight.preview import Longer, Measured
 from covey.learner.batching import with_signal
@@ -23,12 +23,12 @@ from covey.objective.controllers import first_coefficients
 from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.draw import sampling_params
+from covey.rollouts.group_sampling import sampling_params
 from covey.rollouts.groups import score_all, score_each
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
 from covey.sampling.prompts import Prompted
-from covey.training.rl import prepare, updates
+from covey.training.rl import prepare, step_minibatches
 from covey.training.run import Run
 from covey.types import Completion, Group, Problem
 
@@ -93,13 +93,16 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
-    config, count = pilot.config, len(pilot.problems)
+    count = len(pilot.problems)
     step = _seconds_of_step(pilot, samples[-1])
-    width = sampled_at_once(config, config.rollout.prompts_per_step * config.rollout.group_size)
+    rollout = pilot.config.rollout
+    width = sampled_at_once(pilot.config, rollout.prompts_per_step * rollout.group_size)
+    group_size = samples[-1]
+    limit = rollout.max_tokens
     # Without a limit, as many completions as a step samples, to learn its speed, and then the rest.
-    size = min(FIRST if seconds is not None else max(1, width // samples[-1]), count)
-    group_size, limit = samples[-1], config.rollout.max_tokens
+    size = min(max(1, width // group_size), count)
     if seconds is not None:
+        size = min(FIRST, count)
         group_size, limit = _fitting(samples, limit, WORST * seconds / (step * size))
     scorer = Scorer(pilot.run.rewards)
     waves = list[Wave]()
@@ -127,7 +130,7 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         scorer.stats,
         waves[-1].stop is not None,
         paces=paces,
-        limit=limit if limit < config.rollout.max_tokens else None,
+        limit=limit if limit < rollout.max_tokens else None,
         by_time=seconds is not None,
     )
 
@@ -238,7 +241,7 @@ def at_temperature(
     return groups
 
 
-def continued(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
+def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
     """Continue some truncated completions to twice their tokens and score them again.
 
     None if tools answer in between, or if there is no time or context for a quarter more tokens.
@@ -311,7 +314,7 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
-        for variant in readable(completion.text, problem.thoughts):
+        for variant in answer_forms(completion.text, problem.thoughts):
             if (scorer.score(verdict, problem, variant.text).value or 0.0) > 0.5:
                 return variant
         return None
@@ -419,7 +422,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     _wait(learner.policy.device)
     prepared = time.monotonic() - start
     tokens = 0
-    for minibatch in updates(batch, pilot.run.loaded, old, step=0):
+    for minibatch in step_minibatches(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
         busy = minibatch.has_gradient(algorithm.skips_idle)

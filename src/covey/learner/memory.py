@@ -309,7 +309,7 @@ def fitting_sizes(
 
 
 def program_bytes(device: torch.device, held: int) -> int:
-    """Return the bytes of program and libraries without those ``held`` by tensors; measured once per process.
+    """Return the bytes of program and libraries, measured once a process; tensors (``held``) do not count.
 
     What loading a model has taken and given back does not count.
     """

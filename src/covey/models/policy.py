@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -21,6 +22,7 @@ from transformers import (
 from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
+from covey.models.ends import configured_ends, end_ids, generation_config
 from covey.models.forward import (
     LOGITS_CAP,
     Decoder,
@@ -30,7 +32,6 @@ from covey.models.forward import (
     hidden_states,
     leave_images,
 )
-from covey.models.hashes import vocabulary_hash
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logits import logits_of
 from covey.models.logprobs import Head, TokenScores, score_tokens
@@ -241,19 +242,26 @@ class Policy:
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         return pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
 
+    def with_model(self, model: PreTrainedModel, adapter: PeftModel | None, rounds: bool) -> Policy:
+        """A policy that computes with another module as this one does with its own."""
+        policy = Policy(model, self.tokenizer, adapter, rounds, through_modules=self.decoder is None)
+        policy.drawable_ids = self.drawable_ids
+        return policy
+
     def copied(self) -> Policy:
         """A deep copy of the policy."""
-        adapter = copy.deepcopy(self.adapter)
-        model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        duplicate = Policy(model, self.tokenizer, adapter, self.rounds, through_modules=self.decoder is None)
-        duplicate.drawable_ids = self.drawable_ids
-        return duplicate
+        return self.with_model(*copy.deepcopy((self.model, self.adapter)), self.rounds)
 
     def unrounded(self) -> Policy:
         """A policy on the same weights, not copied, whose products do not round."""
-        exact = Policy(self.model, self.tokenizer, self.adapter, through_modules=self.decoder is None)
-        exact.drawable_ids = self.drawable_ids
-        return exact
+        return self.with_model(self.model, self.adapter, rounds=False)
+
+    def snapshot(self) -> Policy:
+        """A copy to sample from while this policy is trained; frozen weights are shared."""
+        # deepcopy takes what its memo has under an object's id for the copy: frozen weights stay themselves.
+        frozen = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        model, adapter = copy.deepcopy((self.model, self.adapter), frozen)
+        return self.with_model(model.requires_grad_(False), adapter, self.rounds)
 
     def split(self) -> None:
         """Keep only this process's part of the weights, and ``unsharded``, a copy of them all."""
@@ -374,15 +382,10 @@ class Policy:
         return bool(torch.allclose(expected.float(), computed.float(), rtol=tolerance, atol=tolerance))
 
 
-def snapshot(policy: Policy) -> Policy:
-    """A copy to sample from while the policy is trained; frozen weights are shared."""
-    # deepcopy takes whatever its memo has under an object's id for the copy: frozen weights are their own.
-    frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
-    model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
-    through_modules = policy.decoder is None
-    duplicate = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds, through_modules)
-    duplicate.drawable_ids = policy.drawable_ids
-    return duplicate
+def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of a tokenizer's words with their ids."""
+    words = sorted((n, word) for word, n in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
 
 
 @torch.no_grad()
@@ -404,23 +407,6 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in weights.items()}
 
 
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, turn_ends: int | None) -> list[int]:
-    """Ids that end a completion, from the tokenizer, the generation config and the chat template."""
-    others = (tokenizer.eos_token_id, turn_ends)
-    return sorted({*_configured_ends(model), *(i for i in others if i is not None)})
-
-
-def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
-    """The generation config; models that cannot `generate`, such as reward models, have none."""
-    return getattr(model, "generation_config", None)
-
-
-def _configured_ends(model: PreTrainedModel) -> set[int]:
-    configured = getattr(_generation_config(model), "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured]
-    return {i for i in ids if i is not None}
-
-
 def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     """Write a folder that `from_pretrained` loads.
 
@@ -428,8 +414,8 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     alone, which is smaller and loads where peft is installed.
     """
     # Other programs that sample from the folder should stop at the same tokens.
-    configured = _generation_config(policy.model)
-    if configured is not None and _configured_ends(policy.model) != set(policy.end_ids):
+    configured = generation_config(policy.model)
+    if configured is not None and configured_ends(policy.model) != set(policy.end_ids):
         configured.eos_token_id = policy.end_ids
     policy.tokenizer.save_pretrained(folder)
     if policy.adapter is None:
@@ -446,3 +432,13 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
 
         policy.adapter.save_pretrained(folder)
         check_folder(folder, get_peft_model_state_dict(policy.adapter))
+
+
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """The sha256 hash of weights and their names."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode())
+        # As bytes, since numpy has no bfloat16.
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

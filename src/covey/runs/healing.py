@@ -11,8 +11,8 @@ from pathlib import Path
 from covey.runs.atomic import discard, link, make_folder, sync, write_file
 from covey.runs.folder import STREAMS, RunFolder, checkpoints, step_of
 from covey.runs.inputs import INPUTS
-from covey.runs.origin import MARKS
 from covey.runs.pending import forget_completions
+from covey.runs.trust import MARKS
 
 ARCHIVE = "healed"
 

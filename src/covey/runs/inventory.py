@@ -20,9 +20,9 @@ from pathlib import Path
 from covey import types
 from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
-from covey.models.hashes import weights_hash
 from covey.models.load import model_files
 from covey.models.model_objects import adapter_of, checked_model
+from covey.models.policy import weights_hash
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned
 from covey.sampling.prompts import Prompted
@@ -39,7 +39,7 @@ LIBRARIES = tuple(
 
 def inventory(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
     """Return name -> sha256 of every file the run has read; project files by their path in its folder."""
-    files = {_name(path, loaded.folder, loaded.home): path for path in data_files(loaded)}
+    files = {_name(path, loaded.folder, loaded.pipeline_folder): path for path in data_files(loaded)}
     tools = loaded.config.rollout.tools
     called = load_tools(tools, loaded.folder).values() if tools is not None else ()
     functions = [f.function for f in (*rewards, *loaded.algorithm.all_functions, *called)]

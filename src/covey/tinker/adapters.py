@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
-from covey.models.hashes import weights_hash
-from covey.models.policy import Policy
+from covey.models.policy import Policy, weights_hash
 from covey.models.readback import check_written
 from covey.sampling.local import LocalSampler
 from covey.tinker.requests import AdamParams
@@ -228,15 +227,7 @@ class Base:
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             adapter = get_peft_model(model, layers)
         adapter.peft_config["default"].base_model_name_or_path = self.source
-        policy = Policy(
-            adapter.get_base_model(),
-            self.policy.tokenizer,
-            adapter,
-            self.policy.rounds,
-            through_modules=self.policy.decoder is None,
-        )
-        policy.draw_from_all()
-        return policy
+        return self.policy.with_model(adapter.get_base_model(), adapter, self.policy.rounds)
 
 
 def _saved_name(name: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.python_objects import MOST_STREAMED
-from covey.models.hashes import vocabulary_hash
+from covey.models.policy import vocabulary_hash
 from covey.rng import key, permutation
 from covey.tasks.sampled import SAMPLED, sampled_column
 from covey.trl.configs import Arguments
@@ -144,7 +144,7 @@ def shared_length(ids: Sequence[object], other: Sequence[object]) -> int:
     return next(differ, min(len(ids), len(other)))
 
 
-def bare(message: Mapping[str, Any]) -> dict[str, Any]:
+def bare(message: Mapping[str, object]) -> dict[str, object]:
     """Return a message in OpenAI's keys, without the nulls that tables pad with."""
     renamed = {"from": "role", "value": "content"}
     roles = {"human": "user", "gpt": "assistant"}

@@ -1,6 +1,6 @@
 """Reward models as rewards: one value for a completion, or one for each of its steps.
 
-Other rewards must not load torch, so `rewards/base.py` imports this file only if a config names one of its
+Other rewards must not load torch, so `rewards/loading.py` imports this file only if a config names one of its
 functions. They run in the trainer's process.
 """
 
@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.errors import out_of_memory
 from covey.models.controls import ControlWords, turn_words
-from covey.models.hashes import weights_hash
 from covey.models.load import pick_device, source_of
+from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import CLASSES, SEPARATOR, Judges, conversation_ids, worked_ids
 from covey_verify.contract import reward
