@@ -142,6 +142,7 @@ def test_light_rooms_do_not_load_torch() -> None:
         "covey.rewards.loading",
         "covey.tasks.source",
         "covey.commands.scoring",
+        "covey.insight.show",
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -20,8 +20,8 @@ from covey.insight.findings.rule import Rule
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.records import run_page
 from covey.proof.check_run import check_run
+from covey.runs.attempts import HEALING, Attempt, read_attempts
 from covey.runs.folder import checkpoints, step_of
-from covey.runs.healing import HEALING, Attempt, read_attempts
 from covey.runs.reader import recorded_settings
 from covey.runs.removal import remove_run
 from covey.system.console import RunConsole

@@ -274,6 +274,19 @@ def test_it_starts_says_where_and_ends_with_ctrl_c(site) -> None:
     assert (process.returncode, said) == (0, "")
 
 
+def test_a_line_comes_before_what_takes_long(site) -> None:
+    """On a busy machine the address came after fifteen seconds of silence."""
+    command = [sys.executable, "-m", "covey", "ui", str(site.root), "--no-open"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == f"pages of {site.root}: loading ...\n"
+    os.killpg(process.pid, signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert "http" not in out
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "covey", "ui", str(tmp_path / "none")], capture_output=True, text=True
