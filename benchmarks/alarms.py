@@ -127,8 +127,8 @@ def said_of(world: World, seed: int) -> list[Finding]:
     return explain(records, list(evaluations(world, generator)), known.get)
 
 
-def severe_share(world: World, runs: int) -> tuple[float, Counter[str]]:
-    """The share of runs with a severe finding, and in how many runs each finding is said."""
+def severe_fraction(world: World, runs: int) -> tuple[float, Counter[str]]:
+    """The fraction of runs with a severe finding, and in how many runs each finding is said."""
     every = [said_of(world, seed) for seed in range(runs)]
     counts = Counter(found.id for said in every for found in said)
     return sum(any(f.severity == SEVERE for f in said) for said in every) / runs, counts
@@ -144,9 +144,9 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = ["| nothing happens, or it is learned slowly | severe | said |", "|---|---|---|"]
     for world in (*IDLE, *SLOW):
-        share, counts = severe_share(world, arguments.runs)
+        fraction, counts = severe_fraction(world, arguments.runs)
         said = ", ".join(f"`{name}` {n / arguments.runs:.0%}" for name, n in counts.most_common())
-        rows.append(f"| {world} | {share:.1%} | {said or 'nothing'} |")
+        rows.append(f"| {world} | {fraction:.1%} | {said or 'nothing'} |")
         print(rows[-1], flush=True)
     if arguments.write:
         about = (__doc__ or "").split("\n\n")[2].replace("\n", " ")

@@ -120,7 +120,7 @@ NEAR = {
         STAGES,
     ],
     "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
-    "training/turns": [*PROOF, "tests/training/test_critic.py"],
+    "training/learners": [*PROOF, "tests/training/test_critic.py"],
     "training/rl": [*PROOF, "tests/training/test_critic.py"],
 }
 """Beginning of a file's path -> the tests that should notice a mistake in it."""
@@ -242,7 +242,7 @@ MUTANTS = [
         "objective/token_weights.py",
         ("lowest for highest", "candidates.topk(count).values[-1]", "candidates.topk(count, largest=False).values[-1]"),
         ("threshold excludes itself", "(values >= candidates.topk", "(values > candidates.topk"),
-        ("share of the band for share of all", "share, total=int(mask.sum()))", "share)"),
+        ("share of the band for share of all", "fraction, total=int(mask.sum()))", "fraction)"),
         ("covariance not centred", "exact - exact[mask].mean()", "exact"),
         ("selection reversed", "return selected.float()", "return (~selected).float()"),
         ("likely for unlikely", "(old_logprobs.exp() < below)", "(old_logprobs.exp() >= below)"),
@@ -309,6 +309,7 @@ MUTANTS = [
     ),
     *of(
         "objective/data.py",
+        ("OPO's lengths count untrained tokens", "return self.mask.sum(-1).double()", "return self.mask.new_full((len(self.mask),), self.mask.shape[1], dtype=self.rewards.dtype)"),
         ("padding not removed", "value.where(self.mask, value.new_zeros(()))", "value"),
         ("old log-probs carry gradient", "value if name in _CARRY_GRADIENT else value.detach()", "value"),
         ("trainer and sampler swapped", "bounded(self.old_logprobs - self.sampler_logprobs)", "bounded(self.sampler_logprobs - self.old_logprobs)"),
@@ -363,8 +364,8 @@ MUTANTS = [
         "rewards/groups.py",
         ("a failed reward counts as 0", "np.where(unknown, np.nan, combine(values, weights))", "combine(values, weights)"),
         ("a failure without weight loses the completion", "    if reward.weight == 0:\n        return False\n", ""),
-        ("a failed gate is closed", 'if gate and scores[gate][sample].status == "infra_error":\n        return True', "if False:\n        return True"),
-        ("a failure behind a closed gate loses the completion", "return failed and _gate_open(reward.gated_by, scores, sample)", "return failed"),
+        ("a failed gate is closed", 'if reward.gate is not None and scores[reward.gate.reward][sample].status == "infra_error":\n        return True', "if False:\n        return True"),
+        ("a failure behind a closed gate loses the completion", "return failed and _is_paid(reward, scores, sample)", "return failed"),
     ),
     *of(
         "rewards/audit.py",
@@ -383,7 +384,6 @@ MUTANTS = [
         ("old for adaptive coefficient", "coef = kl.coef if coef is None else coef", "coef = kl.coef"),
         ("untrained completions in the batch statistics", "trained = torch.nonzero(batch.mask.any(-1))[:, 0]", "trained = torch.nonzero(~batch.rewards.isnan())[:, 0]"),
         ("padding looks like a token", "padding_value=-1)", "padding_value=0)"),
-        ("OPO's lengths count untrained tokens", "lengths=rows.mask.sum(-1).double()", "lengths=torch.tensor([len(t) for t in rows.tokens]).double()"),
         ("KL of the first group in every reward", "penalty.completion[rows]", "penalty.completion[: len(rows)]"),
         ("KL of untrained completions in the reward", ".where(batch.mask, 0.0).double()", ".double()"),
     ),
@@ -425,7 +425,7 @@ MUTANTS = [
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
     ),
     *of(
-        "training/turns.py",
+        "training/learners.py",
         ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
         ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
     ),
@@ -462,15 +462,15 @@ MUTANTS = [
     ),
     *of(
         "sampling/prompts.py",
-        ("the end of the last message for that of the first", "if not (ends or is_prefix):", "if False:"),
-        ("a rewritten message without its end", "ends[0] + 1 if ends else stop", "ends[0] if ends else stop"),
+        ("the end of the last message for that of the first", "in policy.end_ids) if is_prefix else None", "in policy.end_ids)"),
+        ("a rewritten message without its end", "return ends[0] + 1", "return ends[0]"),
         ("no end token", "words, after_prompt=True), end]", "words, after_prompt=True)]"),
     ),
     *of(
         "training/preference.py",
         ("mean over the micro-batch", "micro.totals.prompts", "len(micro.rows) // 2"),
         ("reference of the policy as it is now", "torch.cat([sums[i] for i in rows])", "torch.cat([sums[0] for i in rows])"),
-        ("chosen and rejected swapped", "values[n::2]", "values[1 - n :: 2]"),
+        ("chosen and rejected swapped", "chosen=sums[0::2]", "chosen=sums[1::2]"),
     ),
     *of(
         "training/examples_loop.py",
@@ -570,7 +570,7 @@ MUTANTS = [
         ("rejected groups logged as trained", '"trained": number < trained', '"trained": True'),
     ),
     *of(
-        "rollouts/draw.py",
+        "rollouts/group_sampling.py",
         ("a sampled greedy baseline", '"greedy")], greedy=True)', '"greedy")])'),
     ),
     *of(
@@ -588,7 +588,7 @@ MUTANTS = [
     ),
     *of(
         "rollouts/loop.py",
-        ("a resumed run measures every problem again", "position == Position():", "step >= 0:"),
+        ("a resumed run measures every problem again", "self.position == BEGINNING:", "step >= 0:"),
         ("a cursor that forgets resampling", "position.cursor + sampled.used,", "position.cursor + min(sampled.used, self.rollout.prompts_per_step),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),
@@ -671,10 +671,10 @@ MUTANTS = [
     ),
     *of(
         "models/packing.py",
-        ("predicted from its own position", "sources += [np.array([prompt_end])[: len(answer)], np.arange(flat, answer_end)]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=answer_end - 1))"),
-        ("shifted by one", "np.array([prompt_end])", "np.array([prompt_end - 1])"),
-        ("positions start anew after the prompt", "np.arange(prompt_length, prompt_length + len(inputs))", "np.arange(len(inputs))"),
-        ("the prompt's last token unseen", "spans.append((prompt_start, prompt_length, flat, len(inputs)))", "spans.append((prompt_start, prompt_length - 1, flat, len(inputs)))"),
+        ("predicted from its own position", "np.append(prompt + prompt_length - 1, np.arange(start, start + length))", "np.arange(start, start + length + 1).clip(max=start + length - 1)"),
+        ("shifted by one", "np.append(prompt + prompt_length - 1", "np.append(prompt + prompt_length - 2"),
+        ("positions start anew after the prompt", "np.arange(prompt, prompt + length)", "np.arange(length)"),
+        ("the prompt's last token unseen", "spans.append((*prefix, flat, length))", "spans.append((prefix[0], prefix[1] - 1, flat, length))"),
     ),
     *of(
         "models/ops.py",

@@ -21,7 +21,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 from covey.cli import app
 from covey.config.load import load_config
 from covey.config.schema import Sandbox, Scoring
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rollouts.learned import LEARNED
 from covey_verify.errors import CoveyError
 

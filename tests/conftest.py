@@ -52,6 +52,7 @@ from covey.models.tiny import build_tokenizer
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox.choice import choose
 from covey_verify.sandbox.process import ProcessSandbox
+from tests.ids import id_of
 from tests.untested import lines
 
 SMALL = {
@@ -240,6 +241,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if said := lines(skipped, marks):
         terminalreporter.section("not tested here")
         terminalreporter.write("".join(f"{line}\n" for line in said))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Give a parametrized test an id that a reader takes in: no whole sentence, no mere index."""
+    return id_of(val)
 
 
 def pytest_configure() -> None:

@@ -32,7 +32,7 @@ from covey.cli import main as covey
 from covey.config.load import load_config
 from covey.config.rows import key_paths
 from covey.config.schema import Data
-from covey.insight.pages.compare import compared
+from covey.insight.pages.compare import run_differences
 from covey.insight.pages.records import Runs, listed_runs, run_page
 from covey.insight.pages.server import json_answer
 from covey.insight.pages.steps import group_page, step_page
@@ -172,7 +172,7 @@ def looks(folder: Path) -> dict[str, Callable[[], str]]:
         "page step": lambda: step_page(run, 1),
         "page group": lambda: group_page(run, 1, 1),
         "page tokens": lambda: token_page(run, 1, 1, 1),
-        "page compare": lambda: compared(run, other),
+        "page compare": lambda: run_differences(run, other),
     }
     return {
         **{c: partial(command, own) for c, own in split.items()},

@@ -32,10 +32,10 @@ def train(
         covey.train(model="tiny", data={"task": "sums"}, train={"steps": 50}, rewards=[mine])
         covey.train(model=model, tokenizer=tokenizer, data={"train": rows, "test": others}, rewards=[mine])
 
-    Resumes an interrupted run of the same output folder, and gives the result of one that has ended. Where
-    functions or data are not those of that run it is refused, naming what differs; ``overwrite`` removes the
-    run and begins anew. Returns the last stage's result; its `folder / "final"` is a Hugging Face model.
-    Raises CoveyError.
+    Resumes an interrupted run of the same output folder, and returns the result of one that has ended. If
+    functions or data differ from the earlier run's, covey refuses and names the difference; ``overwrite``
+    removes that run and begins anew. Returns the last stage's result; its `folder / "final"` is a Hugging
+    Face model. Raises CoveyError.
     """
     file = Path(config) if config is not None else None
     return run_start(Start(file, (), with_objects(settings)), quiet=quiet, overwrite=overwrite)
@@ -46,13 +46,13 @@ def resume(
 ) -> Result:
     """Resume an interrupted run; settings given here are changed, as by `covey resume`.
 
-    Objects that the run was given, functions aside that a file defines by name, are given again:
+    Pass the run's objects again, except functions that a file defines:
 
         covey.resume("runs/quick", rewards=[mine])
 
-    ``trust``: run the code that the run names although it was not begun here by you.
+    ``trust``: run the code that the run names, though you did not start it here.
     """
-    from covey.runs.origin import start_of
+    from covey.runs.trust import start_of
 
     start = start_of(Path(run), trust, values=with_objects(settings))
     return run_start(start, Path(run), quiet=quiet, strict=strict)
@@ -109,10 +109,9 @@ def sample(
     """``n`` completions of each prompt by a model: its folder or hub id, or an object with its ``tokenizer``.
 
     With ``chat`` each prompt is a user's message, after ``system`` if that is given; the template gets
-    ``chat_template_kwargs``, as {"enable_thinking": False}. ``tools`` are what the model may call, as in
-    ``rollout.tools``; a completion is what the model wrote, without what they said.
-    A run's model computes as in its run where ``precision`` is left open and this machine can; that it cannot
-    is said on standard error, unless ``quiet``.
+    ``chat_template_kwargs``, for example {"enable_thinking": False}. ``tools``: what the model may call, as
+    in ``rollout.tools``; their results are not in the returned text. With ``precision="auto"`` a run's model
+    computes as in its run, if this machine can; otherwise a note on standard error says so, unless ``quiet``.
     """
     from covey.commands.inference import sample_once
     from covey.learner.process import default_torch_modes

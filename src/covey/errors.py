@@ -15,9 +15,9 @@ from pathlib import Path
 from covey_verify.children import CRASHES
 from covey_verify.errors import CoveyError
 
-RECORD = "exit.json"
+EXIT_FILE = "exit.json"
 """File in the run folder that tells how a run ended; there is none after success."""
-START = "start.json"
+START_FILE = "start.json"
 """File in the run folder with the config and settings that `covey resume` uses again."""
 
 
@@ -153,7 +153,7 @@ def record_exit(folder: Path, error: CoveyError) -> None:
         {"exit_code": error.code, "error": str(error), "resume_command": resume_command(folder)}, indent=1
     )
     with contextlib.suppress(OSError):  # the error itself is printed anyway
-        (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+        (folder / EXIT_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def first_line(error: BaseException) -> str:

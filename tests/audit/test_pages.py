@@ -16,7 +16,7 @@ from covey.audit.reading import read_record
 from covey.audit.recorder import tokenizer_file
 from covey.audit.run_folder import readable
 from covey.cli import main
-from covey.insight.pages.compare import compared
+from covey.insight.pages.compare import run_differences
 from covey.insight.pages.records import Runs, listed_runs, run_page
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.tokens import token_page
@@ -122,7 +122,7 @@ def test_a_folder_of_records_is_a_list_of_runs_that_are_compared(verl: Path, tmp
     run(OpenRlhfTrainer(), tmp_path)
     with readable(tmp_path) as folder:
         assert sorted(row["run"] for row in listed_runs(Runs(folder))["runs"]) == ["run", "verl"]
-        found = compared(folder / "run", folder / "verl")
+        found = run_differences(folder / "run", folder / "verl")
         assert found["problems"] and "actor_rollout_ref.rollout.n" in str(found["settings"])
     (tmp_path / "empty").mkdir()
     with readable(tmp_path / "empty") as folder:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.audit.views import _on_the_same_problems
+from covey.audit.views import with_prompts_of_first
 from covey.cli import main
 from tests.audit.recorded import MISTAKES, run
 from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer
@@ -85,5 +85,5 @@ def test_two_rollouts_before_one_update_are_one_step(
 def test_prompts_are_the_same_problem_only_as_whole_words() -> None:
     ours = {"2+3=": 0.1, "7*8=": 0.2, "1+1=": 0.3}
     theirs = {"12+3=": 1.0, "user\n7*8=\nassistant\n": 0.9, "1+1=": 0.8, "Q: 1+1= A:": 0.7}
-    _, renamed = _on_the_same_problems([ours, theirs])
+    _, renamed = with_prompts_of_first([ours, theirs])
     assert renamed == {"12+3=": 1.0, "7*8=": 0.9, "1+1=": 0.8, "Q: 1+1= A:": 0.7}

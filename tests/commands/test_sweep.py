@@ -19,7 +19,7 @@ from covey.commands.sweep import cells_of, sweep
 from covey.config.grid import Grid, planned_runs
 from covey.config.start import Start
 from covey.errors import Stopped
-from covey.insight.cells import Cell, CellRow, EndedRun, Sweep, _best, cell_rows, sweep_lines
+from covey.insight.cells import Cell, CellRow, EndedRun, Sweep, best_cell_line, cell_rows, sweep_lines
 from covey.runs.estimates import over_seeds
 from covey.runs.reader import last_stage
 from covey.system.console import RunConsole
@@ -294,7 +294,7 @@ def test_of_cells_that_are_equal_none_is_called_best(cells: int, seeds: int) -> 
     """With one seed some cell's difference excluded 0 in 41 % of sweeps of 4 cells, in 58 % of those of 9."""
     generator = np.random.default_rng(0)
     plan = Sweep(Path(), ("train.lr",), ())
-    said = [_best(plan, drawn_rows(generator, cells, seeds), {}) for _ in range(60)]
+    said = [best_cell_line(plan, drawn_rows(generator, cells, seeds), {}) for _ in range(60)]
     assert sum(line.startswith("best") for line in said) <= 3
     assert any("of the other cells may be chance" in line for line in said)
 
@@ -302,5 +302,5 @@ def test_of_cells_that_are_equal_none_is_called_best(cells: int, seeds: int) -> 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_cell_that_is_much_better_is_called_best(seeds: int) -> None:
     generator, plan = np.random.default_rng(0), Sweep(Path(), ("train.lr",), ())
-    said = [_best(plan, drawn_rows(generator, 4, seeds, gains=0.4), {}) for _ in range(10)]
+    said = [best_cell_line(plan, drawn_rows(generator, 4, seeds, gains=0.4), {}) for _ in range(10)]
     assert said.count("best: train.lr 3") >= 9

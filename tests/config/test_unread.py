@@ -82,7 +82,7 @@ def test_what_a_method_does_not_read_changes_nothing(method: str, tmp_path: Path
             **{k: {**own.get(k, {}), **v} if isinstance(v, dict) else v for k, v in more.items()},
         }
         (result,) = start(tmp_path / name, **values)
-        files = [result.made / "model.safetensors" if result.made.is_dir() else result.made]
+        files = [result.product / "model.safetensors" if result.product.is_dir() else result.product]
         results.append([f.read_bytes() for f in (*files, result.folder / "metrics.jsonl")])
     assert results[0] == results[1]
     (note,) = load_config(values={**strange, "method": method}).notes

@@ -10,7 +10,7 @@ import yaml
 
 from covey.cli import main
 from covey.config.schema import Config, Sandbox
-from covey.rewards.base import BUILT_IN, load_rewards
+from covey.rewards.loading import BUILT_IN, load_rewards
 from covey.rollouts.learned import LEARNED
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox.choice import choose

@@ -17,7 +17,7 @@ from covey.config.rows import SettingRow, key_paths, schema_rows
 from covey.insight.findings.table import RULES
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
-from covey.rewards.base import BUILT_IN
+from covey.rewards.loading import BUILT_IN
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -17,12 +17,12 @@ from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import unknown
 from covey.insight.findings.table import RULES, explain, gravest, no_signal
 from covey.insight.findings.view import WINDOW, RunView, mean_of
-from covey.insight.verdict import change
+from covey.insight.verdict import verdict_word
 from covey.objective.diagnostics import standard_error
 from covey.objective.texts import answers_inside
 from covey.runs.checkpoint import GuardMemory
 from covey.runs.estimates import Evaluation
-from covey.training.guards import Stop, judge_step
+from covey.training.guards import Stop, apply_guards
 from covey.types import Problem
 from tests.fakes import group
 
@@ -32,18 +32,18 @@ WORLDS = (*ALARMS.IDLE, *ALARMS.SLOW)
 SHORT = [world for world in WORLDS if world.steps <= 40]
 
 
-@pytest.mark.parametrize("world", SHORT, ids=str)
+@pytest.mark.parametrize("world", SHORT)
 def test_hardly_a_run_in_which_nothing_happens_is_told_that_it_is_gravely_ill(world: ALARMS.World) -> None:
-    share, counts = ALARMS.severe_share(world, 12)
-    assert share == 0, counts
+    fraction, counts = ALARMS.severe_fraction(world, 12)
+    assert fraction == 0, counts
     assert not counts["farmed"] + counts["leaps"] + counts["flat"] + counts["dead_weight"], counts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("world", WORLDS)
 def test_at_most_one_run_in_a_hundred_is_gravely_ill_by_chance(world: ALARMS.World) -> None:
-    share, counts = ALARMS.severe_share(world, 300)
-    assert share <= 0.01, counts
+    fraction, counts = ALARMS.severe_fraction(world, 300)
+    assert fraction <= 0.01, counts
     assert counts["dead_weight"] <= 3, counts
     if world in ALARMS.SLOW:
         assert counts["flat"] + counts["too_hard"] <= 3, counts
@@ -116,7 +116,7 @@ def test_data_that_is_uneven_is_told_from_small_groups_that_are_dead_by_luck() -
 
 
 def test_what_every_group_was_so_far_is_not_certain() -> None:
-    """A share of the groups is as sure as their number makes it."""
+    """A fraction of the groups is as sure as their number makes it."""
     few, many = ([{"groups/dead": 1.0, "groups/count": n}] * 5 for n in (2.0, 200.0))
     unsure, sure = (noise([records], "groups/dead").error(5) for records in (few, many))
     assert 0 < 20 * sure < unsure
@@ -149,7 +149,7 @@ def test_a_fall_that_may_be_chance_is_not_called_worse(before: int, after: int, 
         Evaluation(right, right.astype(int), right, right.astype(float), 1, "answer")
         for right in (np.arange(60) < before, np.roll(np.arange(60) < after, 3))
     )
-    assert change(first, last) == word
+    assert verdict_word(first, last) == word
 
 
 def drawn_evaluation(chances: np.ndarray, generator: np.random.Generator) -> Evaluation:
@@ -161,7 +161,7 @@ def test_greedy_and_sampled_accuracy_are_one_claim_of_one_error_rate() -> None:
     generator, words = np.random.default_rng(2), list[str]()
     for _ in range(600):
         chances = generator.random(128)
-        words.append(change(*(drawn_evaluation(chances, generator) for _ in range(2))))
+        words.append(verdict_word(*(drawn_evaluation(chances, generator) for _ in range(2))))
     assert sum(word in ("learned", "got worse") for word in words) / len(words) < 0.06
 
 
@@ -171,10 +171,10 @@ def test_the_last_word_of_a_guard_is_what_was_found() -> None:
     assert "every answer is incorrect" in no_signal([hard] * 20, unknown)
     assert no_signal([hard] * 20, unknown, [fooled]).endswith("Try: rewards: [exact_answer]")
     far = {"kl/completion_k1": 30.0, "entropy/sampled": 1.0}
-    (stop,) = judge_step(5, far, True, GuardMemory(), Guards(), str, lambda: "As was said: the scale")[1]
+    (stop,) = apply_guards(5, far, True, GuardMemory(), Guards(), str, lambda: "As was said: the scale")[1]
     assert isinstance(stop, Stop)
     assert stop.why.endswith("kl_stop (20). As was said: the scale")
-    assert "Lower train.lr" in judge_step(5, far, True, GuardMemory(), Guards(), str, str)[1][0].why
+    assert "Lower train.lr" in apply_guards(5, far, True, GuardMemory(), Guards(), str, str)[1][0].why
 
 
 def test_a_note_is_not_the_likely_reason() -> None:

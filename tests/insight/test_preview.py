@@ -16,7 +16,7 @@ from covey.commands.preview_sampling import Pilot, read_otherwise, sampled
 from covey.config.load import ResolvedConfig, load_config
 from covey.errors import Stopped
 from covey.insight.advice import advice
-from covey.insight.answers import Advice, PromptForm, Readings, readable
+from covey.insight.answers import Advice, PromptForm, Readings, answer_forms
 from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.gpus import Subject
 from covey.insight.preview import Longer, Measured, Preview
@@ -464,7 +464,7 @@ def test_an_answer_in_another_form_is_told_from_an_incorrect_one(
 
 def test_an_answer_that_is_there_by_chance_is_no_reading() -> None:
     group = scored([0, 0, 0, 0])
-    found = [("so 1", next(readable("so 1", Thoughts())))] * 4
+    found = [("so 1", next(answer_forms("so 1", Thoughts())))] * 4
     measured = of([group, group])
     assert any(
         "another form" in str(a)

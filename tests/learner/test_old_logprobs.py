@@ -29,7 +29,6 @@ from covey.sampling.local import LocalSampler
         ({"name": "grpo", "old": "sampler"}, 1, True, OldLogprobs.SAMPLER),
         ({"name": "grpo", "old": "sampler"}, 4, False, OldLogprobs.SAMPLER),
     ],
-    ids=str,
 )
 def test_the_four_sources(algorithm: object, updates: int, exact: bool, source: OldLogprobs) -> None:
     sampler = ScriptedSampler(lambda *_: "")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from covey.models.tiny import build_tokenizer
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
 from covey.rollouts.learned import LEARNED
 from covey.types import Completion, Group, Problem

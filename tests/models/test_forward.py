@@ -418,7 +418,6 @@ def test_a_model_that_computes_otherwise_than_its_type_is_computed_by_its_module
         ("model.norm", torch.nn.Identity()),
         ("model.layers.1.mlp", torch.nn.Identity()),
     ],
-    ids=str,
 )
 def test_a_model_with_a_replaced_module_is_computed_by_its_modules(
     name: str, place: str, other: torch.nn.Module

@@ -66,7 +66,7 @@ def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}, {"top_k": 4}], ids=str)
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}, {"top_k": 4}])
 @pytest.mark.parametrize(("lengths", "most"), [((3, 17, 1, 70), 50), ((3, 40), 80)], ids=["prompts", "own"])
 def test_sampled_log_probs_are_the_trainers_bits(
     name: str, dtype: torch.dtype, lengths: tuple[int, ...], most: int, truncation: dict[str, Any]
@@ -97,7 +97,7 @@ def test_the_bits_of_every_family(name: str) -> None:
     test_sampled_log_probs_are_the_trainers_bits(name, torch.float32, (3, 17, 1, 70), 50, {})
 
 
-@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 4}], ids=str)
+@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 4}])
 def test_the_bits_of_capped_logits_under_a_mask(truncation: dict[str, Any]) -> None:
     """What is excluded is so behind the cap, in both."""
     test_sampled_log_probs_are_the_trainers_bits("gemma2", torch.float32, (3, 40), 80, truncation)

@@ -14,7 +14,7 @@ from covey.models.kernels.calls import MIXED_PRODUCTS, available, follow, roundi
 from covey.models.linear import FusedLinear
 from covey.models.load import load_policy
 from covey.models.packing import pack
-from covey.models.policy import Policy, snapshot
+from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.reward_model import with_head
 from covey.models.value_head import value_model_from
@@ -86,7 +86,7 @@ def test_auto_rounds_where_that_was_measured_to_pay(monkeypatch, pays: bool, ask
     values = {"data": {"task": "arithmetic"}, "precision": asked}
     policy = load_policy(load_config(values=values), ["1+1=2"] * 5)
     assert policy.rounds is (pays and asked == "auto")
-    assert policy.copied().rounds is snapshot(policy).rounds is policy.rounds
+    assert policy.copied().rounds is policy.snapshot().rounds is policy.rounds
     assert value_model_from(policy).decoder.ops.products == (
         MIXED_PRODUCTS if policy.rounds else torch.float32
     )

@@ -91,7 +91,6 @@ def test_tied_heads_and_weights_of_other_tasks_are_no_fault(folder: Path) -> Non
         {"model_type": 7},
         {"rope_parameters": []},
     ],
-    ids=str,
 )
 def test_a_config_that_does_not_fit_is_refused_with_the_folder(folder: Path, changes: dict) -> None:
     settings(folder, **changes)

@@ -26,7 +26,7 @@ from covey.config.schema import Data
 from covey.models.pretrained import load_exclusively, pretrained
 from covey.models.reward_model import TrainedRewardModel
 from covey.models.tiny import build_tokenizer
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import completion_of
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, loaded

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from covey.models.template import template_facts, thoughts_of
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import completion_of
 from covey.sampling.prompts import encode, encode_examples

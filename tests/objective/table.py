@@ -119,9 +119,10 @@ VARIANTS: Mapping[str, Algorithm] = {
     "decoupled": with_weight(corrections.decoupled),
     "opsm": with_weight(corrections.off_policy_mask, delta=0.1),
     "clip_cov_wide": replace(
-        PRESETS["clip_cov"], select_tokens=bind(token_weights.random_covariant, share=0.2, low=0.05, high=5.0)
+        PRESETS["clip_cov"],
+        select_tokens=bind(token_weights.random_covariant, fraction=0.2, low=0.05, high=5.0),
     ),
-    "kl_cov_wide": replace(PRESETS["kl_cov"], select_tokens=bind(token_weights.top_covariance, share=0.3)),
+    "kl_cov_wide": replace(PRESETS["kl_cov"], select_tokens=bind(token_weights.top_covariance, fraction=0.3)),
     "likely_masked": replace(PLAIN, token_weights=(bind(token_weights.unlikely_only, below=0.6),)),
 }
 ALGORITHMS: Mapping[str, Algorithm] = {**PRESETS, **VARIANTS}

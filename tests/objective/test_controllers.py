@@ -50,11 +50,11 @@ def test_coefficients_follow_the_kl_of_a_completion_and_the_entropy_of_a_token()
     now = first_coefficients(algorithm)
     assert now == Coefficients(0.1, 0.01)
     seen = {"kl/completion_k1": 60.0, "kl/token_k1": 0.1, "entropy": 0.1}
-    then = next_coefficients(now, algorithm, seen, completions=1000, level=None)
+    then = next_coefficients(now, algorithm, seen, completions=1000, too_far=None)
     assert then == Coefficients(pytest.approx(0.102), pytest.approx(0.015))
-    assert next_coefficients(now, algorithm, {}, completions=1000, level=None) == now
-    level = replace(algorithm, kl=KL(coef=0.1))
-    assert next_coefficients(now, level, seen, completions=1000, level=2).kl == pytest.approx(0.15)
+    assert next_coefficients(now, algorithm, {}, completions=1000, too_far=None) == now
+    with_kl = replace(algorithm, kl=KL(coef=0.1))
+    assert next_coefficients(now, with_kl, seen, completions=1000, too_far=True).kl == pytest.approx(0.15)
 
 
 def test_a_resume_keeps_only_the_coefficients_that_are_adapted() -> None:

@@ -31,11 +31,11 @@ def t(*rows: list[float]) -> Tensor:
 def test_top_entropy_takes_the_share_of_trained_tokens() -> None:
     # 40 % of five tokens are two: 9 and 8; the 99 is padding.
     entropy = t([9, 1, 2], [8, 3, 99])
-    assert top_entropy(entropy, MASK, share=0.4).tolist() == [[True, False, False], [True, False, False]]
-    assert top_entropy(entropy, MASK, share=1.0).equal(MASK)
-    assert not top_entropy(entropy, MASK, share=0.0).any()
-    assert int(top_entropy(entropy, MASK, share=0.01).sum()) == 1
-    assert not top_entropy(entropy, MASK & False, share=0.5).any()
+    assert top_entropy(entropy, MASK, fraction=0.4).tolist() == [[True, False, False], [True, False, False]]
+    assert top_entropy(entropy, MASK, fraction=1.0).equal(MASK)
+    assert not top_entropy(entropy, MASK, fraction=0.0).any()
+    assert int(top_entropy(entropy, MASK, fraction=0.01).sum()) == 1
+    assert not top_entropy(entropy, MASK & False, fraction=0.5).any()
     assert not top_entropy(t([NAN] * 3, [NAN] * 3).where(~MASK, entropy), MASK)[1, 2]
 
 
@@ -55,7 +55,7 @@ def test_equal_advantages_have_no_covariance_whatever_their_mean_rounds_to() -> 
 
 def test_top_covariance() -> None:
     advantages, logprobs = t([1, 1, 1], [-1, -1, 0]), t([-1, -2, -3], [-1, -3, NAN])
-    assert top_covariance(logprobs, advantages, MASK, share=0.4).tolist() == [
+    assert top_covariance(logprobs, advantages, MASK, fraction=0.4).tolist() == [
         [True, False, False],
         [False, True, False],
     ]
@@ -66,11 +66,11 @@ def test_random_covariant_draws_within_the_band_by_the_given_noise() -> None:
     advantages, logprobs = t([1, 1, 1], [-1, -1, 0]), t([-1, -2, -3], [-1, -3, NAN])
     noise = t([0.5, 0.9, 0.7], [0.99, 0.99, 0.99])
     settings = {"low": -1.0, "high": 1.0}
-    one = random_covariant(logprobs, advantages, MASK, noise, share=0.2, **settings)
+    one = random_covariant(logprobs, advantages, MASK, noise, fraction=0.2, **settings)
     assert one.tolist() == [[False, True, False], [False, False, False]]
-    # 60 % of all five tokens are three: every one in the band, and no more if the share asks for more.
-    for share in (0.6, 1.0):
-        drawn = random_covariant(logprobs, advantages, MASK, noise, share=share, **settings)
+    # 60 % of all five tokens are three: every one in the band, and no more if the fraction asks for more.
+    for fraction in (0.6, 1.0):
+        drawn = random_covariant(logprobs, advantages, MASK, noise, fraction=fraction, **settings)
         assert drawn.tolist() == [[True, True, True], [False, False, False]]
 
 

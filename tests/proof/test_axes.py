@@ -125,7 +125,7 @@ def test_the_ratio_to_another_engines_sampler_is_not_one_at_first(
     proof(tmp_path / "run", model, {"name": "dapo", "filter": None, "old": "sampler"})
 
 
-@pytest.mark.parametrize("rollout", [{"top_p": 0.8, "temperature": 0.8}, {"mask_truncated": True}], ids=str)
+@pytest.mark.parametrize("rollout", [{"top_p": 0.8, "temperature": 0.8}, {"mask_truncated": True}])
 def test_what_was_left_out_is_left_out_alike(tmp_path: Path, model: Model, rollout: dict[str, Any]) -> None:
     """Tokens that could not be drawn, for policy and reference; truncated completions, in baselines too."""
     algorithm = {
@@ -148,11 +148,11 @@ def test_the_constant_length_is_that_of_the_config_not_of_the_longest(tmp_path: 
 
 
 def test_marks_drawn_by_chance_are_drawn_alike(tmp_path: Path, model: Model) -> None:
-    mark = {"name": "random_covariant", "share": 0.3, "low": -99.0, "high": 99.0}
+    mark = {"name": "random_covariant", "fraction": 0.3, "low": -99.0, "high": 99.0}
     proof(tmp_path / "run", model, {"name": "clip_cov", "filter": None, "select_tokens": mark})
 
 
-@pytest.mark.parametrize("kl", [None, {"coef": 0.5}], ids=str)
+@pytest.mark.parametrize("kl", [None, {"coef": 0.5}])
 def test_adapters_are_trained_alike(tmp_path: Path, model: Model, kl: dict[str, Any] | None) -> None:
     run = tmp_path / "run"
     start(
@@ -188,7 +188,6 @@ def test_adapters_are_trained_alike(tmp_path: Path, model: Model, kl: dict[str, 
         {"name": "reinforce_pp", "whiten": {"ddof": 0, "eps": 0.0, "floor": 2.0}, "kl": {"bound": 1e-3}},
         {"name": "grpo", "dialect": "nemo-rl-0.7"},
     ],
-    ids=str,
 )
 def test_every_setting_of_other_codes_is_known_to_the_shadow(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]
@@ -223,7 +222,7 @@ def test_every_function_is_known_to_the_shadow(
     proof(tmp_path / "run", model, algorithm, rewards=rewards)
 
 
-@pytest.mark.parametrize("critic", [{"trunk": "own"}, {"trunk": "policy", "pull": 0.5}], ids=str)
+@pytest.mark.parametrize("critic", [{"trunk": "own"}, {"trunk": "policy", "pull": 0.5}])
 def test_a_critic_of_either_kind_is_trained_alike(
     tmp_path: Path, model: Model, critic: dict[str, Any]
 ) -> None:

@@ -86,7 +86,7 @@ def test_small_steps_leave_the_weights_as_they_were(tmp_path: Path, capsys) -> N
     assert (code, found[-1]["holds"]) == (0, True)
 
 
-@pytest.mark.parametrize("truncation", [{"top_p": 0.7}, {"top_k": 3}], ids=str)
+@pytest.mark.parametrize("truncation", [{"top_p": 0.7}, {"top_k": 3}])
 def test_a_truncated_sampler_is_checked_too(tmp_path: Path, capsys, monkeypatch, truncation: dict) -> None:
     rollout = {**CONFIG["rollout"], **truncation}
     code, found = findings(tmp_path, capsys, algorithm="dppo", rollout=rollout)

@@ -58,12 +58,12 @@ def wrong(found: list[Claim]) -> list[Claim]:
 
 def largest(found: list[Claim], claim: str) -> float:
     """The largest difference that one of the claims tells."""
-    evidence = next(f.evidence for f in found if claim in f.claim)
+    evidence = next(f.evidence for f in found if claim in f.sentence)
     return float(evidence.split()[2])
 
 
 @pytest.mark.parametrize(
-    ("method", "loss"), [(method, loss) for method in SETTINGS for loss in SETTINGS[method]], ids=str
+    ("method", "loss"), [(method, loss) for method in SETTINGS for loss in SETTINGS[method]]
 )
 def test_every_preference_is_learned_alike(
     tmp_path: Path, model: Model, method: str, loss: Mapping[str, object]
@@ -174,7 +174,7 @@ def test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left(
     console.say = lambda text, *_: said.append(text)  # type: ignore[method-assign]
     found = check_run(tmp_path / "run", 2, console)
     assert wrong(found) == []
-    assert [sum(f.claim.startswith(stage) for f in found) for stage in ("1-sft", "2-dpo", "4-rl")] == [
+    assert [sum(f.sentence.startswith(stage) for f in found) for stage in ("1-sft", "2-dpo", "4-rl")] == [
         3,
         3,
         5,
@@ -196,4 +196,4 @@ def test_a_stage_that_begins_with_another_model_is_found(tmp_path: Path, model: 
     train(tmp_path, model, "sft", "run/1-sft")
     train(tmp_path, model, "dpo", "run/2-dpo")
     found = check_run(tmp_path / "run", STEPS, QUIET)
-    assert {claim.claim.partition(":")[0] for claim in wrong(found)} == {"2-dpo"}
+    assert {claim.sentence.partition(":")[0] for claim in wrong(found)} == {"2-dpo"}

@@ -86,7 +86,7 @@ def test_a_run_on_a_server_is_repeated(tmp_path: Path, model: Model, staleness: 
         repeated(tmp_path / "run", model, rollout=rollout)
 
 
-@pytest.mark.parametrize("rollout", [{}, {"top_k": 40}, {"staleness": 1}], ids=str)
+@pytest.mark.parametrize("rollout", [{}, {"top_k": 40}, {"staleness": 1}])
 def test_a_run_with_tools_is_repeated(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, rollout: dict[str, Any]
 ) -> None:

@@ -35,13 +35,13 @@ def agree(case: Case, output: Path, model: Model, twin: bool = False) -> None:
             assert (getattr(step, name) or 0.0) < max(limit, AS_TWINS * apart), (name, step)
 
 
-@pytest.mark.parametrize("case", covering_cases(), ids=str)
+@pytest.mark.parametrize("case", covering_cases())
 def test_the_shadow_reaches_the_same_weights(case: Case, tmp_path: Path, model: Model) -> None:
     agree(case, tmp_path / "run", model)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", list(every_case())[::7], ids=str)
+@pytest.mark.parametrize("case", list(every_case())[::7])
 def test_the_shadow_reaches_the_same_weights_under_more_settings(
     case: Case, tmp_path: Path, model: Model
 ) -> None:

@@ -53,7 +53,7 @@ codes = [
 runs, folder = records.Runs(Path(theirs)), Path(theirs)
 records.listed_runs(runs), records.run_page("x", folder), steps.step_page(folder, 0)
 steps.group_page(folder, 0, 0), tokens.token_page(folder, 0, 0, 0)
-compare.compared(folder, Path(other))
+compare.run_differences(folder, Path(other))
 print(json.dumps({"codes": codes, "opened": sorted(set(opened))}))
 """
 OWN = {f"{record}.json" for record in ("env", "start", "exit", "result", "manifest", "tokenizer", "tags")}

@@ -11,8 +11,8 @@ from tests.fakes import completion
 
 from covey.objective.diagnostics import score_metrics
 from covey.rewards.audit import PATIENCE, ask_canaries, paid_elsewhere
-from covey.rewards.base import BUILT_IN, load_rewards
 from covey.rewards.contract import Reward
+from covey.rewards.loading import BUILT_IN, load_rewards
 from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem
 from covey_verify.contract import canaries, reward

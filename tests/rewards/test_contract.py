@@ -16,13 +16,14 @@ from tests.fakes import completion
 
 from covey.config.schema import Data
 from covey.rewards.audit import check_columns
-from covey.rewards.base import Reward, RewardError, load_rewards
+from covey.rewards.contract import Reward
 from covey.rewards.groups import combine
+from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import Scorer
 from covey.tasks.files import read_problems
 from covey.types import Problem
 from covey_verify.contract import reward
-from covey_verify.errors import ConfigError, DataError
+from covey_verify.errors import ConfigError, DataError, RewardError
 from covey_verify.types import Score, StepRewards
 
 PROBLEM = Problem("p1", "2+2=", {"answer": "4", "completion": "the worked answer"})

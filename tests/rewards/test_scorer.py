@@ -15,9 +15,9 @@ import pytest
 from tests.fakes import completion
 
 from covey.rewards.audit import count_failures, rehearse
-from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
 from covey.rewards.groups import with_credit, with_label_noise
+from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.system.signals import StopSignal
 from covey.types import Problem

@@ -10,7 +10,7 @@ from judge_stub import Stub, stub
 
 from covey.cli import main
 from covey.commands.stress import attack_rewards
-from covey.rewards.base import BUILT_IN, load_rewards
+from covey.rewards.loading import BUILT_IN, load_rewards
 from covey.types import Problem
 from covey_verify.stress import HACKS
 from covey_verify.texts.judge import endpoint

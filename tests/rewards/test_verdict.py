@@ -18,9 +18,8 @@ from covey.config.sampling import Rollout
 from covey.objective.advantages import component_zscore
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics
-from covey.rewards.base import load_rewards
 from covey.rewards.groups import combine, with_credit
-from covey.rollouts.batch import Position
+from covey.rewards.loading import load_rewards
 from covey.rollouts.loop import Rollouts
 from covey.sampling.base import SamplingParams
 from covey.training.evaluation import evaluate
@@ -132,7 +131,7 @@ def test_the_order_of_rewards_changes_nothing_but_that_of_columns() -> None:
         )
         algorithm = build_algorithm({"name": "grpo", "filter": "mixed"})
         source = Rollouts(prompted(9), ScriptedSampler(answer), rewards, rollout, algorithm, seed=0)
-        batches = list(islice(source.batches_from(0, Position(), lambda *_: None), 3))
+        batches = list(islice(source.batches(), 3))
         measured = evaluate(
             prompted(4), ScriptedSampler(answer), rewards, SamplingParams(), 4, 0, lambda *_: None
         )

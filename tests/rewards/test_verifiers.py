@@ -18,8 +18,8 @@ from covey.cli import main
 from covey.config.load import load_config
 from covey.models.tiny import build_tokenizer
 from covey.rewards.audit import ask_canaries, check_references, rehearse
-from covey.rewards.base import load_rewards
 from covey.rewards.ends import token_ends
+from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Scorer
 from covey.tasks.gym import gym_problems
@@ -244,7 +244,7 @@ def test_without_a_tokenizer_there_are_no_steps_but_a_value() -> None:
 def test_without_a_sandbox_that_holds_model_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     leaky = {"landlock": lambda *_: ProcessSandbox("unsafe_local")}
     monkeypatch.setattr(choice, "MAKERS", leaky)
-    monkeypatch.setattr("covey.rewards.base.choose", choose.__wrapped__)
+    monkeypatch.setattr("covey.rewards.loading.choose", choose.__wrapped__)
     monkeypatch.setattr(choice, "MAKERS", {**leaky, "remote": choice.MAKERS["landlock"]})
     with pytest.raises(SandboxUnavailable):
         load_rewards(["code_tests"], Path())
@@ -261,7 +261,6 @@ SECRET = "http://me:geheim@127.0.0.1:9/v1"
         {"rollout": {"sampler": {"url": ["http://127.0.0.1:8", SECRET]}}},
         {"sandbox": {"backend": "remote", "url": SECRET}},
     ],
-    ids=str,
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(values: dict, tmp_path: Path) -> None:
     with pytest.raises(CoveyError, match="environment variables") as caught:

@@ -15,8 +15,8 @@ import pytest
 from tests.fakes import completion
 
 from covey.rewards.audit import ask_canaries, count_failures, rehearse
-from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
+from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem
 from covey_verify.errors import RewardError
@@ -298,7 +298,7 @@ def test_workers_end_with_the_rewards_that_own_them(project: Path) -> None:
 def test_a_killed_trainer_leaves_no_worker(project: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; import numpy as np\n"
-        "from covey.rewards.base import load_rewards; from covey.types import *\n"
+        "from covey.rewards.loading import load_rewards; from covey.types import *\n"
         "rewards = load_rewards(['users.py:where'], Path(sys.argv[1]))\n"
         "done = Completion(np.zeros(1, np.int64), np.zeros(1, np.float32), 'a', 'stop')\n"
         "print(int(rewards.score_group(Problem('p', '?'), np.array([1]), [done]).rewards[0]), flush=True)\n"

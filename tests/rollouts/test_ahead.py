@@ -19,9 +19,10 @@ from tests.fakes import prompted
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rng import uniforms
-from covey.rollouts.batch import Position, RolloutBatch
+from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
+from covey.rollouts.groups import OnProgress
 from covey.rollouts.loop import Rollouts
 from covey.runs.pending import PendingCompletions
 from covey.sampling.base import Request, Sampled, SamplingParams
@@ -70,18 +71,33 @@ def rollouts(
     staleness: int,
     store: PendingCompletions | None = None,
     steps: int | None = None,
+    first_step: int = 0,
+    position: Position = BEGINNING,
+    progress: OnProgress = lambda *_: None,
     **more: object,
 ) -> Rollouts:
     algorithm = build_algorithm(more.pop("algorithm", "dapo"))
     rewards = load_rewards(more.pop("rewards", [{"exact_answer": {"rule": "whole"}}]), None)
     sizes = {"group_size": 4, "prompts_per_step": 3, "max_tokens": 99, "staleness": staleness, **more}
-    return Rollouts(prompted(7), sampler, rewards, Rollout(**sizes), algorithm, 0, steps, store)
+    return Rollouts(
+        prompted(7),
+        sampler,
+        rewards,
+        Rollout(**sizes),
+        algorithm,
+        0,
+        steps,
+        store,
+        first_step=first_step,
+        position=position,
+        progress=progress,
+    )
 
 
-def trained(source: Rollouts, sampler: Versioned, count: int, first: int = 0) -> list[RolloutBatch]:
+def trained(source: Rollouts, sampler: Versioned, count: int) -> list[RolloutBatch]:
     """Steps whose training takes no time."""
     found = []
-    batches = source.batches_from(first, Position(), lambda *_: None)
+    batches = source.batches()
     for batch in islice(batches, count):
         found.append(batch)
         sampler.version += 1
@@ -124,7 +140,7 @@ def test_no_token_is_older_than_the_bound(staleness: int, rounds: int, odd: int)
 def test_sampling_runs_ahead_while_a_step_trains() -> None:
     sampler = Versioned(some_right)
     source = rollouts(sampler, 2, algorithm="grpo")
-    batches = source.batches_from(0, Position(), lambda *_: None)
+    batches = source.batches()
     next(batches)
     ends = time.monotonic() + 10
     while sum(sampler.begun) < 9 and time.monotonic() < ends:
@@ -177,7 +193,7 @@ def test_a_stop_takes_effect_and_leaves_no_thread() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        next(rollouts(sampler, 1).batches_from(0, Position(), stop))
+        next(rollouts(sampler, 1, progress=stop).batches())
     assert "sampling" not in {t.name for t in threading.enumerate()}
 
 
@@ -196,11 +212,13 @@ def test_kills_lose_no_prompt_and_no_long_completion(kills: list[int], every: in
         position, drawn = Position(), 0
         for kill in [*kills, None]:
             sampler = Versioned(some_right, kill)
-            source = rollouts(sampler, 2, PendingCompletions(Path(folder)), algorithm="grpo")
             saved = len(done) - len(done) % every  # a checkpoint every so many steps
-            done, position = done[:saved], done[saved - 1].position if saved else Position()
+            done, position = done[:saved], done[saved - 1].position if saved else BEGINNING
             (Path(folder) / "checkpoints" / f"step_{saved:06d}").mkdir(parents=True, exist_ok=True)
-            batches = source.batches_from(saved, position, lambda *_: None)
+            store = PendingCompletions(Path(folder))
+            batches = rollouts(
+                sampler, 2, store, first_step=saved, position=position, algorithm="grpo"
+            ).batches()
             try:
                 for batch in islice(batches, 8 - saved):
                     done.append(batch)
@@ -222,9 +240,7 @@ def test_a_finished_completion_is_not_drawn_again(tmp_path: Path) -> None:
         trained(source, first, 4)
     second = Versioned(some_right)
     second.version = 5
-    batches = rollouts(second, 1, PendingCompletions(tmp_path), algorithm="grpo").batches_from(
-        0, Position(), lambda *_: None
-    )
+    batches = rollouts(second, 1, PendingCompletions(tmp_path), algorithm="grpo").batches()
     groups = [g for b in islice(batches, 2) for g in b.groups]
     batches.close()
     old = [c for g in groups for c in g.completions if c.provenance.version == 0]
@@ -270,7 +286,7 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
 def test_what_a_checkpoint_is_past_is_forgotten(tmp_path: Path) -> None:
     sampler = Versioned(some_right)
     source = rollouts(sampler, 1, PendingCompletions(tmp_path), algorithm="grpo")
-    batches = source.batches_from(0, Position(), lambda *_: None)
+    batches = source.batches()
     for step in range(6):
         next(batches)
         sampler.version += 1

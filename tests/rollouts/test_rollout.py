@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
 from tests.fakes import ScriptedSampler, completion, prompted
-from tests.rollouts.small_rollouts import quiet, rollouts
+from tests.rollouts.small_rollouts import rollouts
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
 from covey.rewards.audit import PATIENCE
-from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward
+from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
@@ -31,7 +32,7 @@ from covey_verify.errors import CoveyError, DataError, RewardError
 
 
 def first(source: Rollouts) -> RolloutBatch:
-    return next(source.batches_from(0, Position(), quiet))
+    return next(source.batches())
 
 
 def half_right(prompt: np.ndarray, stream: int) -> str:
@@ -40,17 +41,15 @@ def half_right(prompt: np.ndarray, stream: int) -> str:
 
 def test_every_problem_is_used_once_per_epoch_in_a_new_order() -> None:
     source = rollouts(ScriptedSampler(half_right), prompted(6), algorithm="grpo")
-    ids = [
-        g.problem.id for batch in islice(source.batches_from(0, Position(), quiet), 4) for g in batch.groups
-    ]
+    ids = [g.problem.id for batch in islice(source.batches(), 4) for g in batch.groups]
     assert sorted(ids[:6]) == sorted(ids[6:]) == [f"p{i}" for i in range(6)]
     assert ids[:6] != ids[6:]
 
 
 def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None:
-    whole, resumed = (rollouts(ScriptedSampler(half_right), prompted(5)) for _ in range(2))
-    *_, third, then = islice(whole.batches_from(0, Position(), quiet), 4)
-    again = next(resumed.batches_from(3, third.position, quiet))
+    sampler, problems = ScriptedSampler(half_right), prompted(5)
+    *_, third, then = islice(rollouts(sampler, problems).batches(), 4)
+    again = next(rollouts(sampler, problems, first_step=3, position=third.position).batches())
     assert [g.problem.id for g in then.groups] == [g.problem.id for g in again.groups]
     assert then.position == again.position
     for a, b in zip(then.groups, again.groups, strict=True):
@@ -60,7 +59,7 @@ def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None
 def test_keys_of_draws_never_repeat() -> None:
     sampler = ScriptedSampler(lambda *_: "wrong")
     source = rollouts(sampler, prompted(2), prompts_per_step=5, max_resampling_rounds=2)
-    list(islice(source.batches_from(0, Position(), quiet), 4))
+    list(islice(source.batches(), 4))
     assert len(set(sampler.streams)) == len(sampler.streams) > 100
 
 
@@ -86,15 +85,18 @@ def test_without_a_filter_dead_groups_are_kept() -> None:
 
 
 def test_a_stop_in_the_middle_leaves_no_trace() -> None:
-    source, other = (rollouts(ScriptedSampler(half_right), prompted(5)) for _ in range(2))
+    requests = [2]
 
     def stop(done: int, total: int) -> None:
-        if done == 2:
+        if done in requests:
+            requests.clear()
             raise KeyboardInterrupt
 
+    source = rollouts(ScriptedSampler(half_right), prompted(5), progress=stop)
+    other = rollouts(ScriptedSampler(half_right), prompted(5))
     with pytest.raises(KeyboardInterrupt):
-        next(source.batches_from(0, Position(), stop))
-    batches = (next(r.batches_from(0, Position(), quiet)) for r in (source, other))
+        next(source.batches())
+    batches = (next(r.batches()) for r in (source, other))
     first, fresh = ([g.problem.id for g in batch.groups] for batch in batches)
     assert first == fresh
 
@@ -120,7 +122,7 @@ def test_the_cursor_counts_problems_that_replaced_others() -> None:
 
     source = rollouts(ScriptedSampler(answer), prompted(12), group_size=16, max_resampling_rounds=8)
     taken: list[str] = []
-    for batch in islice(source.batches_from(0, Position(), quiet), 2):
+    for batch in islice(source.batches(), 2):
         taken += [g.problem.id for g in (*batch.groups, *batch.filtered)]
         assert batch.position.cursor == len(taken)
     assert batch.filtered
@@ -211,14 +213,14 @@ def test_problems_solved_often_enough_are_not_drawn_again() -> None:
     def answer(prompt: np.ndarray, stream: int) -> str:
         return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
 
-    make = lambda: rollouts(ScriptedSampler(answer), prompted(6), "grpo", retire_after=2, group_size=8)
-    batches = list(islice(make().batches_from(0, Position(), quiet), 8))
+    make = partial(rollouts, ScriptedSampler(answer), prompted(6), "grpo", retire_after=2, group_size=8)
+    batches = list(islice(make().batches(), 8))
     drawn = [[g.problem.id for g in batch.groups] for batch in batches]
     assert sorted(drawn[0] + drawn[1]) == sorted(drawn[2] + drawn[3]) == [f"p{i}" for i in range(6)]
     late = {name for of_step in drawn[4:] for name in of_step}
     assert late == {"p2", "p3", "p4", "p5"}
     assert batches[-1].metrics["difficulty/solved"] == pytest.approx(2 / 6)
-    again = next(make().batches_from(5, batches[4].position, quiet))
+    again = next(make(first_step=5, position=batches[4].position).batches())
     assert [g.problem.id for g in again.groups] == drawn[5]
 
 
@@ -238,7 +240,7 @@ def test_the_frontier_does_not_draw_what_is_retired() -> None:
         curriculum="frontier",
     )
     solved: set[str] = set()
-    for batch in islice(source.batches_from(0, Position(), quiet), 12):
+    for batch in islice(source.batches(), 12):
         assert not solved & {g.problem.id for g in batch.groups}
         solved |= {g.problem.id for g in batch.groups} & {"p0", "p1"}
     assert solved == {"p0", "p1"}
@@ -249,22 +251,22 @@ def test_a_reward_that_refuses_correct_answers_is_found_over_the_steps() -> None
     refuses = declared(example=lambda row: row["answer"])(lambda completion, answer: 0.5)
     rewards = Rewards([Reward("refuses", refuses)])
     config = Rollout(group_size=4, prompts_per_step=3, max_tokens=8)
-    source = Rollouts(
-        prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0
+    make = partial(
+        Rollouts, prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0
     )
-    steps = source.batches_from(0, Position(), quiet)
+    steps = make().batches()
     counts = [dict(next(steps).position.refused) for _ in range(PATIENCE - 1)]
     assert counts == [{"refuses": times} for times in range(1, PATIENCE)]
     with pytest.raises(RewardError, match="known to be correct"):
         next(steps)
     with pytest.raises(RewardError, match="known to be correct"):
-        next(source.batches_from(PATIENCE - 1, Position(refused=counts[-1]), quiet))
+        next(make(first_step=PATIENCE - 1, position=Position(refused=counts[-1])).batches())
 
 
 def test_where_all_are_solved_all_are_drawn_again() -> None:
     right = ScriptedSampler(lambda prompt, _: str(prompt[0] - 1))
     source = rollouts(right, prompted(3), "grpo", retire_after=1)
-    for batch in islice(source.batches_from(0, Position(), quiet), 3):
+    for batch in islice(source.batches(), 3):
         assert len(batch.groups) == 3
 
 
@@ -272,8 +274,8 @@ def test_running_means_follow_the_samples_and_travel_with_the_position() -> None
     problems = [replace(p, problem=replace(p.problem, columns={**p.problem.columns, "role": "ab"[i % 2]}))
                 for i, p in enumerate(prompted(4))]  # fmt: skip
     spec = {"name": "rae", "advantage": {"decay": 0.5, "by": "role"}}
-    source = rollouts(ScriptedSampler(half_right), problems, spec, prompts_per_step=2)
-    one, two = islice(source.batches_from(0, Position(), quiet), 2)
+    make = partial(rollouts, ScriptedSampler(half_right), problems, spec, prompts_per_step=2)
+    one, two = islice(make().batches(), 2)
     means = {"a": 0.0, "b": 0.0}
     for group in [*one.groups, *two.groups]:
         role = str(group.problem.columns["role"])
@@ -281,7 +283,7 @@ def test_running_means_follow_the_samples_and_travel_with_the_position() -> None
             assert before == pytest.approx(means[role])
             means[role] = 0.5 * means[role] + 0.5 * reward
     assert two.position.means == pytest.approx(means)
-    again = next(source.batches_from(1, one.position, quiet))
+    again = next(make(first_step=1, position=one.position).batches())
     kept, computed = (batch.groups[0].baselines.running_mean for batch in (two, again))
     np.testing.assert_array_equal(computed, kept)
     with pytest.raises(DataError, match="no column 'rule'"):
@@ -301,9 +303,13 @@ def test_continuations_from_cuts_give_values() -> None:
         "advantage": {"continuations": 40, "split_by": "tokens", "most": 4},
     }
     sampler = ScriptedSampler(answer)
-    source = rollouts(sampler, prompted(3), spec)
-    source.rewards.reader = Reader(lambda tokens: "0")  # of every whole completion
-    batch = first(source)
+
+    def batch_of() -> RolloutBatch:
+        source = rollouts(sampler, prompted(3), spec)
+        source.rewards.reader = Reader(lambda tokens: "0")  # of every whole completion
+        return first(source)
+
+    batch = batch_of()
     assert len(set(sampler.streams)) == len(sampler.streams) == 3 * 4 * 41
     assert asked.count(1) == 3 * 4
     assert asked.count(3) == 3 * 4 * 40  # the prompt's token and the two that were kept
@@ -313,8 +319,7 @@ def test_continuations_from_cuts_give_values() -> None:
         assert [list(s.values) for s in group.baselines.segments] == [[float(name == "p0")]] * 4
     assert batch.metrics["rollout/scored"] == 3 * 4 * 41
     assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
-    again = first(source)
-    assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]
+    assert [g.problem.id for g in batch_of().groups] == [g.problem.id for g in batch.groups]
 
 
 def test_continuations_that_nobody_could_judge_do_not_count() -> None:

@@ -15,7 +15,9 @@ from tests.conftest import policy_of
 from covey.cli import main
 from covey.config.load import load_config
 from covey.models.policy import save_policy
-from covey.rewards.base import BUILT_IN, Reward, Rewards
+from covey.rewards.contract import Reward
+from covey.rewards.loading import BUILT_IN
+from covey.rewards.scorer import Rewards
 from covey.rollouts.learned.reward_models import reward_model
 from covey.runs.inventory import inventory
 

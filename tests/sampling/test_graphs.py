@@ -123,7 +123,7 @@ def test_long_rollouts_are_recorded_once_per_bucket() -> None:
     assert set(asked) == {(100, 256), (64, 256), (64, 512), (32, 512), (32, 700), (16, 700), (8, 700)}
 
 
-@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("params", SETTINGS)
 def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without values: whatever would make the host wait for a GPU has none to return."""
     monkeypatch.setattr(draw, "candidates", lambda probs, _: probs.shape[-1])  # as on a GPU

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from covey.models.packing import pack
-from covey.models.policy import Policy, snapshot
+from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -25,14 +25,14 @@ class Training:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.version = policy, 0
-        self.passed = {0: snapshot(policy)}
+        self.passed = {0: policy.snapshot()}
 
     def update(self) -> None:
         with torch.no_grad():
             for number, parameter in enumerate(self.policy.parameters):
                 parameter.mul_(1.02 if number % 2 else 0.97)
         self.version += 1
-        self.passed[self.version] = snapshot(self.policy)
+        self.passed[self.version] = self.policy.snapshot()
 
 
 class Between(Faults):
@@ -41,7 +41,7 @@ class Between(Faults):
     def __init__(self, training: Training, *tokens: int) -> None:
         super().__init__()
         self.training, self.tokens, self.count = training, tokens, 0
-        self.sampler = LocalSampler(snapshot(training.policy), faults=self, lags=True)
+        self.sampler = LocalSampler(training.policy.snapshot(), faults=self, lags=True)
 
     def in_memory(self, place: str) -> None:
         self.count += 1
@@ -93,7 +93,7 @@ def test_what_is_under_way_continues_under_new_weights(name: str, slots: int) ->
 def test_without_new_weights_nothing_differs_from_the_trained_policy() -> None:
     policy = policy_of("qwen3")
     own = {(r, s): c for r, s, c in LocalSampler(policy).sample(asked(), PARAMS)}
-    for r, s, c in LocalSampler(snapshot(policy), lags=True).sample(asked(), PARAMS):
+    for r, s, c in LocalSampler(policy.snapshot(), lags=True).sample(asked(), PARAMS):
         assert (c.tokens == own[r, s].tokens).all()
         assert (c.logprobs == own[r, s].logprobs).all()
         assert own[r, s].provenance.versions is None
@@ -114,7 +114,7 @@ def test_the_tokens_that_could_be_drawn_are_kept_across_a_change() -> None:
 def test_a_thread_never_sees_half_an_update() -> None:
     training = Training(policy_of("qwen3"))
     # With few slots it samples for long enough that a busy machine has time for updates.
-    sampler = LocalSampler(snapshot(training.policy), max_running=4, lags=True)
+    sampler = LocalSampler(training.policy.snapshot(), max_running=4, lags=True)
     found, done = list[Sampled](), threading.Event()
 
     def work() -> None:
@@ -135,7 +135,7 @@ def test_a_snapshot_of_adapters_shares_what_is_not_trained() -> None:
     policy = policy_of("qwen3")
     for number, parameter in enumerate(policy.model.parameters()):
         parameter.requires_grad_(number % 3 == 0)
-    copied = snapshot(policy)
+    copied = policy.snapshot()
     pairs = list(zip(policy.model.parameters(), copied.model.parameters(), strict=True))
     assert all((mine is theirs) == (not mine.requires_grad) for mine, theirs in pairs)
     assert not any(p.requires_grad for p in copied.model.parameters())

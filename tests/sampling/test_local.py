@@ -22,7 +22,7 @@ from tests.conftest import policy_of, random_prompts
 from tests.sampling.naive import SETTINGS, naive, requests, sampled
 
 
-@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("params", SETTINGS)
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "gpt2", "gemma2", "qwen3_moe"])
 def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) -> None:
     policy = policy_of(name)

@@ -55,7 +55,7 @@ def shown(console: RunConsole, width: int, height: int = 12) -> list[str]:
 @pytest.mark.parametrize("title", ["2-rl (rl)", "gsm8k-qwen2.5-0.5b-instruct-dapo-lr3e-6-seed0 (rl)"])
 def test_no_word_of_the_panel_is_cut(width: int, title: str) -> None:
     console = RunConsole(quiet=True)
-    console.begin(title, 20_000, at_most=True)
+    console.begin(title, 20_000, may_end_early=True)
     console.started -= 500_000.0
     for number in range(12_340, 12_345):
         console.step(number, number % 3, FACTS)
@@ -145,7 +145,7 @@ class Watched(RunConsole):
         super().doing(work, count, estimate)
 
     def step(self, *arguments) -> None:
-        self.told.append(f"step, {self._time_left() and ''}{'at most' if self.at_most else 'exactly'}")
+        self.told.append(f"step, {self._time_left() and ''}{'at most' if self.may_end_early else 'exactly'}")
         super().step(*arguments)
         self.told.append(self.activity)
 

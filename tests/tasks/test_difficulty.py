@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import ScriptedSampler, prompted
-from tests.rollouts.small_rollouts import quiet, rollouts
+from tests.rollouts.small_rollouts import rollouts
 
 from covey.config.sampling import Rollout
 from covey.rng import key
-from covey.rollouts.batch import Position
 from covey.rollouts.choose import Chooser
 from covey.tasks.difficulty import Difficulty, allocate
 
@@ -55,14 +55,14 @@ def test_a_pass_before_the_first_step_measures_every_problem_once() -> None:
 
     sampler = ScriptedSampler(answer)
     settings = {"algorithm": "grpo", "group_size": 2, "prompts_per_step": 2, "curriculum": "frontier"}
-    source = rollouts(sampler, prompted(6), **settings, prepass=3)
-    first = next(source.batches_from(0, Position(), quiet))
+    make = partial(rollouts, sampler, prompted(6), **settings, prepass=3)
+    first = next(make().batches())
     assert len(set(sampler.streams)) == len(sampler.streams) == 6 * 3 + 2 * 2
     rates = {int(i): rate for i, (rate, *_) in first.position.difficulty.items()}
     assert rates == {0: 0, 1: 0, 2: 0, 3: 1, 4: 0, 5: 0}
     assert first.metrics["difficulty/tried"] == 1.0
     sampler.streams.clear()
-    next(source.batches_from(1, first.position, quiet))  # a resumed run knows them
+    next(make(first_step=1, position=first.position).batches())  # a resumed run knows them
     assert len(sampler.streams) == 2 * 2
 
 
@@ -91,7 +91,7 @@ def test_rollouts_follow_the_frontier_and_adapt_group_sizes() -> None:
         adapt_group_size=True,
     )
     sizes: dict[str, list[int]] = {}
-    for batch in islice(source.batches_from(0, Position(), quiet), 40):
+    for batch in islice(source.batches(), 40):
         assert sum(len(g.completions) for g in batch.groups) == 24
         for g in batch.groups:
             sizes.setdefault(g.problem.id, []).append(len(g.completions))

@@ -14,8 +14,8 @@ import pytest
 from covey.config.load import load_config
 from covey.config.python_objects import MOST_STREAMED, with_objects
 from covey.config.schema import Data
-from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context
+from covey.rewards.loading import load_rewards
 from covey.tasks.columns import own_systems, print_readers, readers
 from covey.tasks.examples import UNTRAINED, examples_of
 from covey.tasks.files import read_problems

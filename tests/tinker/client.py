@@ -16,7 +16,7 @@ from covey.models.policy import Policy
 from covey.tinker.adapters import Base
 from covey.tinker.app import Tinker
 from covey.tinker.checkpoints import Store
-from covey.tinker.wire import PROTOBUF, _field, read_fields
+from covey.tinker.wire import PROTOBUF, read_fields, written_field
 from tests.serving import served
 
 DATUM = Mapping[str, Any]
@@ -185,20 +185,27 @@ def training_message(
     model: str, turn: int, data: Sequence[DATUM], loss: str, forward: bool, config: Mapping[str, float]
 ) -> bytes:
     """A request for a loss as the SDK writes it."""
-    message = _field(1, model.encode()) + _field(2, turn) + _field(4, loss.encode()) + _field(6, int(forward))
+    message = (
+        written_field(1, model.encode())
+        + written_field(2, turn)
+        + written_field(4, loss.encode())
+        + written_field(6, int(forward))
+    )
     for datum in data:
         arrays = dict(datum)
         tokens = np.asarray(arrays.pop("tokens"), np.int32).tobytes()
-        body = _field(1, _field(1, _field(1, tokens)))
+        body = written_field(1, written_field(1, written_field(1, tokens)))
         for name, values in arrays.items():
             array = np.asarray(values, np.int64 if name == "target_tokens" else np.float32)
             code = 2 if array.dtype == np.int64 else 1
-            shape = b"".join(_field(4, n) for n in array.shape)
-            tensor = _field(1, array.tobytes()) + _field(3, code) + shape
-            body += _field(2, _field(1, name.encode()) + _field(2, tensor))
-        message += _field(3, body)
+            shape = b"".join(written_field(4, n) for n in array.shape)
+            tensor = written_field(1, array.tobytes()) + written_field(3, code) + shape
+            body += written_field(2, written_field(1, name.encode()) + written_field(2, tensor))
+        message += written_field(3, body)
     for name, value in config.items():
-        message += _field(7, _field(1, name.encode()) + _field(2, _field(1, float(value))))
+        message += written_field(
+            7, written_field(1, name.encode()) + written_field(2, written_field(1, float(value)))
+        )
     return message
 
 

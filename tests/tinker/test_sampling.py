@@ -49,7 +49,6 @@ def url(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         ({"stop": "1"}, SamplingParams(6, stop=("1",))),
         ({"stop": ["1", "2"], "max_tokens": 9}, SamplingParams(9, stop=("1", "2"))),
     ],
-    ids=str,
 )
 def test_completions_are_those_of_the_local_sampler(
     policy: Policy, url: str, asked: dict[str, Any], params: SamplingParams

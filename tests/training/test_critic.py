@@ -19,7 +19,7 @@ from covey.objective.value import gae
 from covey.proof.check import check
 from covey.runs.checkpoint import GuardMemory
 from covey.system.console import RunConsole
-from covey.training.guards import Warn, judge_step
+from covey.training.guards import Warn, apply_guards
 from covey_verify.errors import ConfigError
 
 
@@ -159,6 +159,6 @@ def test_a_critic_that_diverges_is_announced_once_until_it_recovers() -> None:
     memory, said = GuardMemory(), []
     for step, explained in enumerate([0.1, *[-3.0] * 8, 0.2, *[-1.0] * 5]):
         metrics = {"entropy/sampled": 1.0, "value/explained_variance": explained}
-        memory, actions = judge_step(step, metrics, True, memory, Guards(), lambda n: f"{n} steps", str)
+        memory, actions = apply_guards(step, metrics, True, memory, Guards(), lambda n: f"{n} steps", str)
         said += [(step, a.event) for a in actions if isinstance(a, Warn)]
     assert said == [(5, "critic diverges"), (14, "critic diverges")]

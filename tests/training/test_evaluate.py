@@ -19,7 +19,7 @@ from tests.fakes import ScriptedSampler, prompted
 
 from covey.errors import CheckpointError
 from covey.insight.verdict import judge_run
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import completion_of
 from covey.runs.estimates import (
     Basis,
@@ -58,7 +58,9 @@ def test_wilson_by_hand() -> None:
 
 
 def test_intervals_over_problems_not_samples() -> None:
-    assert mean_interval(np.array([1.0, 0.0]), share=False).high == pytest.approx(0.5 + 1.96 * 0.5, abs=1e-4)
+    assert mean_interval(np.array([1.0, 0.0]), is_fraction=False).high == pytest.approx(
+        0.5 + 1.96 * 0.5, abs=1e-4
+    )
     # 100 problems and two pseudo-problems at either end: 1.96 sqrt(4 .25 / 103 / 104) = .0189.
     assert mean_interval(np.full(100, 0.5)).low == pytest.approx(0.5 - 0.0189, abs=1e-4)
 

@@ -31,7 +31,7 @@ def lines(folder: Path) -> int:
     return len((folder / "metrics.jsonl").read_text().splitlines())
 
 
-@pytest.mark.parametrize("settings", [{}, {"eval": {"every": 2}}, {"method": "sft"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"eval": {"every": 2}}, {"method": "sft"}])
 def test_more_steps_are_trained_as_if_they_had_been_asked_for_at_once(tmp_path: Path, settings: Any) -> None:
     start(tmp_path / "once", **settings, train={"steps": 7})
     start(tmp_path / "twice", **settings, train={"steps": 4})

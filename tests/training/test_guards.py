@@ -18,17 +18,17 @@ from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.records import run_page
 from covey.objective.controllers import raised
-from covey.rewards.base import RewardError
 from covey.runs.checkpoint import GuardMemory
 from covey.runs.state import run_state
 from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.signals import StopSignal
-from covey.training.guards import Stop, Warn, judge_step, judge_update, kl_level
+from covey.training.guards import KLAlarm, Stop, Warn, apply_guards, judge_update, kl_alarm
 from covey.training.metrics import console_facts
 from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
 from covey.training.setup import set_up
+from covey_verify.errors import RewardError
 
 
 def read(folder: Path, stream: str) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
     assert len(read(tmp_path / "run", "metrics.jsonl")) == 3
 
 
-@pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}], ids=str)
+@pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}])
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path, algorithm: Any) -> None:
     with pytest.raises(
         GuardStop,
@@ -186,7 +186,7 @@ def test_a_raised_coefficient_comes_back(seen: list[float], coefficients: list[f
     limits = Guards(kl_warn=None, kl_act=1.0, kl_stop=None, kl_action="raise_coef")
     found, coef = [], 0.1
     for kl in seen:
-        coef = raised(coef, 0.1, kl_level(kl, limits))
+        coef = raised(coef, 0.1, kl_alarm(kl, limits) == KLAlarm.ACT)
         found.append(coef)
     assert found == pytest.approx(coefficients)
 
@@ -198,13 +198,13 @@ def test_guards_are_functions_of_what_they_are_given() -> None:
     assert isinstance(judge_update(False, memory, limits, step=4)[1], Stop)
     assert judge_update(True, memory, limits, step=4) == (GuardMemory(), None)
     metrics = {"entropy/sampled": 1.0, "kl/completion_k1": 7.0}
-    memory, (warning,) = judge_step(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps", str)
-    assert memory == GuardMemory(dead_steps=1, kl_level=1)
+    memory, (warning,) = apply_guards(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps", str)
+    assert memory == GuardMemory(dead_steps=1, kl_alarm=1)
     assert isinstance(warning, Warn)
-    memory, (stop,) = judge_step(4, metrics, False, memory, limits, lambda n: f"{n} steps", str)
+    memory, (stop,) = apply_guards(4, metrics, False, memory, limits, lambda n: f"{n} steps", str)
     assert isinstance(stop, Stop)
     assert "2 steps" in stop.why
-    _, (stop,) = judge_step(5, {"entropy/sampled": 0.1}, True, memory, limits, str, str)
+    _, (stop,) = apply_guards(5, {"entropy/sampled": 0.1}, True, memory, limits, str, str)
     assert "entropy_floor" in stop.why
 
 
@@ -388,7 +388,7 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     newest = max((tmp_path / "parts/checkpoints").iterdir())
     saved = json.loads((newest / "trainer.json").read_text())["state"]
     assert {"unjudged", "refused"} <= set(saved["position"])
-    assert saved["guards"]["kl_level"] == 1
+    assert saved["guards"]["kl_alarm"] == 1
     start(tmp_path / "parts", **settings)
     assert read(tmp_path / "whole", "events.jsonl") == read(tmp_path / "parts", "events.jsonl")
     loaded = load_config(values={**FAST, "output": tmp_path / "refused"})

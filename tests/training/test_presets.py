@@ -72,9 +72,7 @@ def another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalSampler, "bit_exact", False)
 
 
-@pytest.mark.parametrize(
-    "weight", ["truncated", "masked", "geometric_mask", "decoupled", "off_policy_mask"], ids=str
-)
+@pytest.mark.parametrize("weight", ["truncated", "masked", "geometric_mask", "decoupled", "off_policy_mask"])
 def test_every_rollout_weight_works_in_the_loop(
     tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +86,7 @@ def test_every_rollout_weight_works_in_the_loop(
     assert metrics["optimizer/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("truncation", [{"top_p": 0.6}, {"top_k": 3, "temperature": 0.7}], ids=str)
+@pytest.mark.parametrize("truncation", [{"top_p": 0.6}, {"top_k": 3, "temperature": 0.7}])
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -99,7 +97,6 @@ def test_every_rollout_weight_works_in_the_loop(
         {"name": "grpo", "kl": {"coef": 0.1}},
         {"name": "grpo", "kl": {"estimator": "full", "coef": 0.1}, "entropy": {"coef": 0.01}},
     ],
-    ids=str,
 )
 def test_truncated_sampling_is_on_policy_until_the_policy_moves(
     tmp_path: Path, algorithm: Any, truncation: dict[str, Any]

@@ -34,7 +34,7 @@ from covey.learner.batching import collate, micro_batches
 from covey.models.load import load_policy
 from covey.models.sharded import copy_into, full_tensor, local_part
 from covey.rewards.scorer import ScoringStats
-from covey.system.processes import _portable, gather, interleaved, peers_lost, run_on_all
+from covey.system.processes import gather, interleaved, peers_lost, portable_error, run_on_all
 from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +91,8 @@ def test_shares_are_put_back_in_order() -> None:
 
 def test_an_error_that_cannot_travel_is_told_in_words() -> None:
     error = RuntimeError(lambda: 0)
-    assert str(_portable(error)).startswith("RuntimeError: <function")
-    assert isinstance(pickle.loads(pickle.dumps(_portable(OutOfRoom("full")))), OutOfRoom)
+    assert str(portable_error(error)).startswith("RuntimeError: <function")
+    assert isinstance(pickle.loads(pickle.dumps(portable_error(OutOfRoom("full")))), OutOfRoom)
 
 
 def test_what_scorers_took_adds_up() -> None:

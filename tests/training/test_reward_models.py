@@ -25,7 +25,7 @@ from covey.models.policy import Policy, save_policy
 from covey.models.reward_model import TrainedRewardModel, conversation_ids, with_head
 from covey.objective.bound import bind
 from covey.objective.preference import bradley_terry
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rollouts.learned import LEARNED, reward_model_bytes
 from covey.tasks.examples import Example
 from covey.training.examples_loop import sum_of_parts

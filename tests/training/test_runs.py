@@ -208,7 +208,7 @@ def test_a_damaged_checkpoint_does_not_stand_for_a_step_that_is_saved_again(tmp_
     assert sorted(p.name for p in found.parent.iterdir()) == [f"damaged-{second}", first]
 
 
-@pytest.mark.parametrize("setting", [{"eval": {"every": 2}}, {"train": {"stop_at": 0.9}}], ids=str)
+@pytest.mark.parametrize("setting", [{"eval": {"every": 2}}, {"train": {"stop_at": 0.9}}])
 def test_what_needs_held_out_problems_is_refused_without_them(
     tmp_path: Path, setting: dict[str, Any]
 ) -> None:

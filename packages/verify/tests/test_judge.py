@@ -20,7 +20,7 @@ from covey_verify.texts.judge import (
     JudgeFailed,
     Patience,
     Question,
-    Unreadable,
+    UnreadableVerdicts,
     judge,
     parsed,
     without_control,
@@ -245,7 +245,7 @@ def test_a_reply_that_was_cut_off_is_no_verdict_unless_it_is_whole() -> None:
     sure = verdicts(True).replace("KEY", question.key)
     assert parsed(f"Let me think: {sure}", False, question) == [True]
     assert parsed(sure, True, question) == [True]
-    with pytest.raises(Unreadable, match="truncated"):
+    with pytest.raises(UnreadableVerdicts, match="truncated"):
         parsed(f"Let me think: {sure}", True, question)
 
 

@@ -22,7 +22,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.data import BatchData, GroupData, over_tokens, rows_of_groups
 from covey.objective.penalties import KL
 
-FEWEST = 4
+MIN_COMPLETIONS = 4
 """Completions of which a factor is told."""
 HUGE = 50
 """Times the range of rewards: what no baseline, and no std of a group, makes of them."""
@@ -275,7 +275,7 @@ def scaled(compared: Compared) -> bool:
     used = compared.rollout.used
     deviations = compared.expected - compared.expected.mean()
     factor = float(((used - used.mean()) * deviations).sum() / deviations.square().sum().clamp(min=1e-12))
-    enough = len(used) > FEWEST  # a line goes through any two
+    enough = len(used) > MIN_COMPLETIONS  # a line goes through any two
     return enough and factor > 0 and fits(used, used.mean() + factor * deviations)
 
 
@@ -416,7 +416,7 @@ def advantages_are_huge(record: AuditRecord) -> Trouble | None:
         rewards = torch.cat([rollout.rewards, rollout.rewards - rollout.kl])
         bound = max(HUGE * float(rewards.max() - rewards.min()), len(rewards) ** 0.5)
         worst = int(rollout.used.abs().argmax())
-        if len(rollout.used) >= FEWEST and bound < float(rollout.used[worst].abs()) < math.inf:
+        if len(rollout.used) >= MIN_COMPLETIONS and bound < float(rollout.used[worst].abs()) < math.inf:
             lowest, highest = float(rollout.rewards.min()), float(rollout.rewards.max())
             sentence = (
                 f"an advantage is {float(rollout.used[worst]):.4g}, of rewards from {lowest:g} to {highest:g}"

@@ -14,9 +14,9 @@ from covey.audit.logprobs import pairs, sampler
 from covey.audit.record import AuditRecord, Use
 from covey.audit.tokens import location
 
-APART = 0.01
+MIN_LOG_RATIO = 0.01
 """Nats by which trainer and sampler have to differ at a token, so that the direction of a weight shows."""
-FEWEST = 16
+MIN_WEIGHTS = 16
 """Importance weights that an update must have."""
 
 
@@ -59,7 +59,7 @@ def _corrected(use: Use) -> Iterator[Correction]:
     whole = sum(d for _, d in apart)
     for token, log_ratio in apart:
         weight = weights[token] if token < len(weights) else None
-        if weight is None or weight <= 0 or abs(log_ratio) < APART:
+        if weight is None or weight <= 0 or abs(log_ratio) < MIN_LOG_RATIO:
             continue
         log = math.log(weight)
         d = log_ratio if abs(abs(log) - abs(log_ratio)) < abs(abs(log) - abs(whole)) else whole
@@ -75,7 +75,7 @@ def corrections_are_constant(record: AuditRecord) -> Trouble | None:
         usual = mode(weights) if weights else 1.0
         count = weights.count(usual)
         capped = not math.isclose(usual, 1.0, rel_tol=1e-3)
-        if capped and count >= FEWEST and count > 0.9 * len(weights):
+        if capped and count >= MIN_WEIGHTS and count > 0.9 * len(weights):
             sentence = f"{count} of {len(weights)} importance weights are {usual:.4g}"
             return Trouble(f"{sentence}: a bound cuts what it should let pass", update.step)
     return None

@@ -12,13 +12,13 @@ from covey.audit.probes import ANSWERS
 from covey.audit.record import AuditRecord, Sample
 from covey.audit.rescored import best_of, sum_of
 
-FEWEST = 8
+MIN_ROWS = 8
 """Rows of which most are meant."""
 NEXT = 4
 """Characters next to an answer that show whether it always has one place in its prompt."""
-FEWEST_GROUPS = 4
+MIN_GROUPS = 4
 """Groups in which a prompt occurs again."""
-FEWEST_ROLLOUTS = 3
+MIN_ROLLOUTS = 3
 """Rollouts that repeat their prompts."""
 
 
@@ -83,7 +83,7 @@ def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
     in as many, and another row's answer in fewer than half as many. A prompt with a choice has it anywhere.
     """
     rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
-    for column in ANSWERS if len(rows) >= FEWEST else ():
+    for column in ANSWERS if len(rows) >= MIN_ROWS else ():
         answers = [str(s.row.get(column, "")).strip() for s in rows]
         told = _told(rows, answers)
         chance = _told(rows, [_next_other(answers, n) for n in range(len(rows))])
@@ -120,7 +120,7 @@ def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
             prompts.setdefault(group, f"{sample.prompt} {sample.prompt_ids}")
         repeated = len(prompts) - len(set(prompts.values()))
         rows = record.header.data.rows or 0
-        if len(prompts) >= FEWEST_GROUPS and repeated > 0.1 * len(prompts) and rows > len(prompts):
+        if len(prompts) >= MIN_GROUPS and repeated > 0.1 * len(prompts) and rows > len(prompts):
             sentence = f"{repeated} of {len(prompts)} groups of a rollout have the prompt of another one"
             return Trouble(sentence, rollout.step)
     return None
@@ -133,7 +133,7 @@ def few_prompts_are_sampled(record: AuditRecord) -> Trouble | None:
     rows = record.header.data.distinct or 0
     of_rollouts = [{s.prompt_text for s in rollout.completions} for rollout in record.rollouts]
     draws = sum(map(len, of_rollouts))
-    if len(of_rollouts) < FEWEST_ROLLOUTS or rows <= max(map(len, of_rollouts)):
+    if len(of_rollouts) < MIN_ROLLOUTS or rows <= max(map(len, of_rollouts)):
         return None
     expected = rows * (1 - (1 - 1 / rows) ** draws)
     different = len(set.union(*of_rollouts))

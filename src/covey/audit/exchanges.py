@@ -9,14 +9,14 @@ from statistics import fmean
 from typing import NamedTuple
 
 from covey.audit.check import Trouble
-from covey.audit.logprobs import APART, CLOSER, recomputed, sampler, trainer
+from covey.audit.logprobs import SAME_PROGRAM_NATS, UNEXPLAINED_PART, recomputed, sampler, trainer
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
-from covey.audit.tokens import FEWEST, location
+from covey.audit.tokens import MIN_COMPLETIONS, location
 
 KEY = 8
 """Number of log-probs by which a completion is recognized."""
-LOOKED_AT = 16
+COMPARED_TOKENS = 16
 """Tokens of a completion that are compared with others'."""
 MOST = 64
 """Completions of an update that are looked for among the others."""
@@ -43,7 +43,7 @@ class Suspect(NamedTuple):
         masks = zip(self.use.row.mask or (), other.use.row.mask or (), strict=False)
         values = zip(masks, self.certain or (), other.doubted, strict=False)
         apart = [abs(a - b) for on, a, b in values if all(on) and a is not None and b is not None]
-        return fmean(apart[:LOOKED_AT]) if apart else None
+        return fmean(apart[:COMPARED_TOKENS]) if apart else None
 
 
 def logprobs_are_in_another_order(record: AuditRecord) -> Trouble | None:
@@ -80,9 +80,11 @@ def _in_another_order(
     for _, uses in groupby(fresh, key=lambda use: use.update.step):
         values = [(use, certain(use), doubted(use)) for use in uses]
         suspects = [Suspect(use, a, b) for use, a, b in values if b is not None]
-        distant = [suspect for suspect in suspects if (suspect.distance(suspect) or 0.0) > APART][:MOST]
+        distant = [suspect for suspect in suspects if (suspect.distance(suspect) or 0.0) > SAME_PROGRAM_NATS][
+            :MOST
+        ]
         moved = [(suspect, owner) for suspect in distant for owner in _owners(suspect, suspects)[:1]]
-        if len(moved) >= FEWEST and len(moved) >= 0.9 * len(distant):
+        if len(moved) >= MIN_COMPLETIONS and len(moved) >= 0.9 * len(distant):
             moved_suspect, owner = moved[0]
             sentence = f"the {whose} log-probs of {len(moved)} completions belong to others in the same batch"
             example = f"{owner.use.row.completion} has the ones of {moved_suspect.use.row.completion}"
@@ -94,7 +96,7 @@ def _in_another_order(
 
 def _owners(suspect: Suspect, suspects: Sequence[Suspect]) -> list[Suspect]:
     """Return the completions that have this completion's log-probs."""
-    limit = min(APART, CLOSER * (suspect.distance(suspect) or 0.0))
+    limit = min(SAME_PROGRAM_NATS, UNEXPLAINED_PART * (suspect.distance(suspect) or 0.0))
     distances = [(owner, suspect.distance(owner)) for owner in suspects if owner is not suspect]
     return [owner for owner, nats in distances if nats is not None and nats < limit]
 
@@ -122,7 +124,7 @@ def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
     uses = [use for use in record.uses if use.row.advantage is not None]
     advantages = list(_advantages_of_calls(record.calls, uses))
     moved = [advantage for advantage in advantages if advantage.used != advantage.due]
-    if len(moved) < FEWEST or len(moved) <= 0.25 * len(advantages):
+    if len(moved) < MIN_COMPLETIONS or len(moved) <= 0.25 * len(advantages):
         return None
     # Numbers that the batch does not have were computed anew, not moved.
     batch_values = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
@@ -170,7 +172,7 @@ def _recognized(key: Key, shelves: Shelves) -> Use | None:
 
 def _is_near(key: Key, candidate: Key) -> bool:
     """Whether two keys are of one completion, though computed in other micro-batches."""
-    return len(key) == len(candidate) >= FEWEST and all(
+    return len(key) == len(candidate) >= MIN_COMPLETIONS and all(
         abs(a - b) < 1e-3 for a, b in zip(key, candidate, strict=True)
     )
 

@@ -16,11 +16,11 @@ from covey.audit.record import AuditRecord, Rollout, Sample
 from covey.objective.data import rows_of_groups
 from covey.system.text import percent
 
-FEWEST = 8
+MIN_GROUPS = 8
 """Groups, or steps, of which most are meant."""
-FEWEST_SAMPLED = 4
+MIN_SAMPLED_GROUPS = 4
 """Groups of which copies are told."""
-FEWEST_COPIES = 2
+MIN_COPIES = 2
 """Copies in a group that is larger than the others."""
 
 
@@ -137,7 +137,7 @@ def copies_fill_a_group(record: AuditRecord) -> Trouble | None:
         for number, size in sizes.items():
             surplus = size - usual
             places = copies.get(number, [])
-            if FEWEST_COPIES <= surplus <= len(places):
+            if MIN_COPIES <= surplus <= len(places):
                 sentence = f"a group has {size} completions where others have {usual}: {surplus} are copies"
                 evidence = {"group": number, "completion": places[-1]}
                 return Trouble(f"{sentence} of its own and are trained once more", rollout.step, evidence)
@@ -165,7 +165,7 @@ def siblings_are_copies(record: AuditRecord) -> Trouble | None:
     sampled = [group for group in scored_groups(record) if drawn(group.samples[0])]
     copies = [(group, set(Counter(map(drawn, group.samples)).values())) for group in sampled]
     copies = [(group, counts) for group, counts in copies if len(counts) == 1 and min(counts) > 1]
-    if len(sampled) < FEWEST_SAMPLED or len(copies) <= 0.75 * len(sampled):
+    if len(sampled) < MIN_SAMPLED_GROUPS or len(copies) <= 0.75 * len(sampled):
         return None
     group, counts = copies[0]
     sentence = f"in {len(copies)} of {len(sampled)} groups"
@@ -195,7 +195,7 @@ def draws_are_repeated(record: AuditRecord) -> Trouble | None:
         again += [(group, texts in before)] if before else []
         before.append(texts)
     repeated = [group for group, same in again if same]
-    if len(again) < FEWEST_SAMPLED or len(repeated) <= 0.5 * len(again):
+    if len(again) < MIN_SAMPLED_GROUPS or len(repeated) <= 0.5 * len(again):
         return None
     sentence = f"{len(repeated)} of {len(again)} groups are an earlier rollout's completions of their prompt"
     return Trouble(
@@ -211,11 +211,11 @@ def groups_are_dead(record: AuditRecord) -> Trouble | None:
     """
     logged = [update.metrics.get("frac_reward_zero_std") for update in record.updates]
     shares = [share for share in logged if share is not None]
-    if not record.rollouts and len(shares) >= FEWEST and min(shares) > 0.9:
+    if not record.rollouts and len(shares) >= MIN_GROUPS and min(shares) > 0.9:
         return Trouble(f"in every step {percent(min(shares))} of the groups or more have equal rewards")
     groups = list(scored_groups(record))
     dead = [group for group in groups if len(set(group.rewards)) == 1]
-    if len(groups) < FEWEST or len(dead) <= 0.9 * len(groups):
+    if len(groups) < MIN_GROUPS or len(dead) <= 0.9 * len(groups):
         return None
     sentence = f"in {len(dead)} of {len(groups)} groups all rewards are equal"
     if len(dead) == len(groups) and len({group.rewards[0] for group in groups}) > 1:

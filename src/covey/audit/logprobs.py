@@ -10,13 +10,13 @@ from statistics import fmean
 from covey.audit.check import Trouble
 from covey.audit.conventions import is_rloo
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
-from covey.audit.tokens import FEWEST, location
+from covey.audit.tokens import MIN_COMPLETIONS, location
 
-APART = 0.02
+SAME_PROGRAM_NATS = 0.02
 """Nats a token, between two passes of the same trainer."""
-ROUNDED = 0.05
+OTHER_PROGRAM_NATS = 0.05
 """Nats a token, between two programs: bfloat16 alone came to .024 in a model of 135M parameters."""
-CLOSER = 0.2
+UNEXPLAINED_PART = 0.2
 """An explanation leaves at most this part of a difference."""
 Select = Callable[[Use], Numbers | None]
 
@@ -38,13 +38,13 @@ reference: Select = attrgetter("row.ref_logprobs")
 
 
 WHOSE = {old: "the old", trainer: "the trainer's", reference: "the reference's", sampler: "the sampler's"}
-BITS = {"bfloat16": 8, "float16": 11}
+DTYPE_BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of a dtype."""
-ENOUGH = 64
+DTYPE_VALUES = 64
 """Different log-probs of which a dtype is told."""
-LOOKED_AT = 256
+DTYPE_COMPLETIONS = 256
 """Completions whose dtype is looked at."""
-SMALL = 1e-3
+NEAR_ZERO = 1e-3
 """Nearer to 0 a log-prob may be any number of few bits."""
 
 
@@ -112,14 +112,14 @@ def _apart(
     b: Select,
     words: str,
     explained_by: Select | None = None,
-    limit: float = APART,
+    limit: float = SAME_PROGRAM_NATS,
 ) -> Trouble | None:
     """Return trouble if two log-probs differ on the first update by more than ``limit``, and a third explains
     it if one is given.
     """
     uses = _fresh(record)
     off = distance(uses, a, b)
-    if not off > limit or (explained_by and not distance(uses, a, explained_by) < CLOSER * off):
+    if not off > limit or (explained_by and not distance(uses, a, explained_by) < UNEXPLAINED_PART * off):
         return None
     use, token = _worst(uses, a, b)
     return Trouble(
@@ -165,7 +165,7 @@ def temperature_is_missing(record: AuditRecord) -> Trouble | None:
 def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
     """The trainer's log-probs differ from a plain forward pass by more than .05 nats per token."""
     sentence = "the trainer's log-probs differ from its own model's"
-    return _apart(record, trainer, recomputed, sentence, limit=ROUNDED)
+    return _apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
@@ -190,10 +190,10 @@ def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
     judged = [use for use in moved if absent or old(use) is not None]
     stuck = [use for use in judged if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
     sentence = "the ratio is 1 in every update on a rollout, though the policy has moved: clipping cannot act"
-    if len(stuck) >= FEWEST and len(stuck) == len(judged):
+    if len(stuck) >= MIN_COMPLETIONS and len(stuck) == len(judged):
         return Trouble(sentence, stuck[0].update.step, location(stuck[0]))
     calls = [call for call in record.calls if call.moved]
-    several = updates_of_a_rollout(record) > 1 and len(calls) >= FEWEST
+    several = updates_of_a_rollout(record) > 1 and len(calls) >= MIN_COMPLETIONS
     return Trouble(sentence) if several and all(map(_is_on_policy, record.calls)) else None
 
 
@@ -234,7 +234,7 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
         return _apart(record, sampler, recomputed, words, at_1)
     sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in _fresh(record)]
     error = math.sqrt(sum(value**2 for value in sums))
-    if len(sums) < FEWEST**2 or not sum(sums) < -4 * error:
+    if len(sums) < MIN_COMPLETIONS**2 or not sum(sums) < -4 * error:
         return None
     words = f"tokens are less likely by the sampler than by the trainer at temperature {temperature:g}"
     return _apart(record, sampler, present, f"{words}, where they were drawn: the two differ")
@@ -251,7 +251,7 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
         by_rollout.setdefault(use.row.rollout, []).append(use)
     off = [distance(uses, sampler, present) for uses in by_rollout.values()]
     off = [value for value in off if not math.isnan(value)]
-    if len(off) < 3 or not (off[0] < CLOSER * min(off[1:]) and off[-1] > APART):
+    if len(off) < 3 or not (off[0] < UNEXPLAINED_PART * min(off[1:]) and off[-1] > SAME_PROGRAM_NATS):
         return None
     half = (len(off) + 1) // 2
     if _corrects(record) and fmean(off[half:]) <= 1.25 * fmean(off[1:half]):
@@ -270,9 +270,9 @@ def sampler_differs(record: AuditRecord) -> Trouble | None:
     """Sampler and trainer differ by more than .05 nats per token; by more than .2, if the run corrects for
     that by importance weights.
     """
-    limit = 0.2 if _corrects(record) else ROUNDED
+    limit = 0.2 if _corrects(record) else OTHER_PROGRAM_NATS
     first = [use for use in _fresh(record) if use.row.rollout == record.rollouts[0].number]
-    agreed = distance(first, sampler, present) <= ROUNDED
+    agreed = distance(first, sampler, present) <= OTHER_PROGRAM_NATS
     since = "though not in the first rollout" if agreed else "from the first rollout on"
     words = "sampler and trainer differ"
     if _draws_from_a_part(record):
@@ -292,7 +292,7 @@ def _corrects(record: AuditRecord) -> bool:
 def _draws_from_a_part(record: AuditRecord) -> bool:
     """Whether the sampler's log-probs are above the trainer's as if a part of the tokens had all the mass."""
     apart = [x - y for use in _fresh(record) for _, x, y in pairs(use, sampler, present)]
-    return len(apart) >= ENOUGH and min(apart) > -0.1 * fmean(apart)
+    return len(apart) >= DTYPE_VALUES and min(apart) > -0.1 * fmean(apart)
 
 
 def reference_is_another(record: AuditRecord) -> Trouble | None:
@@ -301,7 +301,7 @@ def reference_is_another(record: AuditRecord) -> Trouble | None:
     """
     uses = [use for use in _fresh(record) if use.update.step == 0]
     off = distance(uses, reference, present)
-    if not off > APART:
+    if not off > SAME_PROGRAM_NATS:
         return None
     use, token = _worst(uses, reference, present)
     sentence = f"training begins {off:.2g} nats per token away from its reference: that is another model"
@@ -317,7 +317,7 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
         return None
     uses = [use for use in record.uses if use.changed_before and reference(use)]
     same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
-    if len(uses) < FEWEST or len(same) < len(uses):
+    if len(uses) < MIN_COMPLETIONS or len(same) < len(uses):
         return None
     return Trouble(
         "the reference equals the policy after updates: the KL is 0", same[0].update.step, location(same[0])
@@ -334,11 +334,11 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     ratios = [(use, [x - y for _, x, y in pairs(use, trainer, old)]) for use in record.uses if not use.first]
     wide = [(use, sum(ratio > math.log(2) for ratio in logs), len(logs)) for use, logs in ratios]
     count, size = sum(w for _, w, _ in wide), sum(n for _, _, n in wide)
-    if count < FEWEST:
+    if count < MIN_COMPLETIONS:
         return None
-    share = count / size
-    error = math.sqrt(sum((w - share * n) ** 2 for _, w, n in wide)) / size
-    if share - 3.5 * error <= 0.01:
+    fraction = count / size
+    error = math.sqrt(sum((w - fraction * n) ** 2 for _, w, n in wide)) / size
+    if fraction - 3.5 * error <= 0.01:
         return None
     step = max(wide, key=lambda counts: counts[1])[0].update.step
     return Trouble(f"{count} of {size} ratios are above 2", step)
@@ -347,10 +347,10 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
 def logprobs_are_rounded(record: AuditRecord) -> Trouble | None:
     """Log-probs of one kind, at least 64 different numbers, are all numbers of bfloat16 or of float16."""
     for select, whose in WHOSE.items():
-        values = {x for use in record.uses[:LOOKED_AT] for _, x, _ in pairs(use, select, select)}
-        values = {value for value in values if abs(value) > SMALL}
-        for dtype, bits in BITS.items():
-            if len(values) >= ENOUGH and all(_has_bits(value, bits) for value in values):
+        values = {x for use in record.uses[:DTYPE_COMPLETIONS] for _, x, _ in pairs(use, select, select)}
+        values = {value for value in values if abs(value) > NEAR_ZERO}
+        for dtype, bits in DTYPE_BITS.items():
+            if len(values) >= DTYPE_VALUES and all(_has_bits(value, bits) for value in values):
                 use = next(use for use in record.uses if select(use))
                 sentence = f"{whose} log-probs are rounded to {dtype}, which has {bits} bits"
                 return Trouble(sentence, use.update.step, location(use))

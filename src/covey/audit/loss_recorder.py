@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 from weakref import ref
 
-from covey.audit.recorder import LOOKED_AT, Recorder, numbers
+from covey.audit.recorder import FINGERPRINT_WEIGHTS, Recorder, numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,7 +149,7 @@ def _first_values(weight: Tensor) -> Tensor | None:
     is_in_memory = weight.untyped_storage().nbytes() >= weight.numel() * weight.element_size()
     if hasattr(weight, "to_local") or not is_in_memory:
         return None
-    return weight.detach().flatten()[:LOOKED_AT].clone()
+    return weight.detach().flatten()[:FINGERPRINT_WEIGHTS].clone()
 
 
 def watch_terms(calls: LossRecorder, penalty: Callable[..., Any], mean: Callable[..., Any]) -> None:

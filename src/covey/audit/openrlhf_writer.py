@@ -122,7 +122,7 @@ class _OpenRlhfWriter:
         self.experiences: list[Any] = []
         self.unpaid: list[Any] = []
         self.references: list[Any] = []
-        self.asked: Any = ()
+        self.reference_forward: Any = ()
 
     def make_experience_batch(self, *args: Any, **kwargs: Any) -> Any:
         self.experiences = self.make(*args, **kwargs)
@@ -136,8 +136,8 @@ class _OpenRlhfWriter:
 
     def _notice(self, name: str, arguments: Sequence[Any], result: Any) -> None:
         if name == FORWARD_METHOD and arguments[0] is getattr(self.maker, "initial_model_group", None):
-            self.asked = result
-        elif name == GATHER_METHOD and arguments[0] is self.asked:
+            self.reference_forward = result
+        elif name == GATHER_METHOD and arguments[0] is self.reference_forward:
             self.references = list(result)
         elif name == MAKE_METHOD:
             for experience, reference in zip(result, self.references, strict=False):

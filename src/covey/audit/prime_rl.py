@@ -107,25 +107,38 @@ def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sam
     ids = [token for node in nodes for token in node["token_ids"]]
     mask = [bool(on) for node in nodes for on in node["mask"]]
     start = mask.index(True)
+    sampled = mask[start:]
     # Log-probs and advantages are of sampled tokens alone.
-    logprobs = iter([value for node in nodes for value in node.get("logprobs") or ()])
-    credit = {value for node in nodes for value in node.get("advantages") or ()}
-    rewards = {name: reward for name, reward in trace["rewards"].items() if reward is not None}
+    logprobs = iter(_values(nodes, "logprobs"))
+    advantages = set(_values(nodes, "advantages"))
+    scores, weighted_sum = _rewards(trace)
     first_sampled = next(n for n, node in enumerate(nodes) if node.get("sampled"))
+    turns = [node["message"] for node in nodes if node.get("sampled")]
     sample = Sample(
         prompt=[node["message"] for node in nodes[:first_sampled]],
         prompt_ids=ids[:start],
-        text="".join(str(node["message"].get("content") or "") for node in nodes if node.get("sampled")),
+        text="".join(str(turn.get("content") or "") for turn in turns),
         ids=ids[start:],
         group=group,
         row={name: value for name, value in row.items() if name != "prompt"},
-        rewards={name: float(reward["score"]) for name, reward in rewards.items()},
-        reward=sum(float(r["score"]) * float(r.get("weight", 1.0)) for r in rewards.values()),
-        advantage=credit.pop() if len(credit) == 1 else None,
-        sampler_logprobs=[next(logprobs, None) if on else None for on in mask[start:]],
-        inserted=[not on for on in mask[start:]],
+        rewards=dict(scores),
+        reward=weighted_sum,
+        advantage=advantages.pop() if len(advantages) == 1 else None,
+        sampler_logprobs=[next(logprobs, None) if on else None for on in sampled],
+        inserted=[not on for on in sampled],
     )
     return sample, tuple(ids)
+
+
+def _rewards(trace: dict[str, Any]) -> tuple[dict[str, float], float]:
+    """Return the score of each reward that gave one, and the sum of them by their weights."""
+    rewards = {name: reward for name, reward in trace["rewards"].items() if reward is not None}
+    scores = {name: float(reward["score"]) for name, reward in rewards.items()}
+    return scores, sum(score * float(rewards[name].get("weight", 1.0)) for name, score in scores.items())
+
+
+def _values(nodes: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [value for node in nodes for value in node.get(name) or ()]
 
 
 def _rows(path: Path, step: int, traces: Sequence[_Trace]) -> Iterator[Row]:

@@ -19,7 +19,7 @@ from covey.audit.record import FORMAT, VERSION
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LOOKED_AT = 4096
+FINGERPRINT_WEIGHTS = 4096
 """Most weights of each of a model's tensors that are compared before and after an update."""
 PLAIN = (str, int, float, list, tuple, type(None))
 """Types of the settings that are recorded."""
@@ -65,7 +65,7 @@ class Recorder:
     def weights_changed(self, parameters: Iterable[Tensor]) -> float | None:
         """Return the fraction of the trained weights that have changed since the last call; at first None."""
         trained = [p.detach() for p in parameters if p.requires_grad]
-        present = [p.flatten()[:LOOKED_AT].clone() for p in trained[:: max(1, len(trained) // 32)]]
+        present = [p.flatten()[:FINGERPRINT_WEIGHTS].clone() for p in trained[:: max(1, len(trained) // 32)]]
         before = self._before
         self._before = present
         if not before:

@@ -11,8 +11,8 @@ from covey.audit.check import Trouble
 from covey.audit.groups import scored_groups, totals, weights_of
 from covey.audit.record import AuditRecord, Sample
 
-FEWEST = 8
-"""Completions that a check needs before it speaks."""
+MIN_COMPLETIONS = 8
+"""Completions that a check needs before it applies."""
 NOISE = 0.05
 """Part of the variance of rewards that a judge may add by chance."""
 EQUAL = 1e-5
@@ -86,7 +86,7 @@ def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
             paid, alone = sample.rewards.get(name), sample.alone.get(name)
             if paid is not None and alone is not None:
                 scores.append(RepeatedScore(step, n, paid, alone, len(sample.ids or ())))
-        if len(scores) >= FEWEST:
+        if len(scores) >= MIN_COMPLETIONS:
             yield ScoredTwice(name, scores)
 
 
@@ -159,7 +159,7 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
     probed = [(step, n, s) for step, n, s in record.samples if s.alone and s.elsewhere and s.row]
     lowest = min((sum_of(record, s.alone) for _, _, s in probed), default=math.nan)
     paid = [(step, n) for step, n, s in probed if sum_of(record, s.alone) > lowest]
-    if len(paid) < FEWEST or any(s.alone != s.elsewhere for _, _, s in probed):
+    if len(paid) < MIN_COMPLETIONS or any(s.alone != s.elsewhere for _, _, s in probed):
         return None
     columns = ", ".join(sorted({name for _, _, s in probed for name in s.row}))
     sentence = "no reward changes if a completion is shown with another problem's row"
@@ -183,7 +183,7 @@ def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
     best = max(rewards, default=math.nan)
     probed = [(step, n, s) for step, n, s in record.samples if s.empty]
     paid = [(step, n, s) for step, n, s in probed if sum_of(record, s.empty) >= best]
-    if len(probed) < FEWEST or not paid or min(rewards) == best:
+    if len(probed) < MIN_COMPLETIONS or not paid or min(rewards) == best:
         return None
     step, n, sample = paid[0]
     sentence = f"an empty text is paid {sum_of(record, sample.empty):g}, the most that any completion got"
@@ -203,7 +203,7 @@ def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample],
     others_are_best = [is_best for is_free, is_best in paid if not is_free]
     if (
         len(prompts) < 2
-        or len(free_are_best) < FEWEST
+        or len(free_are_best) < MIN_COMPLETIONS
         or not all(free_are_best)
         or sum(others_are_best) > 0.5 * len(others_are_best)
     ):
@@ -224,7 +224,7 @@ def lists_are_paid_most(record: AuditRecord) -> Trouble | None:
         reads_rows = any(s.elsewhere and s.elsewhere.get(name) != s.alone.get(name) for _, _, s in probed)
         free = sum(_at_least(s.empty, name, best) for _, _, s in probed)
         if (
-            len(probed) < FEWEST
+            len(probed) < MIN_COMPLETIONS
             or len(listed) <= 0.9 * len(probed)
             or not reads_rows
             or free > 0.1 * len(probed)

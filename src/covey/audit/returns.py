@@ -19,7 +19,7 @@ from covey.audit.terms import kl_has_its_arguments_exchanged
 from covey.audit.tokens import location
 from covey.objective import penalties
 
-FEWEST = 4
+MIN_COMPLETIONS = 4
 """Completions that must show a fault."""
 ESTIMATORS = {"kl": penalties.k1, "mse": penalties.k2, "low_var_kl": penalties.k3, "abs": penalties.absolute}
 ESTIMATORS |= {"k1": penalties.k1, "k2": penalties.k2, "k3": penalties.k3}
@@ -44,7 +44,7 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
         scores = use.row.token_scores or ()
         behind = [n for n in range(len(use.sample.ids or ()), len(scores)) if abs(scores[n] or 0.0) > LEAST]
         shown += [(use, behind[0])] if behind and use.sample.ids else []
-    if len(shown) < FEWEST:
+    if len(shown) < MIN_COMPLETIONS:
         return None
     use, token = shown[0]
     sentence = f"the reward of {len(shown)} completions stands behind their last token, on padding"
@@ -63,7 +63,7 @@ def rewards_are_cut(record: AuditRecord) -> Trouble | None:
     scored = [(use, use.row.token_scores) for use in record.uses if use.row.token_scores]
     sums = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
     clipped = [use for use, score in sums if not low + LEAST < score < high - LEAST]
-    if len(clipped) < FEWEST or len(clipped) <= 0.1 * len(sums):
+    if len(clipped) < MIN_COMPLETIONS or len(clipped) <= 0.1 * len(sums):
         return None
     name = record.own_name("reward_bounds")
     sentence = f"{len(clipped)} of {len(sums)} rewards, less their baseline, are cut to {name}"
@@ -77,7 +77,7 @@ def _sums_are_cut(record: AuditRecord) -> Trouble | None:
     least = min((paid for _, _, paid, _ in both), default=0.0)
     beyond = [one for one in both if not least - LEAST <= one[3] <= most + LEAST]
     follow = all(math.isclose(paid, min(max(due, least), most), abs_tol=LEAST) for _, _, paid, due in both)
-    if not follow or len(beyond) < FEWEST or len(beyond) <= 0.1 * len(both):
+    if not follow or len(beyond) < MIN_COMPLETIONS or len(beyond) <= 0.1 * len(both):
         return None
     step, n, paid, due = beyond[0]
     sentence = f"{len(beyond)} of {len(both)} rewards are cut to {least:g} to {most:g}"
@@ -147,7 +147,7 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     if estimator is None:
         return None
     off = [(use, kl, d) for use, kl, d in _charged(record) if not _fits(kl, estimator(d))]
-    if len(off) < FEWEST:
+    if len(off) < MIN_COMPLETIONS:
         return None
     sentence = "the KL is not what its estimator gives"
     if all(_fits(kl, estimator(-d)) for _, kl, d in off):
@@ -275,7 +275,7 @@ def returns_are_others(record: AuditRecord) -> Trouble | Lacking | None:
     critic = any(summed.use.row.values for summed in sums)
     discounts = Discounts(gamma, lam if critic else 1.0)
     wrong = [summed for summed in sums if not summed.follows(discounts)]
-    if len(wrong) < FEWEST:
+    if len(wrong) < MIN_COMPLETIONS:
         return None
     sentence = f"returns do not follow from gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
     # One setting in the place of the other, or left out.

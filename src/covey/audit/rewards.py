@@ -15,11 +15,11 @@ from covey.audit.rescored import NOISE, rewards_of, sum_of
 from covey.objective.data import rows_of_groups
 from covey.system.text import percent
 
-FEWEST = 8
-"""Completions that a check needs before it speaks."""
+MIN_COMPLETIONS = 8
+"""Completions that a check needs before it applies."""
 PENALTY = re.compile("penalt|punish", re.IGNORECASE)
 """Names of functions that take from a reward."""
-FEWEST_COPIES = 4
+MIN_COPIES = 4
 """Copies of completions, of which most are meant."""
 
 
@@ -41,7 +41,7 @@ def copies_are_paid_differently(record: AuditRecord) -> Trouble | None:
             apart = sum_of(record, twin.rewards) - sum_of(record, sample.rewards)
             if twin.rewards != sample.rewards and not apart**2 < 2 * NOISE * variance:
                 unlike.append((rollout.step, n))
-    if copies < FEWEST_COPIES or len(unlike) <= 0.1 * copies:
+    if copies < MIN_COPIES or len(unlike) <= 0.1 * copies:
         return None
     step, n = unlike[0]
     sentence = f"{len(unlike)} of {copies} copies of a completion are paid differently"
@@ -91,7 +91,7 @@ def one_reward_never_pays(record: AuditRecord) -> Trouble | None:
         return None
     for name in record.functions:
         scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]
-        if len(scores) >= 2 * FEWEST and not any(scores):
+        if len(scores) >= 2 * MIN_COMPLETIONS and not any(scores):
             return Trouble(f"{name} gave each of {len(scores)} completions 0: it has no effect")
     return None
 
@@ -103,7 +103,7 @@ def penalty_pays(record: AuditRecord) -> Trouble | None:
     weight_of = dict(zip(record.functions, weights_of(record, record.functions), strict=True))
     for name in record.functions:
         scores = [s.rewards.get(name) or 0.0 for _, _, s in record.samples]
-        if not PENALTY.search(name) or len(scores) < 2 * FEWEST or min(scores) * weight_of[name] < 0:
+        if not PENALTY.search(name) or len(scores) < 2 * MIN_COMPLETIONS or min(scores) * weight_of[name] < 0:
             continue
         if max(scores) * weight_of[name] > 0:
             worst = scores.index(max(scores))
@@ -124,7 +124,7 @@ def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
         (step, n, reward, due) for step, n, reward, due in sums if reward is not None and not math.isnan(due)
     ]
     differing = [row for row in complete if not math.isclose(row[2], row[3], rel_tol=1e-3, abs_tol=1e-4)]
-    if len(complete) < FEWEST or len(differing) <= 0.1 * len(complete):
+    if len(complete) < MIN_COMPLETIONS or len(differing) <= 0.1 * len(complete):
         return None
     step, n, trained, due = differing[0]
     sentence = f"{len(differing)} of {len(complete)} completions are trained with another reward"
@@ -135,7 +135,7 @@ def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
 def rewards_are_constant(record: AuditRecord) -> Trouble | None:
     """Every completion of the run, of at least 16, got the same reward."""
     values = rewards_of(record)
-    if len(values) < 2 * FEWEST or len(set(values)) > 1:
+    if len(values) < 2 * MIN_COMPLETIONS or len(set(values)) > 1:
         return None
     return Trouble(f"all {len(values)} completions got the reward {values[0]:g}")
 
@@ -147,7 +147,7 @@ def rewards_are_missing(record: AuditRecord) -> Trouble | None:
         lacking = sum(score is None or math.isnan(score) for score in scores)
         # One of several functions may have nothing to say of some completions.
         counts = lacking == len(scores) or len(record.functions) == 1
-        if len(scores) >= FEWEST and lacking > 0.05 * len(scores) and counts:
+        if len(scores) >= MIN_COMPLETIONS and lacking > 0.05 * len(scores) and counts:
             return Trouble(f"{name} gave {lacking} of {len(scores)} completions no number")
     return None
 

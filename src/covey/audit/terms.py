@@ -7,7 +7,7 @@ from statistics import median, mode
 from covey.audit.check import Trouble
 from covey.audit.record import AuditRecord
 
-FEWEST = 2
+MIN_CALLS = 2
 """Calls whose terms are known."""
 COEFFICIENTS = {"kl": "beta", "entropy": "algorithm.entropy.coef"}
 """Term of a loss -> the setting with its coefficient."""
@@ -17,7 +17,7 @@ def factor_of(record: AuditRecord, name: str) -> float | None:
     """Return a term's factor, of which the policy's is 1; None if it is unknown."""
     whole = {term.call: term.factor for term in record.terms if term.name == "policy" and term.factor}
     terms = [term for term in record.terms if term.name == name and term.call in whole]
-    return median(term.factor / whole[term.call] for term in terms) if len(terms) >= FEWEST else None
+    return median(term.factor / whole[term.call] for term in terms) if len(terms) >= MIN_CALLS else None
 
 
 def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
@@ -32,7 +32,7 @@ def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
 def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
     """The KL of the loss gets the reference's log-probs as the policy's, and the reverse."""
     exchanged = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
-    if len(exchanged) < FEWEST or not all(exchanged):
+    if len(exchanged) < MIN_CALLS or not all(exchanged):
         return None
     sentence = "the KL in the loss has its arguments exchanged"
     return Trouble(f"{sentence}: it is the KL of the reference to the policy")
@@ -70,7 +70,7 @@ def gradient_is_rescaled(record: AuditRecord) -> Trouble | None:
     unmoved = {call.step for call in record.calls if call.moved is False}
     multiples = [(term.call, term.gradient_scaled) for term in record.terms if term.call in unmoved]
     scaled = [(call, by) for call, by in multiples if by is not None and abs(by - 1) > 1e-3]
-    if len(scaled) < FEWEST:
+    if len(scaled) < MIN_CALLS:
         return None
     call, by = scaled[0]
     sentence = f"between micro-batches of an update the gradient is multiplied by {by:.3g}"
@@ -87,7 +87,7 @@ def micro_batches_have_own_means(record: AuditRecord) -> Trouble | None:
     usual = mode(factors.values()) if factors else 1.0
     micro_batches = [call for call in record.calls if factors.get(call.step) == usual]
     sizes = [sum(sum(row.mask) for row in call.rows) for call in micro_batches]
-    if usual >= 1 or len(sizes) < FEWEST or min(sizes) == 0 or max(sizes) <= 1.1 * min(sizes):
+    if usual >= 1 or len(sizes) < MIN_CALLS or min(sizes) == 0 or max(sizes) <= 1.1 * min(sizes):
         return None
     sentence = f"each micro-batch has a mean of its own: a token of one of {min(sizes)} tokens"
     times = max(sizes) / min(sizes)

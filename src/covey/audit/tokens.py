@@ -9,12 +9,12 @@ from itertools import pairwise
 from covey.audit.check import Lacking, Trouble
 from covey.audit.record import AuditRecord, Use
 
-FEWEST = 4
-"""Completions that a check needs before it speaks."""
+MIN_COMPLETIONS = 4
+"""Completions that a check needs before it applies."""
 IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
 MOSTLY = 0.75
-"""Share of completions without an end from which a run has too little room."""
+"""Fraction of completions without an end from which a run has too little room."""
 SHARED = 8
 """Characters that prompts of one template begin with."""
 END = 20
@@ -33,16 +33,19 @@ def _trained(record: AuditRecord) -> Iterator[tuple[Use, list[int], list[bool]]]
 
 
 def _most(
-    record: AuditRecord, shows: Callable[[Use, list[int], list[bool]], int | None], words: str, share: float
+    record: AuditRecord,
+    shows: Callable[[Use, list[int], list[bool]], int | None],
+    words: str,
+    fraction: float,
 ) -> Trouble | None:
-    """Return trouble if more than ``share`` of the trained completions have the fault, ``shows`` its token.
+    """Return trouble if more than ``fraction`` of the trained completions have the fault.
 
-    ``shows`` returns None if a completion cannot show the fault, and -1 if it has no fault.
+    ``shows`` returns the token of the fault, -1 if there is none, and None if a completion cannot show it.
     """
     answers = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
     able = [(use, token) for use, token in answers if token is not None]
     shown = [(use, token) for use, token in able if token >= 0]
-    if len(able) < FEWEST or len(shown) <= share * len(able):
+    if len(able) < MIN_COMPLETIONS or len(shown) <= fraction * len(able):
         return None
     use, token = shown[0]
     return Trouble(
@@ -171,7 +174,7 @@ def completions_begin_with_their_prompt(record: AuditRecord) -> Trouble | None:
         if use.sample.ids[0] == use.sample.prompt_ids[-1] and logprobs[0] is not None:
             shown.append(use)
             doubt += logprobs[0]
-    if able < FEWEST or len(shown) < 0.9 * able or doubt > IMPOSSIBLE:
+    if able < MIN_COMPLETIONS or len(shown) < 0.9 * able or doubt > IMPOSSIBLE:
         return None
     sentence = (
         f"{len(shown)} of {able} completions begin with the last token of their prompt, at log-probs of"
@@ -184,7 +187,7 @@ def end_is_lost(record: AuditRecord) -> Trouble | None:
     limit = record.number("max_completion_length", 0)
     shorter = [(step, n, s) for step, n, s in record.samples if s.ids and len(s.ids) < limit]
     lost = [(step, n) for step, n, s in shorter if _end(record, s.ids or []) is None]
-    if len(shorter) < FEWEST or len(lost) <= 0.5 * len(shorter):
+    if len(shorter) < MIN_COMPLETIONS or len(lost) <= 0.5 * len(shorter):
         return None
     sentence = f"{len(lost)} of {len(shorter)} completions stop before the limit without an end token"
     return Trouble(sentence, lost[0][0], {"completion": lost[0][1]})
@@ -201,27 +204,27 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
             is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
             truncated.setdefault(sample.prompt_text, []).append(is_cut)
     flags = [reached_limit for of_prompt in truncated.values() for reached_limit in of_prompt]
-    if len(flags) < 16 or _least_share([*truncated.values()]) <= MOSTLY:
+    if len(flags) < 16 or _least_fraction([*truncated.values()]) <= MOSTLY:
         return None
     scope = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
     return Trouble(f"{sum(flags)} of {len(flags)} completions{scope} reach the limit of {limit:.0f} tokens")
 
 
-def _least_share(by_prompt: Sequence[Sequence[bool]]) -> float:
-    """Return a lower bound of the share of completions that show something. ``by_prompt``: prompt by prompt.
+def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
+    """Return a lower bound of the fraction of completions that show something, given prompt by prompt.
 
     Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
     prompts, and two have a poor estimate of it: only these are judged then, each by its completions.
     """
     if len(by_prompt) == 2:
-        return min(_least_share([of_prompt]) for of_prompt in by_prompt)
+        return min(_least_fraction([of_prompt]) for of_prompt in by_prompt)
     units = by_prompt if len(by_prompt) > 1 else [[flag] for flag in by_prompt[0]]
     total = sum(map(len, units))
-    share = sum(map(sum, units)) / total
-    squares = sum((sum(of_prompt) - share * len(of_prompt)) ** 2 for of_prompt in units)
+    fraction = sum(map(sum, units)) / total
+    squares = sum((sum(of_prompt) - fraction * len(of_prompt)) ** 2 for of_prompt in units)
     error = math.sqrt(squares * len(units) / max(len(units) - 1, 1)) / total
-    # A share of 1 has an error of 0 and the bound of the rule of three.
-    return min(share - 3.5 * error, 1 - 3 / total)
+    # A fraction of 1 has an error of 0 and the bound of the rule of three.
+    return min(fraction - 3.5 * error, 1 - 3 / total)
 
 
 def prompts_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
@@ -234,7 +237,7 @@ def prompts_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
         return _ends_are_cut(record)
     prompts = {tuple(s.prompt_ids): (step, n) for step, n, s in record.samples if s.prompt_ids}
     full = [ids for ids in prompts if len(ids) == limit]
-    too_few = len(full) < FEWEST or len(full) <= 0.25 * len(prompts)
+    too_few = len(full) < MIN_COMPLETIONS or len(full) <= 0.25 * len(prompts)
     if too_few or any(len(ids) > limit for ids in prompts) or record.setting("prompt_truncation") == "error":
         return None
     step, n = prompts[full[0]]
@@ -247,7 +250,7 @@ def _ends_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
     prompts = sorted(texts, key=len)
     if not prompts:
         return Lacking("settings.max_prompt_length")
-    if len(prompts) < FEWEST or len(_common(prompts)) < SHARED:
+    if len(prompts) < MIN_COMPLETIONS or len(_common(prompts)) < SHARED:
         return None
     backwards = [prompt[::-1] for prompt in prompts]
     # Shorter prompts share their end until the first one that was cut.
@@ -256,7 +259,9 @@ def _ends_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
     lacking = [back for back in backwards if not back.startswith(end)]
     longest = max(len(back) for back in backwards if back.startswith(end))
     # Prompts of another kind have an end of their own in common, and prompts that were cut have none.
-    are_cut = len(_common(lacking)) < FEWEST and len(lacking[0]) >= SHORTER * longest if lacking else False
+    are_cut = (
+        len(_common(lacking)) < MIN_COMPLETIONS and len(lacking[0]) >= SHORTER * longest if lacking else False
+    )
     if len(end) < END or len(lacking) <= 0.1 * len(prompts) or not are_cut:
         return None
     step, n = texts[lacking[0][::-1]]
@@ -292,7 +297,7 @@ def prompts_are_ended(record: AuditRecord) -> Trouble | None:
     """Every prompt, of at least four, ends with an end token."""
     ends = record.header.tokens.eos
     prompts = [(step, n, s.prompt_ids) for step, n, s in record.samples if s.prompt_ids]
-    if len(prompts) < FEWEST or not all(ids[-1] in ends for _, _, ids in prompts):
+    if len(prompts) < MIN_COMPLETIONS or not all(ids[-1] in ends for _, _, ids in prompts):
         return None
     step, n, ids = prompts[0]
     evidence = {"completion": n, "token": len(ids) - 1}
@@ -306,9 +311,9 @@ def template_is_applied_twice(record: AuditRecord) -> Trouble | None:
     names = record.header.tokens.names
     ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
     texts = {s.prompt for _, _, s in record.samples if isinstance(s.prompt, str)}
-    start = _common(sorted(texts)) if len(texts) >= FEWEST else ""
+    start = _common(sorted(texts)) if len(texts) >= MIN_COMPLETIONS else ""
     twice = [n for n in range(SHARED, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
-    if twice and len(set(start[: twice[0]])) > FEWEST:
+    if twice and len(set(start[: twice[0]])) > MIN_COMPLETIONS:
         return Trouble(
             f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice"
         )

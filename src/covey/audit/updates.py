@@ -11,7 +11,7 @@ from covey.audit.record import AuditRecord, Update, Use
 from covey.audit.tokens import location
 from covey.system.text import percent
 
-FEWEST = 2
+MIN_UPDATES = 2
 """Updates that a check of all of them needs."""
 FALLS = 4
 """Updates over which a learning rate falls before it begins anew."""
@@ -46,7 +46,7 @@ def _gain(use: Use) -> float:
 def rate_is_zero(record: AuditRecord) -> Trouble | None:
     """The learning rate is at most 1e-10 in every update."""
     rates = [u.learning_rate for u in record.updates if u.learning_rate is not None]
-    if len(rates) < FEWEST or max(rates) > LEAST_RATE:
+    if len(rates) < MIN_UPDATES or max(rates) > LEAST_RATE:
         return None
     return Trouble(
         f"the learning rate is at most {max(rates):g} in all {len(rates)} updates", record.updates[0].step
@@ -75,10 +75,10 @@ def weights_do_not_move(record: AuditRecord) -> Trouble | None:
         for u in record.updates
         if (u.learning_rate or 0) > LEAST_RATE and (u.grad_norm or 0) > 0 and u.weights_changed is not None
     ]
-    if len(steps) >= FEWEST and not any(u.weights_changed for u in steps):
+    if len(steps) >= MIN_UPDATES and not any(u.weights_changed for u in steps):
         return Trouble("no weight has changed, though the gradient is not 0", steps[0].step)
     updates = [u for u in record.updates if u.weights_changed is None and _motions(record, u)]
-    if len(updates) < FEWEST or any(max(_motions(record, u)) > 0 for u in updates):
+    if len(updates) < MIN_UPDATES or any(max(_motions(record, u)) > 0 for u in updates):
         return None
     return Trouble(
         f"log-probs are the same after each of {len(updates)} updates, bit for bit", updates[0].step
@@ -105,7 +105,7 @@ def gradients_are_kept(record: AuditRecord) -> Trouble | None:
         return without
     moved = {call.step for call in record.calls if call.moved}
     calls = [term.call for term in record.terms if term.call in moved and term.gradient_kept]
-    if len(calls) < FEWEST:
+    if len(calls) < MIN_UPDATES:
         return None
     return Trouble(f"the gradient of a step is added to earlier steps' gradients (call {calls[0]})")
 
@@ -151,7 +151,7 @@ def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
         for u in record.updates
         if u.weights_changed is not None and (u.learning_rate or 0) > 0
     ]
-    if dtype not in ("bfloat16", "float16") or len(changed) < FEWEST or max(changed) >= 0.2:
+    if dtype not in ("bfloat16", "float16") or len(changed) < MIN_UPDATES or max(changed) >= 0.2:
         return None
     rate = max(u.learning_rate or 0 for u in record.updates)
     part = percent(max(changed), ".2g")
@@ -163,7 +163,7 @@ def gradient_is_zero(record: AuditRecord) -> Trouble | None:
     """The gradient norm is 0 in every update, though advantages are not all 0."""
     norms = [u.grad_norm for u in record.updates if u.grad_norm is not None]
     advantages = [use.row.advantage for use in record.uses if isinstance(use.row.advantage, float)]
-    if len(norms) < FEWEST or any(norms) or (advantages and not any(advantages)):
+    if len(norms) < MIN_UPDATES or any(norms) or (advantages and not any(advantages)):
         return None
     return Trouble("the gradient is 0 in every update", record.updates[0].step)
 
@@ -172,7 +172,7 @@ def gradient_is_always_clipped(record: AuditRecord) -> Trouble | None:
     """The gradient norm is more than a hundred times its bound in every update."""
     bound = record.number("max_grad_norm", math.inf)
     norms = [u.grad_norm for u in record.updates if u.grad_norm]
-    if len(norms) < FEWEST or bound <= 0 or min(norms) <= 100 * bound:
+    if len(norms) < MIN_UPDATES or bound <= 0 or min(norms) <= 100 * bound:
         return None
     sentence = f"every gradient is clipped, from a norm of {min(norms):.3g} or more to {bound:g}"
     return Trouble(f"{sentence}: its size says nothing", record.updates[0].step)

@@ -17,7 +17,6 @@ from covey.audit.sources import open_run
 from covey.insight.difference import paired_curves, shared_gain, signed
 from covey.insight.rescore import RescoredGroup, rescored_step
 from covey.insight.show import ShownRecord, course_lines, group_view, spoken_prompt, step_view
-from covey.insight.verdict import ends
 from covey.models.wording import MEANING
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, completion_of
@@ -50,7 +49,7 @@ def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[
     settings = [record.header.settings for record in records]
     names = [n for n in {**settings[0], **settings[1]} if settings[0].get(n) != settings[1].get(n)]
     changed = {name: [values.get(name) for values in settings] for name in names}
-    gain, shared = shared_gain(*_on_the_same_problems([_rewards(record) for record in records]))
+    gain, shared = shared_gain(*with_prompts_of_first([_rewards(record) for record in records]))
     lines = [
         f"{name}: {path} ({r.header.framework})" for name, path, r in zip("AB", (a, b), records, strict=True)
     ]
@@ -59,7 +58,7 @@ def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[
     lines += ["", *paired_curves([metrics_of(record) for record in records], ([], [])), ""]
     if gain is not None:
         lines.append(f"training reward of {shared} problems that both met, B - A: {signed(gain)}")
-    training = {"problems": shared, **ends(gain)} if gain is not None else None
+    training = {"problems": shared, **gain.as_json()} if gain is not None else None
     return {"a": str(a), "b": str(b), "settings": changed, "training": training}, lines
 
 
@@ -102,10 +101,11 @@ def _rewards(record: AuditRecord) -> dict[str, float]:
     return {prompt: float(np.mean(rewards)) for prompt, rewards in by_prompt.items()}
 
 
-def _on_the_same_problems(means: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Rename B's prompts to A's. Equal ones are the same problem, and so are two of which one contains the
-    other as whole words, since frameworks put prompts into templates; but only if no third contains or is
-    contained in either.
+def with_prompts_of_first(means: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return A's means and B's, of which B's prompts are renamed to A's.
+
+    Equal prompts are the same problem, and so are two of which one contains the other as whole words, since
+    frameworks put prompts into templates; but only if no third contains or is contained in either.
     """
     a, b = means
     unmatched = [prompt for prompt in a if prompt not in b]

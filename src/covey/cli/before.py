@@ -97,12 +97,12 @@ def command_check(
     from covey.system.console import RunConsole
 
     console = RunConsole(quiet=as_json)
-    findings = check_run(config, steps, console, trust) if config.is_dir() else []
-    if loaded.config.method == "rl" or not findings:
-        findings += measure(loaded, console)
-    lines = (f"{'ok  ' if f.holds else 'FAIL'} {f.claim}: {f.evidence}" for f in findings)
-    print_result(as_json, [vars(f) for f in findings], lines)
-    return 0 if all(f.holds for f in findings) else 1
+    claims = check_run(config, steps, console, trust) if config.is_dir() else []
+    if loaded.config.method == "rl" or not claims:
+        claims += measure(loaded, console)
+    lines = (f"{'ok  ' if claim.holds else 'FAIL'} {claim.sentence}: {claim.evidence}" for claim in claims)
+    print_result(as_json, [vars(claim) for claim in claims], lines)
+    return 0 if all(claim.holds for claim in claims) else 1
 
 
 @app.command(name="new", group=BEFORE)
@@ -195,4 +195,4 @@ def command_doctor(*, as_json: Json = False) -> int:
 
     diagnoses = examine()
     print_result(as_json, [d._asdict() for d in diagnoses], map(str, diagnoses))
-    return int(any(d.verdict == "FAIL" for d in diagnoses))
+    return int(any(d.status == "FAIL" for d in diagnoses))

@@ -67,7 +67,7 @@ def command_sample(
     :param precision: As in a config; auto: as in the run that made the model, else the fastest here.
     """
     from covey import api
-    from covey.commands.inference import shown
+    from covey.commands.inference import transcripts
 
     arguments = json_object(chat_template_kwargs, "--chat-template-kwargs")
     called = [name.strip() for name in tools.split(",") if name.strip()]
@@ -77,7 +77,7 @@ def command_sample(
     pairs = list(zip(prompts, completions, strict=True))
     # The same prompt may be given twice; JSON has one key for it.
     by_prompt = {prompt: [text for p, texts in pairs if p == prompt for text in texts] for prompt in prompts}
-    print_result(as_json, by_prompt, shown(by_prompt, chat, system))
+    print_result(as_json, by_prompt, transcripts(by_prompt, chat, system))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from covey.cli.words import all_words, word, words
+from covey.cli.words import all_words, entries_of, word
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
 from covey.config.methods import METHODS
@@ -36,7 +36,7 @@ def settings(name: str = "") -> list[Entry]:
         return list(_of_trl(name, rows))
     if not entries:
         entries = [_entry(row) for row in rows if f".{name}." in f".{row.key}."]
-    entries += words(name)
+    entries += entries_of(name)
     if not entries and name != name.lower():
         return settings(name.lower())
     if not entries:

@@ -75,7 +75,7 @@ def command_resume(
 
     :param run: The folder of the run.
     """
-    from covey.runs.origin import start_of
+    from covey.runs.trust import start_of
 
     return _train(start_of(run, trust, settings), flags, as_json, resumed=run)
 
@@ -117,7 +117,7 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
     if environment_rank() > 0:  # rank 0 prints the result
         return 0
     last = results[-1]
-    value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
+    value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.product)}
     print_result(as_json, value, _next_commands(loaded, last))
     return int(last.failed)
 
@@ -127,13 +127,13 @@ def _next_commands(loaded: ResolvedConfig, last: Result) -> Iterator[str]:
     from covey.insight.sample_command import sample_command, shell_word
     from covey.runs.folder import CURVE
 
-    yield f"{last.kind:<7} {last.made}"
+    yield f"{last.kind:<7} {last.product}"
     if last.kind == "model":
         called = loaded.stages()[-1].config.rollout.tools
         tools = called.functions if called is not None else ()
         yield f"curve   {last.folder / CURVE}"
         if called is None or called.environment is None:  # which needs a row of the data
-            yield f"try it  {sample_command(last.made, last.example, last.template, tools)}"
+            yield f"try it  {sample_command(last.product, last.example, last.template, tools)}"
     yield f"see it  covey ui {shell_word(str(loaded.config.output))}"
 
 

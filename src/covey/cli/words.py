@@ -18,15 +18,15 @@ Entry = dict[str, object]
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
-def words(name: str) -> list[Entry]:
+def entries_of(name: str) -> list[Entry]:
     """Return all entries for a name; for a family of metrics, such as `kl/`, all its members."""
     return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
 
 
 def all_words() -> list[str]:
-    """Return the names that ``words`` knows."""
+    """Return the names that ``entries_of`` knows."""
     from covey.insight.findings.table import RULES
-    from covey.rewards.base import BUILT_IN
+    from covey.rewards.loading import BUILT_IN
 
     metrics = (row.name for row in metric_rows())
     functions = (function.__name__ for functions in AXES.values() for function in functions)
@@ -75,7 +75,7 @@ def _presets(name: str) -> Iterator[Entry]:
 
 
 def _rewards(name: str) -> Iterator[Entry]:
-    from covey.rewards.base import BUILT_IN
+    from covey.rewards.loading import BUILT_IN
 
     if name in BUILT_IN:
         # What the run provides, such as the sandbox, is no setting.

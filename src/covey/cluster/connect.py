@@ -42,7 +42,9 @@ def connect_ray(address: str) -> None:
             ray.init(address=address, **_QUIET)
         except ConnectionError as error:
             if address != "auto":
-                raise ConfigError(f"launch.ray: no Ray cluster answers at {address}: {said(error)}") from None
+                raise ConfigError(
+                    f"launch.ray: no Ray cluster answers at {address}: {ray_message(error)}"
+                ) from None
             ray.init(address="local", include_dashboard=False, object_store_memory=MESSAGES, **_QUIET)
         except Exception as error:
             # Ray raises errors of its own, and these two, for a cluster that refuses; others are bugs.
@@ -51,8 +53,8 @@ def connect_ray(address: str) -> None:
             ):
                 raise
             raise ConfigError(
-                f"launch.ray: {address} does not let this process in: {said(error)}. The cluster's token is "
-                "looked for in RAY_AUTH_TOKEN or the file RAY_AUTH_TOKEN_PATH"
+                f"launch.ray: {address} does not let this process in: {ray_message(error)}. The cluster's "
+                "token is looked for in RAY_AUTH_TOKEN or the file RAY_AUTH_TOKEN_PATH"
             ) from None
 
 
@@ -105,7 +107,7 @@ def end(actor: ActorHandle) -> None:
         ray.kill(actor, no_restart=True)
 
 
-def said(error: BaseException) -> str:
+def ray_message(error: BaseException) -> str:
     """Return Ray's message of a failure in one line: its first line, and its last, which has the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"

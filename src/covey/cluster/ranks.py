@@ -8,12 +8,12 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, TYPE_CHECKING
 
-from covey.cluster.connect import connect_ray, end, keep, said
+from covey.cluster.connect import connect_ray, end, keep, ray_message
 from covey.config.schema import Config
 from covey.system.parent import LAUNCHER
 from covey_verify.children import Child
@@ -95,7 +95,7 @@ class PlacedRank:
             except (RayActorError, TimeoutError) as error:
                 self.code = -signal.SIGKILL
                 out = b""
-                err = f"a node is lost: {said(error)}\n".encode()
+                err = f"a node is lost: {ray_message(error)}\n".encode()
             # Printed here, since the user reads this process's terminal.
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):
                 if text:
@@ -141,17 +141,22 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
         raise ConfigError(
             f"launch.processes: the Ray cluster has no room for {count} processes of {cpus} CPUs "
             f"and {gpus} GPUs each; it has {resources.get('CPU', 0):g} CPUs and "
-            f"{resources.get('GPU', 0):g} GPUs ({said(error)})"
+            f"{resources.get('GPU', 0):g} GPUs ({ray_message(error)})"
         ) from None
     # Rank 0 listens there; the others meet at its address.
     address, port = places[0]
     shared = {**os.environ, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
-    # Processes per node, and how many of each node's have a local rank already.
-    on_node = Counter(ip for ip, _ in places)
-    started = Counter[str]()
-    for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
-        of_rank = environment_of(rank, count, started[ip], on_node[ip])
-        started[ip] += 1
+    ranks = _environments([node for node, _ in places])
+    for actor, of_rank in zip(actors, ranks, strict=True):
         ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **of_rank}))
     return [PlacedRank(actor) for actor in actors]
+
+
+def _environments(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield torchrun's variables of each process; ``nodes`` has the node of each."""
+    processes = Counter(nodes)
+    local_ranks = Counter[str]()
+    for rank, node in enumerate(nodes):
+        yield environment_of(rank, len(nodes), local_ranks[node], processes[node])
+        local_ranks[node] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 
-from covey.cluster.connect import connect_ray, end, keep, node_lost, said
+from covey.cluster.connect import connect_ray, end, keep, node_lost, ray_message
 from covey.rewards.blame import CallFailed, WorkerLost
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Link
@@ -57,7 +57,9 @@ class PlacedLink:
                 end(self.actor)
                 # Only a lost node is worth another try; a file that cannot be imported fails everywhere.
                 if not (again and node_lost(error)):
-                    raise RewardError(f"reward {setup['reward']}: not placed by Ray: {said(error)}") from None
+                    raise RewardError(
+                        f"reward {setup['reward']}: not placed by Ray: {ray_message(error)}"
+                    ) from None
             else:
                 return
 
@@ -78,7 +80,7 @@ class PlacedLink:
         # empty reply is the end of the user's process.
         error = reply.exception()
         if error is not None:
-            self.gone = self.gone or said(error)
+            self.gone = self.gone or ray_message(error)
             answer.set_exception(WorkerLost(self.gone))
             return
         scores, why = reply.result()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Message
 
-from covey.cluster.connect import connect_ray, keep, node_lost, said
+from covey.cluster.connect import connect_ray, keep, node_lost, ray_message
 from covey.cluster.serving.run import service_of
 from covey.config.schema import Config
 from covey.models.policy import Policy, save_policy
@@ -136,7 +136,9 @@ class PlacedSamplers:
             except RayError as error:
                 # Ray starts one again whose node was lost; meanwhile the others are waited for.
                 if not (waiting and node_lost(error)):
-                    raise ConfigError(f"launch.samplers: a sampler did not start: {said(error)}") from None
+                    raise ConfigError(
+                        f"launch.samplers: a sampler did not start: {ray_message(error)}"
+                    ) from None
             else:
                 return
 
@@ -165,7 +167,7 @@ class PlacedSamplers:
             ray.cancel(reply)
             raise TimeoutError(f"no answer within {patience:g} s") from None
         except RayError as error:
-            raise OSError(said(error)) from None
+            raise OSError(ray_message(error)) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise StatusError(status, text[:MOST_MESSAGE].decode(errors="replace"))
         if len(text) > largest:

@@ -30,7 +30,7 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
     stages = stages_in(home)
     after = load_run(stages[-1] if stages else home)
     # Before RL is the cold start, or else the model that the run's config names.
-    before = load_run(stages[-2]) if stages else replace(load_for_reading(home), run=None)
+    before = load_run(stages[-2]) if stages else replace(load_for_reading(home), recorded_run=None)
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
     answers = [

@@ -20,7 +20,7 @@ import numpy as np
 from covey.commands.scoring import named_rewards
 from covey.config.load import resolved_yaml
 from covey.config.start import Start
-from covey.errors import RECORD, CheckpointError, GuardStop, Stopped
+from covey.errors import EXIT_FILE, CheckpointError, GuardStop, Stopped
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.view import WINDOW
@@ -39,9 +39,9 @@ from covey.runs.compatibility import effect_of_change
 from covey.runs.estimates import gain
 from covey.runs.folder import CURVE, LOCK, RESULT, checkpoints, read_numbers, step_of
 from covey.runs.healing import ARCHIVE, HEALING
-from covey.runs.origin import write_own
 from covey.runs.owner import OWNER
 from covey.runs.reader import last_stage, load_recorded, resumable
+from covey.runs.trust import write_own
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.system.text import duration
@@ -57,7 +57,7 @@ LONGEST_NAME = 80
 LINKED = ("rollouts", "checkpoints")
 """Folders of a run whose files nobody changes in place."""
 NOT_COPIED = (
-    *(*LINKED, "final", RESULT, RECORD, CURVE, LOCK, OWNER, "sync", "report.html", "export"),
+    *(*LINKED, "final", RESULT, EXIT_FILE, CURVE, LOCK, OWNER, "sync", "report.html", "export"),
     *(HEALING, ARCHIVE),
 )
 """Entries of a run's folder that are linked, or that say how it ended."""
@@ -244,7 +244,7 @@ def answers_of_others(plan: Plan) -> str:
     with_others = np.array([np.nanmean(group.new) for group in groups])
     if (with_own == with_others).all():
         return ""
-    change = gain(with_own, with_others, float(np.ptp([with_own, with_others])), share=False)
+    change = gain(with_own, with_others, float(np.ptp([with_own, with_others])), is_fraction=False)
     belong = "answers belong" if change.high < 0 else "no answer is correct yet, or answers do not belong"
     paid_others = f"{np.nanmean(with_others):.2g} with the answers of other rows"
     paid_own = f"{np.nanmean(with_own):.2g} with their own"

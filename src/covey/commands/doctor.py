@@ -28,8 +28,8 @@ class Diagnosis(NamedTuple):
     """One part of the machine."""
 
     part: str
-    verdict: Literal["OK", "WARN", "FAIL"]
-    found: str
+    status: Literal["OK", "WARN", "FAIL"]
+    detail: str
     next_step: str = ""
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Diagnosis(NamedTuple):
                         next: close other programs
         """
         rest = f"\n{'':16}next: {self.next_step}" if self.next_step else ""
-        return f"{self.verdict:<6}{self.part:<10}{self.found}{rest}"
+        return f"{self.status:<6}{self.part:<10}{self.detail}{rest}"
 
 
 def examine() -> list[Diagnosis]:
@@ -93,8 +93,8 @@ def kernels() -> Diagnosis:
     diagnosis = _kernels()
     if not torch.cuda.is_available():
         return diagnosis
-    words = f"only runs with `device: cpu` use them, others take the GPU. {diagnosis.found}"
-    return diagnosis._replace(verdict="OK", found=words)
+    words = f"only runs with `device: cpu` use them, others take the GPU. {diagnosis.detail}"
+    return diagnosis._replace(status="OK", detail=words)
 
 
 def _kernels() -> Diagnosis:

@@ -14,7 +14,7 @@ from covey.models.model_objects import restore_model_object
 from covey.models.policy import Policy
 from covey.rewards.audit import check_columns, check_references
 from covey.rng import key
-from covey.rollouts.draw import sampling_params
+from covey.rollouts.group_sampling import sampling_params
 from covey.rollouts.learned import rewards_of
 from covey.runs.arithmetic import arithmetic_notes, compute_as_run, source_run
 from covey.runs.estimates import Evaluation
@@ -31,6 +31,7 @@ from covey.tasks.source import Source, load_test_source
 from covey.training.evaluation import evaluate_by
 from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
+from covey_verify.types import Messages
 
 
 @contextmanager
@@ -121,35 +122,37 @@ def sample_once(
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
     _check_request(prompts, n, max_tokens, temperature)
-    before = [{"role": "system", "content": system}] if system else []
-    chats = [[*before, {"role": "user", "content": text}] if chat else text for text in prompts]
-    problems = [
-        Problem(text, prompt, {}, chat_template_kwargs or {})
-        for text, prompt in zip(prompts, chats, strict=True)
-    ]
+    messages = [_chat(text, system) if chat else text for text in prompts]
+    template = chat_template_kwargs or {}
+    problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, messages, strict=True)]
     toolbox = toolbox_of(loaded)
-    requests = []
     with model_of(loaded, say) as policy:
-        for problem in with_schemas(Source(problems, []), toolbox).train:
-            tokens = _encode(policy, problem, max_tokens)
-            # Keyed by sample number and prompt: another order of prompts gives the same texts.
-            streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
-            requests.append(Prompted(problem, tokens).request(streams))
+        problems = with_schemas(Source(problems, []), toolbox).train
+        prompted = [Prompted(p, _encode(policy, p, max_tokens)) for p in problems]
+        requests = [p.request(_streams(loaded.config.seed, p.problem, n)) for p in prompted]
         if not chat and policy.tokenizer.chat_template and source_run(loaded) is None:
             say(
                 "this model has a chat template: with chat (--chat) it answers instead of continuing the text"
             )
-        texts = [[""] * n for _ in prompts]
-        truncated = 0
         sampler = with_tools(LocalSampler(policy), policy, toolbox)
-        for sampled in sampler.sample(requests, SamplingParams(max_tokens, temperature)):
-            texts[sampled.request][sampled.sample] = sampled.completion.text
-            truncated += sampled.completion.finish == "length"
+        params = SamplingParams(max_tokens, temperature)
+        completions = {(s.request, s.sample): s.completion for s in sampler.sample(requests, params)}
+    truncated = sum(completion.finish == "length" for completion in completions.values())
     if truncated:
         say(
-            f"{truncated} of {n * len(prompts)} completions are truncated at {max_tokens} tokens (max_tokens)"
+            f"{truncated} of {len(completions)} completions are truncated at {max_tokens} tokens (max_tokens)"
         )
-    return texts
+    return [[completions[row, number].text for number in range(n)] for row in range(len(prompts))]
+
+
+def _streams(seed: int, problem: Problem, n: int) -> list[int]:
+    # Keyed by sample number and prompt: another order of prompts gives the same texts.
+    return [key(seed, "sample", number, problem.id) for number in range(n)]
+
+
+def _chat(text: str, system: str) -> Messages:
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": text}]
 
 
 def _check_request(prompts: Sequence[str], n: int, max_tokens: int, temperature: float) -> None:
@@ -177,7 +180,7 @@ def _encode(policy: Policy, problem: Problem, max_tokens: int) -> np.ndarray:
     return tokens
 
 
-def shown(by_prompt: Mapping[str, Sequence[str]], chat: bool, system: str = "") -> Iterator[str]:
+def transcripts(by_prompt: Mapping[str, Sequence[str]], chat: bool, system: str = "") -> Iterator[str]:
     """Yield prompts and completions for people: texts that continue, or turns under the names of roles."""
     if system:
         yield f"system: {system}"

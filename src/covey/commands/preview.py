@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from covey.commands.preview_sampling import (
     Pilot,
     at_temperature,
-    continued,
+    continue_truncated,
     read_otherwise,
     sampled,
     with_times,
@@ -164,7 +164,8 @@ def _experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: float) 
     if extended.unfinished:
         return
     if float(extended.truncated.mean()) > MANY_TRUNCATED and measured.limit is None:
-        extended = replace(extended, longer=continued(pilot, measured, CONTINUATION_FRACTION * budget))
+        longer = continue_truncated(pilot, measured, CONTINUATION_FRACTION * budget)
+        extended = replace(extended, longer=longer)
         yield extended
     groups_by_temperature = dict(extended.others)
     for temperature, seconds in _temperatures(extent, extended, budget):

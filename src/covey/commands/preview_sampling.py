@@ -13,7 +13,7 @@ import torch
 
 from covey.config.schema import Config
 from covey.errors import Stopped
-from covey.insight.answers import AnswerVariant, Readings, readable
+from covey.insight.answers import AnswerVariant, Readings, answer_forms
 from covey.insight.preview import Longer, Measured
 from covey.learner.batching import with_signal
 from covey.learner.objectives import PolicyObjective
@@ -22,12 +22,12 @@ from covey.objective.controllers import first_coefficients
 from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.draw import sampling_params
+from covey.rollouts.group_sampling import sampling_params
 from covey.rollouts.groups import score_all, score_each
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
 from covey.sampling.prompts import Prompted
-from covey.training.rl import prepare, updates
+from covey.training.rl import prepare, step_minibatches
 from covey.training.run import Run
 from covey.types import Completion, Group, Problem
 
@@ -90,12 +90,15 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
-    config, count = pilot.config, len(pilot.problems)
+    count = len(pilot.problems)
+    max_tokens = pilot.config.rollout.max_tokens
     step = _seconds_of_step(pilot, samples[-1])
-    size = count if seconds is None else min(FIRST, count)
-    group_size, limit = samples[-1], config.rollout.max_tokens
+    size = count
+    group_size = samples[-1]
+    limit = max_tokens
     if seconds is not None:
-        group_size, limit = _fitting(samples, limit, WORST * seconds / (step * size))
+        size = min(FIRST, count)
+        group_size, limit = _fitting(samples, max_tokens, WORST * seconds / (step * size))
     scorer = Scorer(pilot.run.rewards)
     waves = list[Wave]()
     waiting = list(pilot.problems)
@@ -119,7 +122,7 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         count,
         scorer.stats,
         waves[-1].stop is not None,
-        limit=limit if limit < config.rollout.max_tokens else None,
+        limit=limit if limit < max_tokens else None,
         by_time=seconds is not None,
     )
 
@@ -216,7 +219,7 @@ def at_temperature(
     return groups
 
 
-def continued(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
+def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Longer | None:
     """Continue some truncated completions to twice their tokens and score them again.
 
     None if tools answer in between, or if there is no time or context for a quarter more tokens.
@@ -289,7 +292,7 @@ def read_otherwise(pilot: Pilot, measured: Measured) -> Readings | None:
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
-        for variant in readable(completion.text, problem.thoughts):
+        for variant in answer_forms(completion.text, problem.thoughts):
             if (scorer.score(verdict, problem, variant.text).value or 0.0) > 0.5:
                 return variant
         return None
@@ -397,7 +400,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     _wait(learner.policy.device)
     prepared = time.monotonic() - start
     tokens = 0
-    for minibatch in updates(batch, pilot.run.loaded, old, step=0):
+    for minibatch in step_minibatches(batch, pilot.run.loaded, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
         busy = minibatch.has_gradient(algorithm.skips_idle)

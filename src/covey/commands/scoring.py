@@ -15,12 +15,12 @@ from covey.config.schema import Data
 from covey.insight.rescore import tools_shown
 from covey.models.wording import MEANING, NO_WORDING, ModelTexts, model_texts_of
 from covey.rewards.audit import check_columns
-from covey.rewards.base import Rewards, load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
-from covey.rewards.scorer import Scorer
+from covey.rewards.scorer import Rewards, Scorer
 from covey.rollouts.learned import LEARNED, rewards_of
-from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
+from covey.runs.trust import is_own, refuse_others_code
 from covey.system.text import Say
 from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED

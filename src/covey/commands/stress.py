@@ -68,7 +68,7 @@ def attack_rewards(
     findings = list[StressFinding]()
     notes = [wording.note] if wording.note else list[str]()
     for reward in rewards:
-        gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
+        gate = [r for r in rewards if reward.gate and r.name == reward.gate.reward]
         absent = [why for why in map(unavailable, (*gate, reward)) if why]
         if absent:
             notes.append(f"{reward.name} was not attacked: {absent[0]}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from covey.config.grid import Grid, PlannedRun
-from covey.errors import RECORD, CheckpointError, Stopped
+from covey.errors import EXIT_FILE, CheckpointError, Stopped
 from covey.insight.cells import Cell, Sweep, write_sweep
 from covey.runs.folder import RESULT
 from covey.runs.reader import read_verdict, stages_in
@@ -89,7 +89,7 @@ def _failed_last(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
     def failed(run: PlannedRun) -> bool:
         try:
-            record = load_json(read_below(run.folder, RECORD, RECORD_BYTES))
+            record = load_json(read_below(run.folder, EXIT_FILE, RECORD_BYTES))
         except (OSError, ValueError, CheckpointError):
             return False
         return isinstance(record, dict) and record.get("exit_code") != Stopped.code

@@ -44,7 +44,7 @@ from covey_verify.errors import ConfigError
 from covey_verify.web import without_password
 
 
-@dataclass
+@dataclass(frozen=True)
 class ResolvedConfig:
     """A checked config with its algorithm, the origin of each value, and notes for the user."""
 
@@ -54,18 +54,18 @@ class ResolvedConfig:
     notes: list[str] = field(default_factory=list)
     folder: Path = Path()
     """The folder for relative paths and user code: the config file's folder."""
-    before: Path | None = None
+    previous_stage: Path | None = None
     """In a pipeline, the folder of the earlier stage whose final model this stage starts from."""
-    home: Path | None = None
+    pipeline_folder: Path | None = None
     """In a pipeline, the folder that contains all its stages."""
     loss: AnyBound | None = None
     """The loss of a method that learns from pairs or judged answers."""
     checkpoint: Path | None = None
     """Checkpoint of an unfinished run, whose weights replace the config's model."""
-    run: Path | None = None
+    recorded_run: Path | None = None
     """The folder of the run, if this was read from its record."""
-
     of_stages: tuple[ResolvedConfig, ...] = ()
+    """The config of each stage of a pipeline, which has the run's values and its own; see ``stages``."""
 
     def stages(self) -> list[ResolvedConfig]:
         """Return the stages of a pipeline, each a full config, or the run itself if it has none."""
@@ -102,25 +102,26 @@ def load_config(
     refuse_lost(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     where = str(file) if file else "config"
-    # The config of the whole run, then one of each stage, which has the run's values and its own.
-    loaded = _validate(layers.raw, layers.origins, folder, where, layers.per_update, names_only)
-    loaded.of_stages = tuple(
+    whole = _validate(layers.raw, layers.origins, folder, where, layers.per_update, names_only)
+    stages = tuple(
         _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update, names_only)
         for name, raw, origins in layers.stages()
     )
-    notes = loaded.notes
-    if loaded.of_stages:
-        named = zip(layers.names, loaded.of_stages, strict=True)
-        notes = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
-    names = layers.names if loaded.of_stages else [""]
-    stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
-    further = [
+    loaded = replace(whole, of_stages=stages)
+    return replace(loaded, notes=_notes(loaded, layers))
+
+
+def _notes(loaded: ResolvedConfig, layers: Layers) -> list[str]:
+    """Return all notes on a config for the user, those of the stages with their names."""
+    named = list(zip(layers.names if loaded.of_stages else [""], loaded.stages(), strict=True))
+    stages = [(name, stage.config, stage.origins) for name, stage in named]
+    return [
+        *layers.notes,
+        *(f"stage {name}: {note}" if name else note for name, stage in named for note in stage.notes),
         *_default_loss_notes(loaded.stages(), layers.of_trl),
         *unread_settings(stages),
         *_warmup_notes(stages),
     ]
-    loaded.notes = [*layers.notes, *notes, *further]
-    return loaded
 
 
 def with_settings(loaded: ResolvedConfig, settings: Sequence[str]) -> ResolvedConfig:
@@ -161,15 +162,19 @@ def _validate(
             problems += [*config_problems(config, algorithm), *_count_problems(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
-    dialect = config.algorithm.get("dialect") if isinstance(config.algorithm, dict) else None
-    if isinstance(config.algorithm, dict) and dialect:
-        name = str(config.algorithm.get("name", "grpo"))
-        notes.append(f"algorithm {name} as {dialect} computes it; {departures(algorithm, name)}")
-    notes = notes if config.method == "rl" else []
+    notes = [*notes, *_dialect_notes(config, algorithm)] if config.method == "rl" else []
     if config.method == "rl" and config.rollout.staleness and not config.stages:
         algorithm, more = corrected(algorithm, config.algorithm)
         notes = [*notes, *more]
     return ResolvedConfig(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
+
+
+def _dialect_notes(config: Config, algorithm: Algorithm) -> list[str]:
+    block = config.algorithm
+    if not (isinstance(block, dict) and block.get("dialect")):
+        return []
+    name = str(block.get("name", "grpo"))
+    return [f"algorithm {name} as {block['dialect']} computes it; {departures(algorithm, name)}"]
 
 
 def corrected(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list[str]]:
@@ -354,10 +359,10 @@ def resolved(loaded: ResolvedConfig) -> dict[str, object]:
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
     values["algorithm"] = describe(loaded.algorithm, loaded.config.rollout.max_tokens)
-    if loaded.before is not None:  # a relative path, so that a pipeline's folder can be moved
-        values["model"] = f"../{loaded.before.name}/final"
-    if loaded.home is not None:
-        home_prefix = re.compile(f"^{re.escape(str(loaded.home.resolve()))}/")
+    if loaded.previous_stage is not None:  # a relative path, so that a pipeline's folder can be moved
+        values["model"] = f"../{loaded.previous_stage.name}/final"
+    if loaded.pipeline_folder is not None:
+        home_prefix = re.compile(f"^{re.escape(str(loaded.pipeline_folder.resolve()))}/")
         values["rewards"] = moved(values["rewards"], home_prefix, "../")
         values["data"] = moved(values["data"], home_prefix, "../")
     return values

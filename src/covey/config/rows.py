@@ -39,21 +39,21 @@ class SettingRow(NamedTuple):
         """The words or bounds that it allows.
 
         >>> from typing import Annotated, Literal
-        >>> from covey_verify.types import Share
-        >>> [SettingRow("", "", 0, kind).values for kind in (Share | None, Literal["a", "b"], str)]
+        >>> from covey_verify.types import Fraction
+        >>> [SettingRow("", "", 0, kind).values for kind in (Fraction | None, Literal["a", "b"], str)]
         ['>= 0 <= 1', 'one of a, b', '']
         """
-        return f"one of {', '.join(self.names)}" if self.names else values_of(self.type)
+        return f"one of {', '.join(self.names)}" if self.names else allowed_values(self.type)
 
 
-def values_of(kind: object) -> str:
+def allowed_values(kind: object) -> str:
     """Return a text of the words or bounds that a type allows."""
     if bounds := bounds_of(getattr(kind, "__metadata__", ())):
         return bounds
     inner = [a for a in get_args(kind) if a is not type(None)]
     if inner and all(isinstance(a, str | int) for a in inner):
         return f"one of {', '.join(map(str, inner))}"
-    return values_of(inner[0]) if inner and get_origin(kind) not in (tuple, dict) else ""
+    return allowed_values(inner[0]) if inner and get_origin(kind) not in (tuple, dict) else ""
 
 
 def bounds_of(metadata: Iterable[object]) -> str:

@@ -42,7 +42,7 @@ from covey.config.section import (
     setting,
 )
 from covey.system.machine import MOST_THREADS
-from covey_verify.types import NonNegative, OpenShare, Positive, Share
+from covey_verify.types import Fraction, NonNegative, OpenFraction, Positive
 from covey_verify.web import plain_address
 
 BelowOne = Annotated[float, Ge(0), Lt(1)]
@@ -71,7 +71,7 @@ class Data(Section):
         "Files of answers, pairs or judged answers, if problems come from elsewhere; in a pipeline also "
         "earlier stages that wrote some, as 2-pairs. The last one is used whole.",
     )
-    replay: Share = setting(1.0, "Fraction of each file in data.examples, except the last, that is used.")
+    replay: Fraction = setting(1.0, "Fraction of each file in data.examples, except the last, that is used.")
     held_out: BelowOne = setting(
         0.1,
         "Fraction of the pairs kept for measuring where data.test has none (preferences, reward models).",
@@ -222,7 +222,9 @@ class Keep(Section):
         "must always exceed 0.5.",
         read_by=("rejection_sampling",),
     )
-    score: OpenShare = setting(0.5, "Filter: rows with a higher probability are kept.", read_by=("filter",))
+    score: OpenFraction = setting(
+        0.5, "Filter: rows with a higher probability are kept.", read_by=("filter",)
+    )
 
 
 class Guards(Section):
@@ -266,10 +268,10 @@ class Scoring(Section):
     """The limits of reward functions, and the failures that end a run."""
 
     timeout: Duration = setting(60.0, "Seconds a call of a reward function may take.")
-    max_infra: Share = setting(
+    max_infra: Fraction = setting(
         0.2, "Stop if more than this fraction of the last 5 steps' completions could not be judged."
     )
-    max_bad_references: Share = setting(
+    max_bad_references: Fraction = setting(
         0.01, "Refuse data with a larger fraction of reference answers that no completion can match."
     )
     noise: float = setting(

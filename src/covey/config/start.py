@@ -9,7 +9,7 @@ from pathlib import Path
 from covey.config.layers import merge
 from covey.config.load import ResolvedConfig, load_config
 from covey.config.python_objects import plain
-from covey.errors import START
+from covey.errors import START_FILE
 from covey.system.integrity import read_sealed
 from covey_verify.errors import ConfigError
 
@@ -50,7 +50,7 @@ def read_start(run: Path) -> Start:
 
     Raises ConfigError if they are not recorded, CheckpointError if the record is damaged.
     """
-    if not (run / START).is_file():
-        raise ConfigError(f"{run}: this folder has no run of covey (no {START})")
+    if not (run / START_FILE).is_file():
+        raise ConfigError(f"{run}: this folder has no run of covey (no {START_FILE})")
     remedy = f"Restore the file, or repeat the first command with --output {run}"
-    return read_sealed(run / START, Start, remedy)
+    return read_sealed(run / START_FILE, Start, remedy)

@@ -142,7 +142,7 @@ OTHERS: Mapping[str, Other] = {
     **_instead("use_cpu", "write device: cpu"),
     **_instead(
         "top_entropy_quantile",
-        "write algorithm: {select_tokens: {name: top_entropy, share: 0.2}, token_weights: "
+        "write algorithm: {select_tokens: {name: top_entropy, fraction: 0.2}, token_weights: "
         "[selected_only]}, a fraction of the whole update (TRL's is of each micro-batch)",
     ),
     **_instead(

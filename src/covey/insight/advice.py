@@ -95,14 +95,14 @@ def _unread(preview: Preview) -> Advice | None:
 
 def _limit(preview: Preview) -> Advice | None:
     """Advise on rollout.max_tokens if many completions are truncated, by what becomes of them later."""
-    share = float(preview.truncated.mean())
-    if share <= MANY_TRUNCATED or preview.measured.limit is not None:
+    fraction = float(preview.truncated.mean())
+    if fraction <= MANY_TRUNCATED or preview.measured.limit is not None:
         return None
     limit = preview.stage.config.rollout.max_tokens
     texts = [c for g in preview.measured.groups for c in g.completions if c.finish == "length"]
     looping = float(np.mean([_loops(c.tokens) for c in texts]))
     ended = preview.ended
-    finding = f"{percent(share)} are truncated at {limit} tokens"
+    finding = f"{percent(fraction)} are truncated at {limit} tokens"
     if looping > MOST_DEAD:
         finding += f", and {percent(looping)} of these repeat themselves, so more tokens would not help"
     if len(ended):

@@ -1,7 +1,7 @@
 """The form of the answers that the rewards of a run will meet, in samples of its own model.
 
-A verdict that pays none of them may still pay the same answers in another form (``readable``), which tells a
-verdict that cannot read from a model that cannot solve.
+A verdict that pays none of them may still pay the same answers in another form (``answer_forms``), which
+tells a verdict that cannot read from a model that cannot solve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOME = 0.1
 """Fraction of the completions that must share a habit before there is advice on it."""
 MANY = 0.5
 """Fraction of the completions above which most have a habit."""
-FEWEST = 2
+MIN_COMPLETIONS = 2
 """Least number of completions whose answer another form makes readable before there is advice on it."""
 QUOTED_BEGINNING = 110
 """Characters quoted from the beginning of a completion."""
@@ -107,10 +107,10 @@ class Readings(NamedTuple):
     """Whether the verdict is a built-in reward with the setting `rule`."""
 
 
-def readable(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
+def answer_forms(text: str, marks: Thoughts) -> Iterator[AnswerVariant]:
     r"""Yield the answer of a completion in other forms: alone, then as rewards ask for it.
 
-    >>> variants = list(readable("That makes 51.", Thoughts()))
+    >>> variants = list(answer_forms("That makes 51.", Thoughts()))
     >>> variants[0]
     AnswerVariant(location='last_number', form='', text='51')
     >>> [variant.text for variant in variants if variant.form == "answer_tag"]
@@ -183,7 +183,7 @@ def _form(readings: Readings | None) -> Advice | None:
     if readings is None:
         return None
     count = len(readings.accepted)
-    if count - readings.by_chance < max(FEWEST, SOME / 2 * readings.tried):
+    if count - readings.by_chance < max(MIN_COMPLETIONS, SOME / 2 * readings.tried):
         return None
     # The most frequent location and form, and the first completion that was accepted with them.
     kinds = Counter((variant.location, variant.form) for _, variant in readings.accepted)

@@ -155,7 +155,7 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     else:
         yield "no run with held-out problems has ended yet: nothing to compare"
     if len(rows) > 1:
-        yield _best(sweep, rows, failed)
+        yield best_cell_line(sweep, rows, failed)
     if changed := changed_between(rows):
         yield (
             f"{', '.join(changed)} changed between these runs, so they cannot be compared: remove the "
@@ -175,7 +175,7 @@ def _cells(row: CellRow) -> list[str]:
     return [*row.cell.values, str(len(row.ended)), *accuracies, change, duration(seconds)]
 
 
-def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
+def best_cell_line(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
     """Name the best cell, and tell whether its lead is beyond chance.
 
     Cells without a failed run are preferred: the surviving runs of a setting are no fair sample of all its

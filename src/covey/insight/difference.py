@@ -12,7 +12,7 @@ import numpy as np
 
 from covey.config.load import flatten
 from covey.insight.show import NumberRecords, curve_lines, series
-from covey.insight.verdict import ends, points
+from covey.insight.verdict import points
 from covey.runs.estimates import (
     Estimate,
     Evaluation,
@@ -48,9 +48,9 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
         "b": str(second),
         "settings": {name: list(values) for name, values in settings.items()},
         "files": files,
-        "held_out": {name: ends(estimate) for name, estimate in held_out.items()} or None,
+        "held_out": {name: estimate.as_json() for name, estimate in held_out.items()} or None,
         "note": reason,
-        "training": {"problems": shared, **ends(training)} if training is not None else None,
+        "training": {"problems": shared, **training.as_json()} if training is not None else None,
         "training_note": unlike,
     }
     lines = [f"A: {first}", f"B: {second}", ""]
@@ -184,6 +184,6 @@ def _pair(
 
 def signed(estimate: Estimate) -> str:
     """Return a difference with its sign and its interval."""
-    if estimate.share:
+    if estimate.is_fraction:
         return points(estimate)
     return f"{estimate.value:+.3g} [{estimate.low:+.3g}, {estimate.high:+.3g}]"

@@ -12,7 +12,6 @@ from covey.insight.forecast import seconds_text
 from covey.insight.gpus import gpu_lines
 from covey.insight.preview import Preview
 from covey.insight.prices import NO_PRICES, cost_lines, costs
-from covey.insight.verdict import ends
 from covey.objective.diagnostics import sampled_entropy, score_metrics
 from covey.objective.texts import answers_inside
 from covey.runs.rollouts import or_null
@@ -36,7 +35,7 @@ def record(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> dict[st
     temperatures = {}
     for temperature in preview.others:
         rate, dead, _ = preview.at(temperature)
-        temperatures[f"{temperature:g}"] = {"pass@1": ends(rate), "dead": ends(dead)}
+        temperatures[f"{temperature:g}"] = {"pass@1": rate.as_json(), "dead": dead.as_json()}
     longer = preview.longer
     return {
         "can_learn": preview.promise,
@@ -45,8 +44,8 @@ def record(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> dict[st
         "completions": len(preview.lengths),
         "max_tokens": measured.limit or preview.stage.config.rollout.max_tokens,
         "pass_rates": {g.problem.id: g.pass_rate for g in groups},
-        "pass@1": ends(preview.pass_rate()),
-        "dead": {str(size): ends(preview.dead(size)) for size in sizes},
+        "pass@1": preview.pass_rate().as_json(),
+        "dead": {str(size): preview.dead(size).as_json() for size in sizes},
         "completions_for_a_live_group": {str(size): _for_a_live_group(preview, size) for size in sizes},
         "temperatures": temperatures,
         "truncated": float(preview.truncated.mean()),

@@ -17,9 +17,9 @@ from covey.rewards.reading import Reader
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.runs.examples import same_prompt
-from covey.runs.origin import is_own, refuse_others_code
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.runs.trust import is_own, refuse_others_code
 from covey.system.text import Say, finite, percent
 from covey.tasks.source import load_problems
 from covey.types import Completion, Credit, Group, Problem
@@ -101,12 +101,7 @@ def rescore(
         )
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
     rewards.reader = Reader(wording.decode)
-    problems = {p.id: p for p in source.train}
-    if permuted:
-        order = permutation(key("answers of other rows"), len(source.train))
-        for row, donor in zip(order, np.roll(order, 1), strict=True):
-            problem = source.train[row]
-            problems[problem.id] = replace(problem, columns=source.train[donor].columns)
+    in_data = {p.id: p for p in (_with_columns_of_others(source.train) if permuted else source.train)}
     tools = loaded.config.rollout.tools
     resets = tools is not None and tools.environment is not None
     with_tools = tools_shown(loaded, rewards, trust or is_own(stage))
@@ -114,11 +109,17 @@ def rescore(
     for step in logged:
         log = read_rollouts(stage, step)
         location = f"{stage}, step {step}"
-        logged_problems = (_problem_of(log, n, problems, wording, location, resets) for n in log.groups)
-        step_problems = list(map(with_tools, logged_problems))
+        problems = [with_tools(_problem_of(log, n, in_data, wording, location, resets)) for n in log.groups]
         completions = [log.completion(n) for n in range(len(log.rows))]
-        groups += rescored_step(log, step, step_problems, completions, rewards, loaded.algorithm.credit)
+        groups += rescored_step(log, step, problems, completions, rewards, loaded.algorithm.credit)
     return groups
+
+
+def _with_columns_of_others(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems, each with the columns of another one."""
+    order = permutation(key("answers of other rows"), len(problems))
+    pairs = zip(order, np.roll(order, 1), strict=True)
+    return [replace(problems[row], columns=problems[donor].columns) for row, donor in pairs]
 
 
 def rescored_step(
@@ -152,7 +153,7 @@ def tools_shown(loaded: ResolvedConfig, rewards: Rewards, trust: bool = True) ->
         return lambda problem: problem
     from covey.sampling.tools.use import showing_tools, toolbox_of  # these load torch
 
-    refuse_others_code(loaded, loaded.run or Path(), trust, algorithm=False)
+    refuse_others_code(loaded, loaded.recorded_run or Path(), trust, algorithm=False)
     toolbox = toolbox_of(loaded)
     return lambda problem: problem if toolbox is None else showing_tools(problem, toolbox)
 

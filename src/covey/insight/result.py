@@ -57,16 +57,16 @@ class Result:
     template: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def made(self) -> Path:
+    def product(self) -> Path:
         """The model's folder, or the file of examples."""
         return self.folder / (EXAMPLES if (self.folder / EXAMPLES).is_file() else "final")
 
     @property
     def kind(self) -> str:
-        """The kind of ``made``: `examples`, `reward model` or `model`."""
-        if self.made.name == EXAMPLES:
+        """The kind of ``product``: `examples`, `reward model` or `model`."""
+        if self.product.name == EXAMPLES:
             return "examples"
-        return "reward model" if is_reward_model(self.made) else "model"
+        return "reward model" if is_reward_model(self.product) else "model"
 
     @property
     def failed(self) -> bool:
@@ -77,7 +77,7 @@ class Result:
         """Return what a notebook shows: the verdict, the model's folder and the curve."""
         verdict = self.verdict.sentence if self.verdict else f"{self.steps} steps"
         return result_html(
-            [f"{self.folder.name}: {verdict}", f"{self.kind}: {self.made}"], self.folder / CURVE
+            [f"{self.folder.name}: {verdict}", f"{self.kind}: {self.product}"], self.folder / CURVE
         )
 
     def record(self) -> dict[str, object]:

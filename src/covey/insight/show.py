@@ -17,7 +17,7 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.opening import count_lines
-from covey.system.plot import Curve, bar, draw, table
+from covey.system.plot import Curve, bar, draw_curves, table
 from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
 from covey_verify.calls.forms import form_of_text
@@ -145,7 +145,7 @@ def series(records: NumberRecords, metric: str) -> list[tuple[float, float]]:
 
 def curve_lines(curves: Sequence[Curve], height: int, last: float) -> list[str]:
     """Draw curves in characters, ``height`` lines each, over the steps 0 to ``last``."""
-    return [line.plain.rstrip() for line in draw(curves, WIDTH, height, last)]
+    return [line.plain.rstrip() for line in draw_curves(curves, WIDTH, height, last)]
 
 
 def _table(metrics: NumberRecords) -> list[str]:
@@ -235,7 +235,7 @@ def _group_cells(row: ShownRecord, low: float, high: float) -> list[str]:
     return [str(row["group"]), mean, tokens, bars, kind, prompt]
 
 
-def advantage_reason(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+def advantage_reason(stage: Path, rows: Iterable[Mapping[str, object]]) -> str:
     """Explain why completions of dead groups have advantages; empty if none has."""
     if not any(row.get("dead") and row["advantage"] for row in rows):
         return ""

@@ -69,8 +69,8 @@ def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, object]], seconds
     return judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds)
 
 
-def change(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:
-    """Return the word of the verdict."""
+def verdict_word(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:
+    """Return the word of the verdict alone, for a bound that may be wider than that of one claim."""
     return judge_run(before, after, 0.0, max(errors, ONE_CLAIM)).word
 
 
@@ -86,11 +86,11 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
     # Both ends of both intervals are near 0: not only no proof of a change, but proof of none that matters.
     is_still = all(max(-changes[n].low, changes[n].high) < SMALLEST_GAIN for n in ACCURACIES)
     if reward.high < 0:
-        return "got worse", f"; the reward fell by {_change(reward, -1)}"
+        return "got worse", f"; the reward fell by {-reward}"
     if reward.low > 0 and (_saturated(before, after) or not is_still):
-        return "learned", f"; the reward rose by {_change(reward)}, accuracy alone could not tell"
+        return "learned", f"; the reward rose by {reward}, accuracy alone could not tell"
     if reward.low > 0:
-        return "did not learn", f"; the reward rose by {_change(reward)}, but not with correct answers"
+        return "did not learn", f"; the reward rose by {reward}, but not with correct answers"
     if is_still:
         return "did not learn", ""
     return "cannot tell", (
@@ -125,13 +125,3 @@ def points(gain: Estimate) -> str:
         return "not known"
     value, low, high = (100 * v for v in (gain.value, gain.low, gain.high))
     return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"
-
-
-def ends(estimate: Estimate) -> dict[str, float]:
-    """Return an estimate as JSON."""
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-
-
-def _change(estimate: Estimate, sign: int = 1) -> str:
-    bounds = sorted((sign * estimate.low, sign * estimate.high))
-    return f"{sign * estimate.value:.3g} [{bounds[0]:.3g}, {bounds[1]:.3g}]"

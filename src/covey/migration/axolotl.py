@@ -86,12 +86,12 @@ def from_axolotl(settings: Mapping[str, object]) -> MigrationResult:
 def _steps(m: MigrationResult) -> None:
     """Take over settings of another type: warm-up as a fraction, checkpointing that also offloads."""
     warmup = m.config.get("train.warmup_steps")
-    share = m.number("warmup_ratio", 0.0)
+    fraction = m.number("warmup_ratio", 0.0)
     if isinstance(warmup, float) and warmup < 1:
-        share = warmup
+        fraction = warmup
         del m.config["train.warmup_steps"]
-    if share:
-        m.notes.append(f"train.warmup_steps: {share:g} of the steps")
+    if fraction:
+        m.notes.append(f"train.warmup_steps: {fraction:g} of the steps")
     if "train.recompute_layers" in m.config:
         m.config["train.recompute_layers"] = bool(m.config["train.recompute_layers"])
     epochs = m.take("num_epochs")

@@ -80,18 +80,20 @@ def group_mask(sequences: Sequences) -> BlockMask:
     prompt, prompt_length, start = (column.contiguous() for column in rows.T[:3])
     prompt_end = prompt + prompt_length
 
+    def sees_some(query: Tensor, first: Tensor, count: int) -> Tensor:
+        """Whether a query sees any of ``count`` tokens from the first on."""
+        in_sequence = (start[query] < first + count) & (first <= query)
+        in_prompt = (prompt[query] < first + count) & (first < prompt_end[query])
+        return in_sequence | in_prompt
+
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        same_sequence = (start[query] <= key) & (key <= query)
-        return same_sequence | ((prompt[query] <= key) & (key < prompt_end[query]))
+        return sees_some(query, key, 1)
 
     # Which blocks of 128 x 128 have a visible pair, from the spans alone: the mask (T, T) is never built.
-    # (T, blocks): a query's own sequence, or that and its prompt, reaches into the block.
-    block_starts, positions = (torch.arange(0, size, step, device=spans.device) for step in (BLOCK, 1))
-    same_sequence = (start[:, None] < block_starts + BLOCK) & (block_starts <= positions[:, None])
-    reaches_block = same_sequence | (
-        (prompt[:, None] < block_starts + BLOCK) & (block_starts < prompt_end[:, None])
-    )
-    visible = reaches_block.view(block_count, BLOCK, block_count).any(1).int()
+    queries = torch.arange(size, device=spans.device)[:, None]
+    block_starts = torch.arange(0, size, BLOCK, device=spans.device)
+    sees_block = sees_some(queries, block_starts, BLOCK)  # (T, blocks)
+    visible = sees_block.view(block_count, BLOCK, block_count).any(1).int()
     # Per block of queries: how many blocks of keys it reads, and their numbers ahead of all others.
     order = visible.argsort(dim=1, descending=True, stable=True).int()
     blocks = (visible.sum(1, dtype=torch.int32)[None, None], order[None, None])

@@ -83,8 +83,8 @@ def _writer_object(
         )
     if adapter_of(model_object) is not None and loaded.config.lora:
         raise ConfigError("lora: the model has adapters already; remove lora, or merge them first")
-    if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
-        take_weights(model_object, loaded.before / "final")
+    if loaded.previous_stage is not None:  # a run that continues here may have done that stage elsewhere
+        take_weights(model_object, loaded.previous_stage / "final")
     return model, tokenizer
 
 

@@ -91,46 +91,47 @@ def pack(
 
     ``sampling_mask`` has a place for each token of the completions, in the same order.
     """
-    tokens = []
-    positions = []
-    sources = []
-    spans: list[tuple[int, int, int, int]] = []  # as in ``Sequences``; a prompt has no prefix
+    sequences = _sequences(prompts, completions)
+    spans = sequences.spans.tolist()
+    parts = [
+        [prompt, *(a[:-1] for a in answers)] for prompt, answers in zip(prompts, completions, strict=True)
+    ]
+    targets = [answer for answers in completions for answer in answers]
+    lengths = torch.tensor([len(target) for target in targets], dtype=torch.int64)
+    # Prompts are never empty, so a span with a prompt is a completion.
+    sources = [_predictors(*span) for span in spans if span[1]]
+    return Packed(
+        tokens=_flat([tokens for group in parts for tokens in group]),
+        # A completion continues its prompt.
+        positions=_flat([np.arange(prompt, prompt + length) for _, prompt, _, length in spans]),
+        sequences=sequences,
+        sources=_flat([flat[:length] for flat, length in zip(sources, lengths, strict=True)]),
+        targets=_flat(targets),
+        place=torch.arange(max(lengths, default=0)) < lengths[:, None],
+        sampling_mask=sampling_mask,
+    )
+
+
+def _sequences(prompts: Sequence[np.ndarray], completions: Sequence[Sequence[np.ndarray]]) -> Sequences:
+    spans = []
     groups = [0]
     flat = 0  # tokens laid out so far, which is the index of the next one
     for prompt, answers in zip(prompts, completions, strict=True):
-        prompt_start = flat
-        prompt_length = len(prompt)
-        spans.append((0, 0, prompt_start, prompt_length))
-        tokens.append(prompt)
-        positions.append(np.arange(prompt_length))
-        flat += prompt_length
-        prompt_end = flat - 1  # its last token
+        prefix = (flat, len(prompt))
+        spans.append((0, 0, *prefix))
+        flat += len(prompt)
         for answer in answers:
-            inputs = answer[:-1]  # the last token is predicted but never read
-            answer_end = flat + len(inputs)
-            spans.append((prompt_start, prompt_length, flat, len(inputs)))
-            tokens.append(inputs)
-            positions.append(np.arange(prompt_length, prompt_length + len(inputs)))
-            # The prompt's last token predicts the first; every token read predicts the next. A completion
-            # without tokens predicts nothing.
-            sources += [np.array([prompt_end])[: len(answer)], np.arange(flat, answer_end)]
-            flat = answer_end
+            length = max(len(answer) - 1, 0)  # the last token is predicted but never read
+            spans.append((*prefix, flat, length))
+            flat += length
         groups.append(len(spans))
-    targets = [answer for answers in completions for answer in answers]
-    lengths = np.array([len(answer) for answer in targets], dtype=np.int64)
-    # (N, L): where the padded rows of completions have a token.
-    has_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
     longest = max((prefix + length for _, prefix, _, length in spans), default=0)
-    sequences = Sequences(torch.tensor(spans).reshape(-1, 4), torch.tensor(groups), longest)
-    return Packed(
-        tokens=_flat(tokens),
-        positions=_flat(positions),
-        sequences=sequences,
-        sources=_flat(sources),
-        targets=_flat(targets),
-        place=torch.from_numpy(has_token),
-        sampling_mask=sampling_mask,
-    )
+    return Sequences(torch.tensor(spans).reshape(-1, 4), torch.tensor(groups), longest)
+
+
+def _predictors(prompt: int, prompt_length: int, start: int, length: int) -> np.ndarray:
+    """The flat tokens that predict a completion's: the prompt's last one, then each before the next."""
+    return np.append(prompt + prompt_length - 1, np.arange(start, start + length))
 
 
 def _flat(parts: Sequence[np.ndarray]) -> Tensor:

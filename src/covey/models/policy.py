@@ -242,19 +242,26 @@ class Policy:
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         return pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
 
+    def with_model(self, model: PreTrainedModel, adapter: PeftModel | None, rounds: bool) -> Policy:
+        """A policy that computes with another module as this one does with its own."""
+        policy = Policy(model, self.tokenizer, adapter, rounds, through_modules=self.decoder is None)
+        policy.drawable_ids = self.drawable_ids
+        return policy
+
     def copied(self) -> Policy:
         """A deep copy of the policy."""
-        adapter = copy.deepcopy(self.adapter)
-        model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        duplicate = Policy(model, self.tokenizer, adapter, self.rounds, through_modules=self.decoder is None)
-        duplicate.drawable_ids = self.drawable_ids
-        return duplicate
+        return self.with_model(*copy.deepcopy((self.model, self.adapter)), self.rounds)
 
     def unrounded(self) -> Policy:
         """A policy on the same weights, not copied, whose products do not round."""
-        exact = Policy(self.model, self.tokenizer, self.adapter, through_modules=self.decoder is None)
-        exact.drawable_ids = self.drawable_ids
-        return exact
+        return self.with_model(self.model, self.adapter, rounds=False)
+
+    def snapshot(self) -> Policy:
+        """A copy to sample from while this policy is trained; frozen weights are shared."""
+        # deepcopy takes what its memo has under an object's id for the copy: frozen weights stay themselves.
+        frozen = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        model, adapter = copy.deepcopy((self.model, self.adapter), frozen)
+        return self.with_model(model.requires_grad_(False), adapter, self.rounds)
 
     def split(self) -> None:
         """Keep only this process's part of the weights, and ``unsharded``, a copy of them all."""
@@ -365,17 +372,6 @@ def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of a tokenizer's words with their ids."""
     words = sorted((n, word) for word, n in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
-
-
-def snapshot(policy: Policy) -> Policy:
-    """A copy to sample from while the policy is trained; frozen weights are shared."""
-    # deepcopy takes whatever its memo has under an object's id for the copy: frozen weights are their own.
-    frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
-    model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
-    through_modules = policy.decoder is None
-    duplicate = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds, through_modules)
-    duplicate.drawable_ids = policy.drawable_ids
-    return duplicate
 
 
 @torch.no_grad()

@@ -111,8 +111,7 @@ class TrainedRewardModel(Policy):
 
     def copied(self) -> TrainedRewardModel:
         """A deep copy of the model."""
-        adapter = copy.deepcopy(self.adapter)
-        model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
+        model, adapter = copy.deepcopy((self.model, self.adapter))
         duplicate = TrainedRewardModel(model, self.tokenizer, self.kind, adapter)
         if self.rounds:
             duplicate.round_products()

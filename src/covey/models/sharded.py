@@ -7,7 +7,7 @@ weights (embeddings, last norm, heads) are gathered by a module around all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -81,13 +81,8 @@ def split_weights(policy: Splittable) -> None:
     param_dtype = None if compute_dtype == torch.float32 else compute_dtype
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (world_size(),))
-    # `others` own weights that no layer has; FSDP wraps a module's weights once, innermost first.
-    layer_parameters = {id(p) for layer in layers for p in layer.parameters()}
-    others = [
-        m for m in model.modules() if any(id(p) not in layer_parameters for p in m.parameters(recurse=False))
-    ]
     heads = policy.heads()
-    around = Around([*layers, *others, *heads])
+    around = Around([*layers, *_outside(model, layers), *heads])
     for module in (*layers, *heads, around):
         dtype = None if module in heads else param_dtype  # a head for values stays in float32
         precision = MixedPrecisionPolicy(
@@ -104,6 +99,12 @@ def split_weights(policy: Splittable) -> None:
             if isinstance(linear, FusedLinear):
                 linear.fleeting = True
     policy.around = around
+
+
+def _outside(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Modules with weights that no layer has; FSDP wraps a module's weights once, innermost first."""
+    in_layers = {id(p) for layer in layers for p in layer.parameters()}
+    return [m for m in model.modules() if any(id(p) not in in_layers for p in m.parameters(recurse=False))]
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

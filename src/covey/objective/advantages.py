@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from covey.objective.setting import Setting
-from covey_verify.types import Count, NonNegative, Share
+from covey_verify.types import Count, Fraction, NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +138,7 @@ def greedy_baseline(rewards: Tensor, greedy_reward: float) -> Tensor:
     return (rewards - greedy_reward).nan_to_num(0.0)
 
 
-Decay = Annotated[Share, Setting("Fraction of the running mean that is kept at each reward.")]
+Decay = Annotated[Fraction, Setting("Fraction of the running mean that is kept at each reward.")]
 RoleColumn = Annotated[
     str | None, Setting("Column with the role of a problem, for a mean by role; none: one mean.")
 ]

@@ -203,7 +203,7 @@ class Algorithm:
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
 
-def _bound(value: Any) -> Any:
+def _bound(value: object) -> Any:
     """Return a plain function as a ``Bound`` without settings, anything else unchanged."""
     return bind(value) if callable(value) and not isinstance(value, Bound) else value
 
@@ -374,17 +374,17 @@ PRESETS: Mapping[str, Algorithm] = {
         "Clip-Cov, arXiv 2505.22617: 2e-4 of the tokens, covariance in [1, 5], get no gradient; "
         "the ratio clip is as good as off (1/1).",
         surrogate=bind(surrogates.clip, clip_low=1.0, clip_high=1.0),
-        select_tokens=bind(token_weights.random_covariant, share=2e-4, low=1.0, high=5.0),
+        select_tokens=bind(token_weights.random_covariant, fraction=2e-4, low=1.0, high=5.0),
         token_weights=(bind(token_weights.unselected_only),),
     ),
     "kl_cov": _BY_TOKEN.variant(
         "KL-Cov, arXiv 2505.22617: |log ratio| penalty 1 on the top 2e-3 (7B), 2e-4 (32B).",
-        select_tokens=bind(token_weights.top_covariance, share=2e-3),
+        select_tokens=bind(token_weights.top_covariance, fraction=2e-3),
         surrogate=bind(surrogates.kl_on_selected, coef=1.0),
     ),
     "entropy_80_20": _DAPO.variant(
         "Beyond the 80/20 rule, arXiv 2506.01939: DAPO on the 20 % of highest entropy.",
-        select_tokens=bind(token_weights.top_entropy, share=0.2),
+        select_tokens=bind(token_weights.top_entropy, fraction=0.2),
         token_weights=(bind(token_weights.selected_only),),
     ),
     "fipo": _DAPO.variant(

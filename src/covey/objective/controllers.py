@@ -40,18 +40,18 @@ def next_coefficients(
     algorithm: Algorithm,
     metrics: Mapping[str, float],
     completions: int,
-    level: int | None,
+    too_far: bool | None,
 ) -> Coefficients:
     """Return the next step's coefficients, after ``completions`` were sampled.
 
-    ``level`` is the KL guard's (``guards.kl_level``) if it may raise the coefficient, else None.
+    ``too_far``: whether the KL exceeds the guard's bound, if the guard may raise the coefficient, else None.
     """
     coef = current.kl
     bonus = current.entropy
     kl = algorithm.kl
     entropy = algorithm.entropy
-    if kl is not None and level is not None:
-        coef = raised(coef, kl.coef, level)
+    if kl is not None and too_far is not None:
+        coef = raised(coef, kl.coef, too_far)
     if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:
         coef = adaptive_kl(coef, metrics["kl/completion_k1"], kl.target, completions, kl.horizon)
     # NaN in a step without trained tokens; the bonus then stays as it is.
@@ -88,10 +88,10 @@ def adaptive_entropy(
     return min(max(coef + (step if entropy < target else -step), 0.0), highest)
 
 
-def raised(coef: float, start: float, level: int, factor: float = 1.5) -> float:
-    """coef times ``factor`` in each step above the KL guard's bound (level 2), and back towards ``start``.
+def raised(coef: float, start: float, too_far: bool, factor: float = 1.5) -> float:
+    """coef times ``factor`` in each step above the KL guard's bound, and back towards ``start`` below it.
 
-    >>> raised(0.1, start=0.1, level=2), raised(0.15, start=0.1, level=0)
+    >>> raised(0.1, start=0.1, too_far=True), raised(0.15, start=0.1, too_far=False)
     (0.15000000000000002, 0.1)
     """
-    return coef * factor if level == 2 else max(start, coef / factor)
+    return coef * factor if too_far else max(start, coef / factor)

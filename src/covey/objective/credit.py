@@ -12,7 +12,7 @@ from covey.objective.advantages import Ddof, Eps, centered, group_zscore, leave_
 from covey.objective.setting import Setting
 from covey.objective.token_weights import discounted_sum
 from covey.objective.value import gae
-from covey_verify.types import Count, NonNegative, Share, StepRewards
+from covey_verify.types import Count, Fraction, NonNegative, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ def process_leave_one_out(
     mask: Tensor,
     steps: Sequence[Sequence[StepRewards]],
     *,
-    gamma: Annotated[Share, Setting("Discount of the rewards of later steps.")] = 1.0,
+    gamma: Annotated[Fraction, Setting("Discount of the rewards of later steps.")] = 1.0,
 ) -> Tensor:
     """sum_k w_k A^k: dense rewards and outcomes, each minus the mean of the other completions. -> (G, T).
 
@@ -194,7 +194,7 @@ def discounted_return(
     token_rewards: Tensor,
     mask: Tensor,
     *,
-    gamma: Annotated[Share, Setting("Discount of later rewards, by token.")] = 1.0,
+    gamma: Annotated[Fraction, Setting("Discount of later rewards, by token.")] = 1.0,
 ) -> Tensor:
     """A_t = sum_k gamma^k r_{t+k} over the trained tokens from t on. (G, T), (G, T) -> (G, T).
 

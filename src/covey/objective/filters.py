@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from covey.objective.setting import Setting
-from covey_verify.types import Share
+from covey_verify.types import Fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +32,10 @@ def pass_rate_band(
     rewards: Tensor,
     *,
     low: Annotated[
-        Share, Setting("Lowest pass rate of a group that is trained on.", usual="0.1 to 0.2")
+        Fraction, Setting("Lowest pass rate of a group that is trained on.", usual="0.1 to 0.2")
     ] = 0.2,
     high: Annotated[
-        Share, Setting("Highest pass rate of a group that is trained on.", usual="0.8 to 0.9")
+        Fraction, Setting("Highest pass rate of a group that is trained on.", usual="0.8 to 0.9")
     ] = 0.8,
     threshold: Annotated[float, Setting("A reward above this counts as passed.")] = 0.5,
 ) -> bool:

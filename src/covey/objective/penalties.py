@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from covey.objective.bound import Bound, bind
 from covey.objective.ratios import LOG_RATIO_LIMIT
 from covey.objective.setting import Setting
-from covey_verify.types import Count, NonNegative, Positive, Share
+from covey_verify.types import Count, Fraction, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,7 +118,7 @@ class KL:
         ),
     ] = None
     refresh_mix: Annotated[
-        Share,
+        Fraction,
         Setting(
             "Weight of the policy in the new reference: 1 copies it.",
             trl="ref_model_mixup_alpha",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from covey.objective.setting import Setting
-from covey_verify.types import NonNegative, OpenShare, Positive
+from covey_verify.types import NonNegative, OpenFraction, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,7 +160,7 @@ def divergence_mask_tv(
     advantages: Tensor,
     *,
     threshold: Annotated[
-        OpenShare,
+        OpenFraction,
         Setting("A token is trained if its probability has moved by no more than this.", usual="0.05 to 0.2"),
     ] = 0.15,
     cap: Annotated[Positive, Setting("Upper bound of the ratio.")] = 20.0,

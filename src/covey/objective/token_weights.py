@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from covey.objective.setting import Setting
-from covey_verify.types import NonNegative, Positive, Share
+from covey_verify.types import Fraction, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,16 +22,16 @@ def top_entropy(
     old_entropy: Tensor,
     mask: Tensor,
     *,
-    share: Annotated[
-        Share,
+    fraction: Annotated[
+        Fraction,
         Setting("Fraction of the tokens that is selected: those with the highest entropy.", usual="0.2"),
     ] = 0.2,
 ) -> Tensor:
-    """The ``share`` of trained tokens with the highest entropy. (N, T) -> (N, T) bool.
+    """The ``fraction`` of trained tokens with the highest entropy. (N, T) -> (N, T) bool.
 
     Beyond the 80/20 rule, arXiv 2506.01939.
     """
-    return _largest(old_entropy, mask, share)
+    return _largest(old_entropy, mask, fraction)
 
 
 def top_covariance(
@@ -39,19 +39,19 @@ def top_covariance(
     advantages: Tensor,
     mask: Tensor,
     *,
-    share: Annotated[
-        Share,
+    fraction: Annotated[
+        Fraction,
         Setting(
             "Fraction of the tokens that is selected: those with the highest covariance.",
             usual="2e-4 to 2e-3",
         ),
     ] = 2e-3,
 ) -> Tensor:
-    """The ``share`` of tokens with the highest covariance of log pi and A. (N, T) -> (N, T) bool.
+    """The ``fraction`` of tokens with the highest covariance of log pi and A. (N, T) -> (N, T) bool.
 
     KL-Cov, arXiv 2505.22617.
     """
-    return _largest(covariance(old_logprobs, advantages, mask), mask, share)
+    return _largest(covariance(old_logprobs, advantages, mask), mask, fraction)
 
 
 def random_covariant(
@@ -60,19 +60,19 @@ def random_covariant(
     mask: Tensor,
     noise: Tensor,
     *,
-    share: Annotated[
-        Share, Setting("Fraction of the tokens that is selected, at random from the band.", usual="2e-4")
+    fraction: Annotated[
+        Fraction, Setting("Fraction of the tokens that is selected, at random from the band.", usual="2e-4")
     ] = 2e-4,
     low: Annotated[float, Setting("Lowest covariance of the band.")] = 1.0,
     high: Annotated[float, Setting("Highest covariance of the band.")] = 5.0,
 ) -> Tensor:
-    """``share`` of all tokens, drawn among those with covariance in [low, high]. -> (N, T) bool.
+    """``fraction`` of all tokens, drawn among those with covariance in [low, high]. -> (N, T) bool.
 
     Clip-Cov, arXiv 2505.22617. ``noise`` (N, T) is uniform in [0, 1) and decides the draw.
     """
     value = covariance(old_logprobs, advantages, mask)
     band = mask & (value >= low) & (value <= high)
-    return _largest(noise, band, share, total=int(mask.sum()))
+    return _largest(noise, band, fraction, total=int(mask.sum()))
 
 
 def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -83,11 +83,11 @@ def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor
     return centred.to(logprobs) * (logprobs - logprobs[mask].mean())
 
 
-def _largest(values: Tensor, among: Tensor, share: float, total: int | None = None) -> Tensor:
-    """Mark the ``share`` largest values, at least one if share > 0; ties at the border all count."""
-    # ``total`` is the count of which ``share`` is a fraction, if that is not the count of the candidates.
+def _largest(values: Tensor, among: Tensor, fraction: float, total: int | None = None) -> Tensor:
+    """Mark the ``fraction`` largest values, at least one if fraction > 0; ties at the border all count."""
+    # ``total`` is the count of which ``fraction`` is a fraction, if that is not the count of the candidates.
     candidates = values[among]
-    count = min(max(round(share * (total or len(candidates))), int(share > 0)), len(candidates))
+    count = min(max(round(fraction * (total or len(candidates))), int(fraction > 0)), len(candidates))
     if count == 0:
         return among & False
     return among & (values >= candidates.topk(count).values[-1])
@@ -109,7 +109,7 @@ def unselected_only(selected: Tensor) -> Tensor:
 def unlikely_only(
     old_logprobs: Tensor,
     *,
-    below: Annotated[Share, Setting("Tokens that are at least this likely are not trained.")] = 0.9,
+    below: Annotated[Fraction, Setting("Tokens that are at least this likely are not trained.")] = 0.9,
 ) -> Tensor:
     """1 where the sampled token had probability < ``below``. (N, T) -> (N, T). SPO, 2505.23564."""
     return (old_logprobs.exp() < below).to(old_logprobs.dtype)

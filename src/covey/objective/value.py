@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge
 
 from covey.objective.setting import Setting
-from covey_verify.types import NonNegative, Positive, Share
+from covey_verify.types import Fraction, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ class Critic:
         ),
     ] = 1e-5
     lam: Annotated[
-        Share,
+        Fraction,
         Setting(
             "Lambda of the critic's targets. 1: the rewards that followed (VAPO); less: the critic trusts "
             "its own later values.",
@@ -50,7 +50,7 @@ class Critic:
         Positive | None, Setting("Largest change of a value in a step; none: plain squared error.")
     ] = 0.2
     pull: Annotated[
-        Share, Setting("Factor of its gradient in the policy's trunk; 0: only the head learns.")
+        Fraction, Setting("Factor of its gradient in the policy's trunk; 0: only the head learns.")
     ] = 0.1
     warmup: Annotated[
         int,
@@ -64,9 +64,9 @@ def gae(
     values: Tensor,
     mask: Tensor,
     *,
-    gamma: Annotated[Share, Setting("Discount of later rewards; 1 for reasoning.")] = 1.0,
+    gamma: Annotated[Fraction, Setting("Discount of later rewards; 1 for reasoning.")] = 1.0,
     lam: Annotated[
-        Share, Setting("1: returns, unbiased; less: trusts the critic more, less variance.")
+        Fraction, Setting("1: returns, unbiased; less: trusts the critic more, less variance.")
     ] = 0.95,
     length_adaptive: Annotated[
         Positive | None, Setting("Sets lam to 1 - 1 / (this * length) for each completion, as VAPO does.")
@@ -96,7 +96,7 @@ def gae(
 
 
 def value_targets(
-    token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: Share = 1.0, lam: Share = 0.95
+    token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: Fraction = 1.0, lam: Fraction = 0.95
 ) -> Tensor:
     """R_t = A_t(lam) + V_t, a critic's targets; lam 1: discounted returns, whatever the values. (N, T)."""
     return (gae(token_rewards, values, mask, gamma=gamma, lam=lam) + values).where(mask, 0.0)

@@ -25,7 +25,7 @@ from covey.sampling.base import Sampler
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.system.text import percent
-from covey.training.rl import prepare, updates
+from covey.training.rl import prepare, step_minibatches
 from covey.training.setup import scratch_run
 from covey_verify.errors import ConfigError
 
@@ -46,7 +46,7 @@ EVERY_BIT = ", where every bit has to be the same"
 class Claim:
     """A property of a correct training step, whether it holds, and the measured evidence."""
 
-    claim: str
+    sentence: str
     holds: bool
     evidence: str
 
@@ -79,7 +79,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
         # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
         if algorithm.advantage.written_by_user and off_centre(batch, groups) is not None:
             console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
-        minibatch = next(updates(batch, run.loaded, old, step=0))
+        minibatch = next(step_minibatches(batch, run.loaded, old, step=0))
         console.doing("measuring")
         objective = PolicyObjective.of(algorithm, config.rollout, run.state.coefficients)
         return list(claims(run.learner, run.sampler, objective, minibatch))

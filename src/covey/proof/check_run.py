@@ -53,7 +53,7 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
             console.say(f"skipping {stage.name}: {obstacle}")
         else:
             of_stage = _of_stage(stage, steps, console, trust)
-            claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in of_stage]
+            claims += [replace(claim, sentence=f"{stage.name}: {claim.sentence}") for claim in of_stage]
     if not claims:
         raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {obstacle}")
     return claims

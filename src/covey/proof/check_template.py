@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -49,7 +48,7 @@ class TemplateReport:
     end: str
     """The token that ends an answer."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Return the report as JSON."""
         return {**asdict(self.facts), "turn_end": self.end, "call": self.call._asdict()}
 

@@ -180,25 +180,25 @@ def _future_influence(moved: Tensor, row: ShadowRow, s: AxisSettings) -> Tensor:
 def selected_tokens(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     """Return which tokens of an optimizer step are selected, from values at its beginning."""
     if name == "top_entropy":
-        return _largest([row.old_entropy for row in rows], None, s["share"])
+        return _largest([row.old_entropy for row in rows], None, s["fraction"])
     logprobs, advantage = (torch.cat([getattr(row, x) for row in rows]) for x in ("old", "advantage"))
     every = [(row.advantage - advantage.mean()) * (row.old - logprobs.mean()) for row in rows]
     if name == "top_covariance":
-        return _largest(every, None, s["share"])
+        return _largest(every, None, s["fraction"])
     if name == "random_covariant":
         band = [(c >= s["low"]) & (c <= s["high"]) for c in every]
-        return _largest([row.noise for row in rows], band, s["share"])
+        return _largest([row.noise for row in rows], band, s["fraction"])
     raise KeyError(name)
 
 
-def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: float) -> list[Tensor]:
-    """Return the fraction ``share`` of all tokens with the largest values: at least one, and all ties.
+def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, fraction: float) -> list[Tensor]:
+    """Return the fraction ``fraction`` of all tokens with the largest values: at least one, and all ties.
 
     Siblings have the same entropy at their first token, but float64 may differ in the sixteenth digit.
     """
     among = among or [torch.ones_like(v, dtype=torch.bool) for v in values]
     candidates = sorted(torch.cat([v[a] for v, a in zip(values, among, strict=True)]).tolist(), reverse=True)
-    count = min(max(round(share * sum(map(len, values))), int(share > 0)), len(candidates))
+    count = min(max(round(fraction * sum(map(len, values))), int(fraction > 0)), len(candidates))
     if count == 0:
         return [torch.zeros_like(a) for a in among]
     return [a & (v >= candidates[count - 1] - 1e-9) for v, a in zip(values, among, strict=True)]
@@ -252,10 +252,14 @@ def _logistic(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp())
 
 
+def _softplus(x: Tensor) -> Tensor:
+    return (1 + x.exp()).log()
+
+
 def _cross_entropy(name: str, d: Tensor, wrong: float) -> Tensor:
     """Return the loss of labels of which a fraction is wrong, at the margin ``d``."""
-    as_labelled = (1 + (-d).exp()).log()
-    reversed_ = (1 + d.exp()).log()
+    as_labelled = _softplus(-d)
+    reversed_ = _softplus(d)
     if name == "dpo":
         return (1 - wrong) * as_labelled + wrong * reversed_
     return ((1 - wrong) * as_labelled - wrong * reversed_) / (1 - 2 * wrong)
@@ -299,33 +303,40 @@ def _slope(r: Tensor, s: AxisSettings) -> Tensor:
     return r.log()
 
 
-OF_MARGIN = ("robust_dpo", "hinge", "exo", "discopop")
-OF_EACH = ("nca", "bco", "sppo", "apo_zero", "apo_down")
-
-
-def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
-    """Return the loss of a pair of answers, without ORPO's or MPO's imitation of the chosen one."""
-    if name == "dpo":
-        return _of_margin(name, s["beta"] * (_slope(good.gain.exp(), s) - _slope(bad.gain.exp(), s)), s)
-    if name == "mpo":
-        preference = _cross_entropy("dpo", s["beta"] * (good.gain - bad.gain), 0.0)
-        quality = _of_each("bco", s["beta"], good.gain, bad.gain)
-        return s["preference_weight"] * preference + s["quality_weight"] * quality
+def _of_lengths(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
+    """Return a loss that counts the tokens of both answers."""
     if name == "ln_dpo":
-        return (1 + (s["beta"] * (bad.gain / bad.length - good.gain / good.length)).exp()).log()
-    if name in OF_MARGIN:
-        return _of_margin(name, s["beta"] * (good.gain - bad.gain), s)
-    if name in OF_EACH:
-        return _of_each(name, s["beta"], good.gain, bad.gain)
+        return _softplus(s["beta"] * (bad.gain / bad.length - good.gain / good.length))
     if name == "ipo":
         lengths = (good.length, bad.length) if s["level"] == "averaged" else (1, 1)
         return (good.gain / lengths[0] - bad.gain / lengths[1] - 1 / (2 * s["tau"])) ** 2
     if name == "simpo":
-        return (1 + (s["gamma"] - s["beta"] * (good.mean - bad.mean)).exp()).log()
-    if name == "orpo":
-        odds = [answer.mean.exp() / (1 - answer.mean.exp()) for answer in (good, bad)]
-        return s["lam"] * (1 + odds[1] / odds[0]).log()  # -log sig(log x) = log(1 + 1 / x)
-    raise KeyError(name)
+        return _softplus(s["gamma"] - s["beta"] * (good.mean - bad.mean))
+    odds = [answer.mean.exp() / (1 - answer.mean.exp()) for answer in (good, bad)]
+    return s["lam"] * (1 + odds[1] / odds[0]).log()  # orpo: -log sig(log x) = log(1 + 1 / x)
+
+
+OF_MARGIN = ("dpo", "robust_dpo", "hinge", "exo", "discopop")
+OF_EACH = ("nca", "bco", "sppo", "apo_zero", "apo_down")
+OF_LENGTHS = ("ln_dpo", "ipo", "simpo", "orpo")
+
+
+def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
+    """Return the loss of a pair of answers, without ORPO's or MPO's imitation of the chosen one."""
+    if name in OF_LENGTHS:
+        return _of_lengths(name, good, bad, s)
+    if name in OF_EACH:
+        return _of_each(name, s["beta"], good.gain, bad.gain)
+    margin = good.gain - bad.gain
+    if name == "mpo":
+        preference = _cross_entropy("dpo", s["beta"] * margin, 0.0)
+        quality = _of_each("bco", s["beta"], good.gain, bad.gain)
+        return s["preference_weight"] * preference + s["quality_weight"] * quality
+    if name not in OF_MARGIN:
+        raise KeyError(name)
+    if name == "dpo":
+        margin = _slope(good.gain.exp(), s) - _slope(bad.gain.exp(), s)
+    return _of_margin(name, s["beta"] * margin, s)
 
 
 def lone_loss(name: str, answer: AnswerScore, good: bool, point: float, s: AxisSettings) -> Tensor:

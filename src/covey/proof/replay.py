@@ -38,7 +38,7 @@ def replay(
     # pasts[i] has the old weights of trainers[i], for completions that an earlier version sampled.
     pasts: list[Past] = [{} for _ in trainers]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
-        rows, _ = read_rows(folder, number)
+        rows, _ = read_step(folder, number)
         pairs = list(zip(trainers, pasts, strict=True))
         figures, *twins = [_repeated(folder, trainer, past, setting, number) for trainer, past in pairs]
         tokens = [_of_versions(versions, pasts[0]) for _, _, versions in rows]
@@ -89,7 +89,7 @@ def _repeated(
     folder: Path, trainer: ShadowTrainer, past: Past, setting: ShadowConfig, number: int
 ) -> StepFigures:
     """Repeat a step with a shadow, which moves its weights."""
-    recorded, sampled = read_rows(folder, number)
+    recorded, sampled = read_step(folder, number)
     coefficient = trainer.kl_coef
     step = trainer.updates
     _remember(past, trainer, setting.staleness)
@@ -150,7 +150,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> ShadowConfig:
     )
 
 
-def read_rows(
+def read_step(
     folder: Path, number: int
 ) -> tuple[list[tuple[ShadowRow, torch.Tensor, np.ndarray | None]], int]:
     """Read a step: (row, advantages, versions) of each trained completion, and the number of groups."""

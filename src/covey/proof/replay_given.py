@@ -60,7 +60,7 @@ def _compared(
 def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
     """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
     config = loaded.config
-    stage = loaded.run
+    stage = loaded.recorded_run
     source = with_schemas(load_source(loaded), toolbox_of(loaded))
     environment = read_environment(stage) if stage is not None else None
     digests = (environment or {}).get("files", {}).values()

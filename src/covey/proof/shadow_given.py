@@ -94,9 +94,9 @@ def shares(
     if lessons.method == IMITATION:
         parts = imitated(trainer, setting, batch)
     elif lessons.method in OF_ANSWERS:
-        parts = judged_alone(trainer, setting, lessons, rows, metrics)
+        parts = lone_losses(trainer, setting, lessons, rows, metrics)
     else:
-        parts = compared(trainer, setting, lessons, batch, metrics)
+        parts = pair_losses(trainer, setting, lessons, batch, metrics)
     for part in parts:
         metrics["loss"] += float(part.detach())
         yield part
@@ -112,7 +112,7 @@ def imitated(
             yield -logprobs(trainer.weights, setting, example, answer).sum() / count
 
 
-def compared(
+def pair_losses(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
     lessons: Lessons,
@@ -144,7 +144,7 @@ def implied(lessons: Lessons, answer: AnswerScore) -> Tensor:
     return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
 
 
-def judged_alone(
+def lone_losses(
     trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
 ) -> Iterator[Tensor]:
     """Yield the mean loss of single answers; KTO's against the KL estimate of mismatched answers."""

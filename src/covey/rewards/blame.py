@@ -72,7 +72,7 @@ def scores_with_blame(ask: Ask, count: int, context: Context, seconds: float) ->
 def _scores(outcome: Outcome, context: Context) -> list[Score]:
     if outcome.kind != "ok":
         raise CallFailed(outcome.text, outcome.value or "")
-    return scores_of(outcome.value, context)
+    return scores_of_reply(outcome.value, context)
 
 
 def _trace(outcome: Outcome) -> str:
@@ -147,7 +147,7 @@ def _silent(text: Any) -> object:
     return silent
 
 
-def scores_of(reply: CallReply, context: Context) -> list[Score]:
+def scores_of_reply(reply: CallReply, context: Context) -> list[Score]:
     """Return the scores of a reply, and log its metrics. Raises CallFailed or RewardError."""
     for name, values in reply.get("logged", {}).items():
         for value in values:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 from covey.rewards.ends import drawn_ends
 from covey.rewards.reading import Reader, Reply, Tagged
@@ -76,6 +77,32 @@ class Context:
         return {name: value for name, value in values.items() if takes_all or name in reward.parameters}
 
 
+class Gate(NamedTuple):
+    """The condition under which a reward counts: another reward's score of the same completion."""
+
+    reward: str
+    """Name of the other reward."""
+    answer: str
+    """"correct" or "incorrect" where it must have found such an answer, "" where any answer will do."""
+
+    def is_open(self, score: Score) -> bool:
+        """Return whether the other reward's score opens the gate."""
+        if score.value is None:
+            return False
+        if self.answer:
+            return (score.value > 0.5) == (self.answer == "correct")
+        return score.status in ("ok", "ambiguous")
+
+
+class Origin(NamedTuple):
+    """The place of a reward's function, from which another process can load it."""
+
+    spec: str
+    """module.py:function, as in the config."""
+    folder: str
+    """The folder that the module is relative to."""
+
+
 @dataclass(frozen=True)
 class Reward(RewardFunction):
     """A reward function with its weight and settings."""
@@ -86,8 +113,8 @@ class Reward(RewardFunction):
     gated_by: str | None = None
     """The reward that this one depends on: it counts only where that one finds an answer (`name`), a correct
     answer (`name:correct`) or an incorrect one (`name:incorrect`)."""
-    home: tuple[str, str] | None = None
-    """(its name in the config, the folder that the name is relative to); None for an object from Python."""
+    origin: Origin | None = None
+    """None for an object from Python and for a built-in function."""
     isolate: Place | None = None
     """The place of its calls, if it is not the declared one."""
     box: ProcessSandbox | None = None
@@ -98,7 +125,15 @@ class Reward(RewardFunction):
     @property
     def place(self) -> Place:
         """The place of its calls: only a function from a file can be called in another process."""
-        return "inline" if self.home is None else self.isolate or self.options.isolate
+        return "inline" if self.origin is None else self.isolate or self.options.isolate
+
+    @cached_property
+    def gate(self) -> Gate | None:
+        """The gate that ``gated_by`` names."""
+        if self.gated_by is None:
+            return None
+        reward, _, answer = self.gated_by.partition(":")
+        return Gate(reward, answer)
 
     @property
     def may_be_verdict(self) -> bool:

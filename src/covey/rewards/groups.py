@@ -14,9 +14,6 @@ from covey.types import Completion, Component, Credit, Group, Problem
 from covey_verify.errors import RewardError
 from covey_verify.types import Score, StepRewards
 
-# Statuses of a score whose reward found an answer in the completion.
-ANSWERED = ("ok", "ambiguous")
-
 
 def assemble(
     problem: Problem,
@@ -56,7 +53,7 @@ def _component(
     """Return one reward's part of a group: its values are 0 behind a closed gate, NaN where it gave none."""
     by_sample = tuple(scores[reward.name])
     # 1 where the gate is open, 0 where it is closed.
-    factors = [_gate_open(reward.gated_by, scores, sample) for sample in samples]
+    factors = [_is_paid(reward, scores, sample) for sample in samples]
     pairs = list(zip(by_sample, factors, strict=True))
     values = np.array([np.nan if score.value is None else score.value * factor for score, factor in pairs])
     steps: tuple[StepRewards, ...] = ()
@@ -65,27 +62,20 @@ def _component(
     return Component(values, reward.weight, by_sample, steps, verdict)
 
 
-def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
-    """Return whether the gating reward found an answer (a correct one, an incorrect one) as the gate asks."""
-    if gate is None:
-        return True
-    name, _, verdict = gate.partition(":")
-    score = scores[name][sample]
-    if score.value is None:
-        return False
-    return (score.value > 0.5) == (verdict == "correct") if verdict else score.status in ANSWERED
+def _is_paid(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
+    """Return whether a reward counts for a completion: it has no gate, or the gate is open."""
+    return reward.gate is None or reward.gate.is_open(scores[reward.gate.reward][sample])
 
 
 def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
     """Return whether an infra_error hides the amount that a reward adds to the sum."""
     if reward.weight == 0:
         return False
-    gate = (reward.gated_by or "").partition(":")[0]
     # Without the gate's score it is unknown whether this reward would count.
-    if gate and scores[gate][sample].status == "infra_error":
+    if reward.gate is not None and scores[reward.gate.reward][sample].status == "infra_error":
         return True
     failed = scores[reward.name][sample].status == "infra_error"
-    return failed and _gate_open(reward.gated_by, scores, sample)
+    return failed and _is_paid(reward, scores, sample)
 
 
 def _steps(score: Score, factor: float) -> StepRewards:

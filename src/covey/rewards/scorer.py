@@ -129,7 +129,7 @@ class Rewards:
         if reward.ours and reward.is_async:
             return self.executor.submit_async(reward.function(**arguments), seconds)
         if reward.ours:
-            size = threads(reward)
+            size = thread_count(reward)
             pool = "shared" if size > 1 else reward.name
             return self.executor.submit(pool, size, partial(reward.function, **arguments), seconds)
         if reward.place != "inline":
@@ -148,7 +148,7 @@ class Rewards:
         if caller is not None:
             return caller
         if reward.place == "inline":
-            caller = Inline(reward, self.executor, threads(reward))
+            caller = Inline(reward, self.executor, thread_count(reward))
         elif reward.place in ("process", "sandbox"):
             caller = Isolated(reward)
         else:
@@ -171,7 +171,7 @@ class Rewards:
         return Score(None, "infra_error", detail=reason[:300])
 
 
-def threads(reward: Reward) -> int:
+def thread_count(reward: Reward) -> int:
     """Return how many threads may call a function at once: one, unless it declares itself concurrent."""
     return SHARED_SIZE if reward.options.concurrent else 1
 
@@ -181,7 +181,7 @@ def waiting_threads(reward: Reward) -> int:
     if reward.is_async:
         return ASYNC_CALLS
     # Each call has a process of its own.
-    return SHARED_SIZE if reward.place in ("process", "sandbox") else threads(reward)
+    return SHARED_SIZE if reward.place in ("process", "sandbox") else thread_count(reward)
 
 
 @dataclass(frozen=True)

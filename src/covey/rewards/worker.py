@@ -143,7 +143,7 @@ class Worker:
             if self.links and self.links[0].gone is None:
                 return self.links[0]
             _close(self.links)
-            self.links.append(self.link(setup_of(self.reward)))
+            self.links.append(self.link(setup_message(self.reward)))
             return self.links[0]
 
     def attempt(self, call: UserCall) -> Outcome:
@@ -183,7 +183,7 @@ class Isolated:
     """A user's reward function that has a fresh, limited process for each call. Safe from any thread."""
 
     def __init__(self, reward: Reward) -> None:
-        self.reward, self.setup = reward, setup_of(reward)
+        self.reward, self.setup = reward, setup_message(reward)
         base = Path(self.setup["base"])
         code = UserCode(SERVING, [module_of(self.setup["spec"], base)], base)
         self.server = code.limited_server() if reward.box is None else code.sandboxed_server(reward.box)
@@ -221,15 +221,14 @@ class Inline:
         return self.executor.submit(f"{self.reward.name}, inline", self.size, work, call.seconds)
 
 
-def setup_of(reward: Reward) -> UserSetup:
+def setup_message(reward: Reward) -> UserSetup:
     """Return the message that sets up a process for calls of a user's function."""
-    assert reward.home is not None
+    assert reward.origin is not None
     settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
-    spec, base = reward.home
     setup: UserSetup = {
         "function": f"{SERVING}:serve_user",
-        "spec": spec,
-        "base": base,
+        "spec": reward.origin.spec,
+        "base": reward.origin.folder,
         "reward": reward.name,
         "folder": str(Path.cwd()),
         "path": sys.path,

@@ -26,6 +26,10 @@ class Position:
     """Running means of rewards by role, for an estimator with this baseline."""
 
 
+BEGINNING = Position()
+"""The position of a run that has sampled nothing."""
+
+
 @dataclass(frozen=True)
 class RolloutBatch:
     """The groups of one training step, and all that sampling them has changed."""
@@ -35,7 +39,7 @@ class RolloutBatch:
     filtered: list[Group]
     """Groups that were sampled and scored, but rejected by the algorithm's filter."""
     position: Position
-    """The position after this batch, which ``Rollouts.batches_from`` continues from."""
+    """The position after this batch, where ``Rollouts`` continues."""
     version: int
     """Optimizer steps behind the sampling policy's weights."""
     scoring: ScoringStats

@@ -1,4 +1,4 @@
-"""The iterator of rollout batches: choose problems, draw their groups, judge them, and choose again.
+"""The iterator of rollout batches: choose problems, sample their groups, judge them, and choose again.
 
 The position in the data is one number, the cursor; the order of every epoch and every random draw
 follow from the seed, so a run that resumes at a cursor continues exactly as it would have.
@@ -16,12 +16,17 @@ import torch
 from covey.config.sampling import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
-from covey.rewards.base import Rewards
-from covey.rewards.scorer import Scorer, ScoringStats
+from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rng import key
-from covey.rollouts.batch import Position, RolloutBatch
+from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemChoice
-from covey.rollouts.draw import Draw, Drawing, PendingGroup, sampling_params, with_greedy_twins
+from covey.rollouts.group_sampling import (
+    GroupRequest,
+    GroupSampler,
+    PendingGroup,
+    sampling_params,
+    with_greedy_twins,
+)
 from covey.rollouts.groups import OnProgress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
@@ -54,7 +59,7 @@ class StepGroups:
 class Rollouts:
     """Samples and scores groups from a list of problems, epoch after epoch.
 
-    Under ``rollout.staleness`` a thread draws groups ahead of their step, at most that many steps, and only
+    Under ``rollout.staleness`` a thread samples groups ahead of their step, at most that many steps, and only
     groups that a step is certain to use. Prefetching does not change which groups a step uses. A
     group's ticket is its place in the data, epoch after epoch; both threads name groups by it.
     """
@@ -69,8 +74,15 @@ class Rollouts:
         seed: int,
         steps: int | None = None,
         store: CompletionStore | None = None,
+        *,
+        first_step: int = 0,
+        position: Position = BEGINNING,
+        progress: OnProgress = lambda *_: None,
     ) -> None:
-        """``steps``: number of steps of the run, beyond which nothing is drawn."""
+        """``steps``: number of steps of the run, beyond which nothing is sampled.
+
+        ``first_step``: the step of the first batch. ``position``: that of the batch before it.
+        """
         self.problems = problems
         self.sampler = sampler
         self.rewards = rewards
@@ -81,32 +93,33 @@ class Rollouts:
         self.store = store
         self.chooser = Chooser(len(problems), rollout, seed)
         self.params = sampling_params(rollout)
-        drawing = Drawing(sampler, self.params, store)
-        self.draw = with_greedy_twins(drawing) if "greedy_reward" in algorithm.needs else drawing
+        group_sampler = GroupSampler(sampler, self.params, store)
+        is_twinned = "greedy_reward" in algorithm.needs
+        self.sample_groups = with_greedy_twins(group_sampler) if is_twinned else group_sampler
         self.segments = SegmentSettings.of(algorithm)
+        self.progress = progress
+        self.position = position
+        # The thread that samples ahead reads step and cursor as one tuple, so that they always belong
+        # together; for that no lock is needed.
+        self.step_and_cursor = (first_step, position.cursor)
+        self.difficulty = Difficulty(len(problems))
+        self.difficulty.load(position.difficulty)
+        self.prefetcher = Prefetcher(self._sample_ahead, position.cursor) if rollout.staleness else None
         self._waited_for_tools = seconds_waited(sampler)
 
-    def batches_from(
-        self, step: int, position: Position, progress: OnProgress
-    ) -> Generator[RolloutBatch, None, None]:
-        """Yield the batches of this step and later ones; ``position`` is that of the batch before.
+    def batches(self) -> Generator[RolloutBatch, None, None]:
+        """Yield the batches of the first step and later ones, once.
 
-        An unfinished batch leaves no trace: all changes are part of the batch. One iterator at a time.
+        An unfinished batch leaves no trace: all changes are part of the batch.
         """
-        # State of this iterator, which the methods below read. The thread that draws ahead reads step and
-        # cursor as one tuple, so that they always belong together; for that no lock is needed.
-        self.step_and_cursor = (step, position.cursor)
-        self.progress = progress
-        self.difficulty = Difficulty(len(self.problems))
-        self.difficulty.load(position.difficulty)
-        self.prefetcher = Prefetcher(self._draw_ahead, position.cursor) if self.rollout.staleness else None
         # Only a run that begins measures; a resumed one has the rates in its position.
-        if self.rollout.prepass and position == Position():
+        if self.rollout.prepass and self.position == BEGINNING:
             self._measure()
+        first_step, _ = self.step_and_cursor
         try:
-            for number in count(step):
-                batch = self._sample(number, position)
-                position = batch.position
+            for step in count(first_step):
+                batch = self._sample(step, self.position)
+                self.position = batch.position
                 yield batch
         finally:
             if self.prefetcher is not None:
@@ -154,7 +167,13 @@ class Rollouts:
         return RolloutBatch(
             groups=kept,
             filtered=sampled.filtered,
-            position=Position(position.cursor + sampled.used, remembered, unjudged, refused, means),
+            position=Position(
+                cursor=position.cursor + sampled.used,
+                difficulty=remembered,
+                unjudged=unjudged,
+                refused=refused,
+                means=means,
+            ),
             version=self.sampler.version,
             scoring=stats,
             metrics=metrics,
@@ -189,12 +208,12 @@ class Rollouts:
             missing = needed - len(sampled.kept)
             earlier = {problem for problem, _ in sampled.numbered}
             chosen = self.chooser.choose(step, cursor, sampled.used, missing, earlier, self.difficulty)
-            draw = partial(self._draw_now, step, chosen.choices, scorer)
+            sample = partial(self._sample_now, step, chosen.choices, scorer)
             if self.prefetcher is not None:
                 ticket = cursor + sampled.used
-                draw = partial(self._take_drawn, self.prefetcher, step, range(ticket, ticket + missing))
+                sample = partial(self._take_sampled, self.prefetcher, step, range(ticket, ticket + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
-            groups = gather_groups(prompted, partial(self._judged, draw, scorer))
+            groups = gather_groups(prompted, partial(self._judged, sample, scorer))
             if self.segments is not None:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
                 sampled.continued_tokens += tokens
@@ -206,50 +225,54 @@ class Rollouts:
             sampled.rounds += 1
         return sampled
 
-    def _draw_now(
+    def _sample_now(
         self, step: int, choices: Sequence[ProblemChoice], scorer: Scorer
     ) -> dict[int, PendingGroup]:
-        """Draw this process' part of a round in the step that uses it."""
+        """Sample this process' part of a round in the step that uses it."""
         sizes = self.chooser.sizes(choices, self.difficulty)
         numbers = share(len(choices), self.sampler)
-        draws = [
-            Draw(self.problems[choices[n].problem], self._request(choices[n], sizes[n], step), scorer)
+        group_requests = [
+            GroupRequest(self.problems[choices[n].problem], self._request(choices[n], sizes[n], step), scorer)
             for n in numbers
         ]
-        return {numbers[place]: pending for place, pending in self.draw(draws, self.progress)}
+        return {
+            numbers[place]: pending for place, pending in self.sample_groups(group_requests, self.progress)
+        }
 
-    def _draw_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
-        """Draw this process' part of some places of the data before their step, in the sampling thread."""
+    def _sample_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
+        """Sample this process' part of some places of the data before their step, in the sampling thread."""
         torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
         step, cursor = self.step_and_cursor
         own_tickets = self._own_tickets(tickets)
-        draws = []
+        group_requests = []
         for ticket in own_tickets:
             choice = self.chooser.at(ticket)
             # A filter may move this group to another step. Rewards get the step it would have without one.
             expected_step = step + (ticket - cursor) // self.rollout.prompts_per_step
-            request = self._request(choice, self.rollout.group_size)
-            draws.append(
-                Draw(self.problems[choice.problem], request, Scorer(self.rewards, expected_step), ticket)
+            request = self._request(choice, self.rollout.group_size, step=None)
+            group_requests.append(
+                GroupRequest(
+                    self.problems[choice.problem], request, Scorer(self.rewards, expected_step), ticket
+                )
             )
         # ``ended`` raises when the prefetcher is closed, which ends this thread's sampling.
-        for number, pending in self.draw(draws, lambda *_: ended()):
+        for number, pending in self.sample_groups(group_requests, lambda *_: ended()):
             yield own_tickets[number], pending
 
-    def _take_drawn(
+    def _take_sampled(
         self, prefetcher: Prefetcher[PendingGroup], step: int, tickets: range
     ) -> dict[int, PendingGroup]:
-        """Take this process' part of a round drawn ahead, and let the thread draw on."""
+        """Take this process' part of a round sampled ahead, and let the thread continue."""
         own_tickets = self._own_tickets(tickets)
         # This round and the first rounds of the steps ahead are certain to be used, whatever is filtered.
         until = tickets.stop + self._steps_ahead(step) * self.rollout.prompts_per_step
-        drawn = zip(own_tickets, prefetcher.take(own_tickets, until, self.progress), strict=True)
+        pending = zip(own_tickets, prefetcher.take(own_tickets, until, self.progress), strict=True)
         # Places of the data -> numbers in the round.
-        return {ticket - tickets.start: pending for ticket, pending in drawn}
+        return {ticket - tickets.start: group for ticket, group in pending}
 
-    def _judged(self, draw: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer) -> dict[int, Group]:
+    def _judged(self, sample: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer) -> dict[int, Group]:
         """Return this process' groups with their scores, by number in the round."""
-        return {n: judge(pending, scorer, self.algorithm.credit) for n, pending in draw().items()}
+        return {n: judge(pending, scorer, self.algorithm.credit) for n, pending in sample().items()}
 
     def _with_segments(
         self,
@@ -271,23 +294,24 @@ class Rollouts:
             groups, settings, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
 
-    def _request(self, choice: ProblemChoice, samples: int, *step: int) -> Request:
+    def _request(self, choice: ProblemChoice, samples: int, step: int | None) -> Request:
         """Return the request of a group, with a key for each completion.
 
-        A group drawn ahead does not know its ``step`` for certain, so its key has none.
+        A group sampled ahead does not know its step for certain, so its key has none.
         """
         prompted = self.problems[choice.problem]
-        identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, choice.occasion)
+        steps = () if step is None else (step,)
+        identity = (self.seed, "rollout", *steps, prompted.problem.id, choice.occasion)
         return prompted.request([key(*identity, sample) for sample in range(samples)])
 
     def _own_tickets(self, tickets: range) -> list[int]:
         """Return the places of the data that this process samples."""
-        # Shared by place of the data, not by round, so that both threads agree on who draws it.
+        # Shared by place of the data, not by round, so that both threads agree on who samples it.
         assigned = set(share(tickets.stop, self.sampler))
         return [ticket for ticket in tickets if ticket in assigned]
 
     def _steps_ahead(self, step: int) -> int:
-        """Return for how many later steps groups may be drawn; each uses at least ``prompts_per_step``."""
+        """Return for how many later steps groups may be sampled; each uses at least ``prompts_per_step``."""
         later = self.rollout.staleness if self.steps is None else self.steps - step - 1
         return max(0, min(self.rollout.staleness, later))
 

@@ -26,8 +26,8 @@ from covey.system.processes import on_rank_zero
 def source_run(loaded: ResolvedConfig) -> Path | None:
     """Return the folder of the run that a config records, or that made its model; None without one."""
     model = loaded.config.model
-    if loaded.run is not None or not isinstance(model, str):
-        return loaded.run
+    if loaded.recorded_run is not None or not isinstance(model, str):
+        return loaded.recorded_run
     return enclosing_run(loaded.folder / model)
 
 

@@ -28,7 +28,7 @@ class GuardMemory:
     """Number of updates in a row that were skipped because they were not finite."""
     dead_steps: int = 0
     """Number of steps in a row without any advantage."""
-    kl_level: int = 0
+    kl_alarm: int = 0
     """Number of KL thresholds exceeded in the previous step."""
     lost_values: int = 0
     """Number of steps in a row in which the critic predicted worse than a constant."""

@@ -17,7 +17,7 @@ from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved
 from covey.config.methods import SAMPLES_EXAMPLES
 from covey.config.rows import fact_of
-from covey.errors import START
+from covey.errors import START_FILE
 from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
@@ -117,7 +117,7 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError if a run would overwrite files of its folder that no run has left there."""
-    records = [folder / name for name in (OWNER, "config.yaml", "env.json", START)]
+    records = [folder / name for name in (OWNER, "config.yaml", "env.json", START_FILE)]
     if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
         return
     foreign = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]
@@ -160,7 +160,7 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
-        "library": _library() if on_cpu else None,
+        "library": operations_library() if on_cpu else None,
         "products": {name: list(kinds) for name, kinds in products().items()} if on_cpu else {},
         "threads": config.threads or available_threads(processes=on_this_machine()),
         "processes": world_size(),
@@ -168,7 +168,8 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
     }
 
 
-def _library() -> str | None:
+def operations_library() -> str | None:
+    """Return what names the compiled operations in use; None if torch computes all."""
     library = tested_kernels()
     return None if library is None else f"{library.instructions}, {library.origin}, sha256 {library.digest}"
 

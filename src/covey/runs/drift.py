@@ -3,7 +3,7 @@
 Some completions of the first step are kept; their log-probs under the first policy were recorded when they
 were sampled. The sum of log p(then) - log p(now) over a completion's tokens, averaged over completions, is an
 unbiased estimate of KL(first || now). It costs a forward pass over one completion in ``ONE_IN``. With fewer
-than ``FEWEST`` completions it would be noise.
+than ``MIN_COMPLETIONS`` completions it would be noise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from covey_verify.errors import ConfigError
 
 ONE_IN = 32
 """One in this many of the first step's completions is kept, which costs under 1 % of a step's time."""
-FEWEST, MOST = 8, 32
+MIN_COMPLETIONS = 8
+MAX_COMPLETIONS = 32
 
 
 @dataclass
@@ -51,7 +52,7 @@ def first_completions(folder: Path) -> Batch | None:
     """
     try:
         log = read_rollouts(folder, 0)
-        count = min(MOST, max(FEWEST, len(log.rows) // ONE_IN), len(log.rows))
+        count = min(MAX_COMPLETIONS, max(MIN_COMPLETIONS, len(log.rows) // ONE_IN), len(log.rows))
         chosen = np.unique(np.linspace(0, len(log.rows) - 1, count).astype(int))
         # A group of one completion each: problem and reward do not matter here.
         return collate(

@@ -20,23 +20,30 @@ Z95 = 1.959964
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval; with ``share`` it is a fraction, shown in percent.
+    """A mean with its 95 % interval; with ``is_fraction`` it is a fraction, shown in percent.
 
-    >>> str(wilson(31, 100)), str(Estimate(0.5, 0.25, 0.75, share=False))
+    >>> str(wilson(31, 100)), str(Estimate(0.5, 0.25, 0.75, is_fraction=False))
     ('31 % [23, 41]', '0.5 [0.25, 0.75]')
     """
 
     value: float
     low: float
     high: float
-    share: bool = True
+    is_fraction: bool = True
 
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "-"
-        if self.share:
+        if self.is_fraction:
             return f"{percent(self.value)} [{100 * self.low:.0f}, {100 * self.high:.0f}]"
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+    def __neg__(self) -> Estimate:
+        return replace(self, value=-self.value, low=-self.high, high=-self.low)
+
+    def as_json(self) -> dict[str, float]:
+        """Return the mean and the ends of its interval."""
+        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Evaluation:
         for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= self.samples):
             estimates[f"pass@{k}"] = mean_interval(unbiased_pass_at_k(self.correct, self.samples, k))
         estimates[f"maj@{self.samples}"] = wilson(int(self.majority.sum()), n)
-        estimates["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
+        estimates["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], is_fraction=False)
         return estimates
 
     def reaches(self, bar: float, second_measurement: bool) -> bool:
@@ -176,24 +183,24 @@ def wilson(successes: float, trials: float) -> Estimate:
     return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def mean_interval(values: np.ndarray, share: bool = True) -> Estimate:
+def mean_interval(values: np.ndarray, is_fraction: bool = True) -> Estimate:
     """The mean over problems with its interval: problems are the unit, not samples.
 
     Fractions get the interval of ``over_seeds``, which has width even if nothing is solved, or everything.
     Other values get the normal interval; it is infinite for fewer than two values.
     """
-    if share and len(values):  # as one seed, (1, n)
+    if is_fraction and len(values):  # as one seed, (1, n)
         return over_seeds(values[None])
-    least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
+    least, most = (0.0, 1.0) if is_fraction else (-math.inf, math.inf)
     if len(values) < 2:
-        return Estimate(float(values.mean()) if len(values) else math.nan, least, most, share)
+        return Estimate(float(values.mean()) if len(values) else math.nan, least, most, is_fraction)
     mean = float(values.mean())
     half = Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half, share)
+    return Estimate(mean, mean - half, mean + half, is_fraction)
 
 
 def gain(
-    before: np.ndarray, after: np.ndarray, doubt: float = 1.0, share: bool = True, errors: float = Z95
+    before: np.ndarray, after: np.ndarray, doubt: float = 1.0, is_fraction: bool = True, errors: float = Z95
 ) -> Estimate:
     """Mean paired difference over the same problems, with its interval. (n,), (n,) -> Estimate.
 
@@ -203,15 +210,15 @@ def gain(
     """
     difference = after.astype(float) - before.astype(float)
     difference = difference[~np.isnan(difference)]
-    bound = 1.0 if share else math.inf
+    bound = 1.0 if is_fraction else math.inf
     if not len(difference):
-        return Estimate(math.nan, -bound, bound, share)
+        return Estimate(math.nan, -bound, bound, is_fraction)
     padded = np.concatenate((difference, [doubt, -doubt]))
     # Cornish and Fisher: z + (z^3 + z) / 4 df is Student's quantile for z, up to terms of 1 / df^2.
     student = errors + (errors**3 + errors) / (4 * (len(padded) - 1))
     half = student * float(padded.std(ddof=1)) / math.sqrt(len(padded))
     mean = float(difference.mean())
-    return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), share)
+    return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), is_fraction)
 
 
 def paired_bootstrap(before: np.ndarray, after: np.ndarray) -> Estimate:
@@ -223,7 +230,7 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray) -> Estimate:
     difference = after - before
     difference = difference[~np.isnan(difference)]
     if not len(difference):
-        return Estimate(math.nan, -math.inf, math.inf, share=False)
+        return Estimate(math.nan, -math.inf, math.inf, is_fraction=False)
     values = np.concatenate((before, after))
     doubt = float(np.ptp(values[~np.isnan(values)]))
     padded = np.concatenate((difference, [doubt, -doubt]))
@@ -232,7 +239,7 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray) -> Estimate:
     mean = float(difference.mean())
     # The pseudo-problems sum to 0 but shrink the mean, so the interval is moved back around the real one.
     low, high = np.quantile(means, (0.025, 0.975)) - padded.mean() + mean
-    return Estimate(mean, float(low), float(high), share=False)
+    return Estimate(mean, float(low), float(high), is_fraction=False)
 
 
 def incomparable(
@@ -296,7 +303,7 @@ def gains(before: Evaluation, after: Evaluation, errors: float = Z95) -> dict[st
     return {
         "greedy": gain(before.greedy, after.greedy, errors=errors),
         "sampled": gain(before.pass_rate, after.pass_rate, doubt, errors=errors),
-        "reward": gain(before.reward, after.reward, doubt * spread, share=False, errors=errors),
+        "reward": gain(before.reward, after.reward, doubt * spread, is_fraction=False, errors=errors),
     }
 
 

@@ -16,8 +16,8 @@ from covey.errors import CheckpointError
 from covey.runs.atomic import discard, link, make_folder, sync, write_file
 from covey.runs.folder import STREAMS, RunFolder, checkpoints, read_stream, step_of
 from covey.runs.inputs import INPUTS
-from covey.runs.origin import MARKS
 from covey.runs.pending import forget_completions
+from covey.runs.trust import MARKS
 from covey.system.integrity import sealed_line
 
 HEALING = "healing.jsonl"

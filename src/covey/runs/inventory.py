@@ -39,7 +39,7 @@ LIBRARIES = tuple(
 
 def inventory(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
     """Return name -> sha256 of every file the run has read; project files by their path in its folder."""
-    files = {_name(path, loaded.folder, loaded.home): path for path in data_files(loaded)}
+    files = {_name(path, loaded.folder, loaded.pipeline_folder): path for path in data_files(loaded)}
     tools = loaded.config.rollout.tools
     called = load_tools(tools, loaded.folder).values() if tools is not None else ()
     functions = [f.function for f in (*rewards, *loaded.algorithm.all_functions, *called)]

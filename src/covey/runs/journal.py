@@ -17,7 +17,7 @@ from covey.rollouts.batch import RolloutBatch
 from covey.runs.clock import Clock
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder
-from covey.runs.trackers import Tracking, named
+from covey.runs.trackers import Tracking, tracker_opener
 from covey.system.console import RunConsole
 
 SKIPPED = "skipped"
@@ -68,7 +68,7 @@ class Journal:
             )
             self.log_event(first, "tracker failed", tracker=name, because=why)
 
-        self.tracking = Tracking(lambda: named(name)(self.folder.path, settings, first), failed)
+        self.tracking = Tracking(lambda: tracker_opener(name)(self.folder.path, settings, first), failed)
 
     def close(self) -> None:
         """Let the tracker write what is left, and give the folder back."""

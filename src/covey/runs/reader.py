@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from covey.config.algorithm import own_code
 from covey.config.load import ResolvedConfig, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import MAX_BYTES, parse_yaml
-from covey.errors import RECORD, CheckpointError, GuardStop
+from covey.errors import EXIT_FILE, CheckpointError, GuardStop
 from covey.runs.folder import RESULT, latest_checkpoint
-from covey.runs.origin import is_own, refuse_others_code
+from covey.runs.trust import is_own, refuse_others_code
 from covey.system.integrity import read_sealed, unsealed_text
 from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey.system.text import Say
@@ -24,6 +24,37 @@ from covey_verify.errors import ConfigError, CoveyError
 T = TypeVar("T")
 EARLIER_STAGE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """Prefix of a path in a stage's record that names the output of an earlier stage."""
+
+
+class RunModel(NamedTuple):
+    """The newest model of a run: its final one, or its newest checkpoint."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, stage: Path) -> RunModel | None:
+        """Return the model of a stage; None if it has none yet."""
+        final = stage / "final"
+        folder = final if final.is_dir() else latest_checkpoint(stage)[0]
+        return cls(folder.resolve()) if folder is not None else None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run has ended with it."""
+        return self.folder.name == "final"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a model by itself: a checkpoint of adapters alone is not."""
+        return self.is_final or (self.folder / "config.json").is_file()
+
+    def put_into(self, loaded: ResolvedConfig) -> ResolvedConfig:
+        """Return a run's config with this model in place of its own."""
+        # Adapters are put on the base model, which the config keeps.
+        if not self.is_whole:
+            return replace(loaded, checkpoint=self.folder)
+        config = loaded.config.model_copy(update={"model": str(self.folder)})
+        return replace(loaded, config=config, checkpoint=None)
 
 
 def load_run(
@@ -41,22 +72,21 @@ def load_run(
     """
     stage = last_stage(folder)
     values = values or {}
-    arrived = _arrived_at(stage)
-    whole = arrived is not None and _is_whole(arrived)
-    model_of_run = {"model": str(arrived)} if whole else {}
+    newest = RunModel.of(stage)
+    model_of_run = {"model": str(newest.folder)} if newest is not None and newest.is_whole else {}
     settings = (stage, overrides, {**model_of_run, **values})
     loaded = load_for_reading(*settings) if names_only else load_recorded(*settings, trust)
     refuse_others_code(loaded, stage, trust or is_own(stage), algorithm=False)
-    if _has_ended(arrived) or "model" in values or loaded.origins.get("model", "").startswith("--"):
+    # Another model was named, so the run's own is not read.
+    if "model" in values or loaded.origins.get("model", "").startswith("--"):
         return loaded
-    if arrived is None:
+    if newest is None:
         raise ConfigError(
             f"{stage}: there is no model yet, neither final/ nor a complete checkpoint; let it train longer"
         )
-    loaded.notes.append(f"{stage} has not ended: this is {arrived.name}")
-    # A checkpoint of adapters is no model by itself: the config keeps its base model, and the adapters are
-    # put on it.
-    return loaded if whole else replace(loaded, checkpoint=arrived)
+    if not newest.is_final:
+        loaded.notes.append(f"{stage} has not ended: this is {newest.folder.name}")
+    return newest.put_into(loaded)
 
 
 def retry_with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Say) -> T:
@@ -69,51 +99,28 @@ def retry_with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T
         try:
             return work(loaded)
         except (CoveyError, OSError):
-            gone = _removed(loaded)
-            arrived = _arrived_at(loaded.run) if loaded.run is not None and gone is not None else None
-            if gone is None or arrived is None:
+            removed = _removed_checkpoint(loaded)
+            newest = RunModel.of(loaded.recorded_run) if loaded.recorded_run is not None else None
+            if removed is None or newest is None:
                 raise
-        say(f"note: the running run has removed {gone.name}: this is {arrived.name}")
-        loaded = _with_model(loaded, arrived)
+        say(f"note: the running run has removed {removed}: this is {newest.folder.name}")
+        loaded = newest.put_into(loaded)
 
 
-def _removed(loaded: ResolvedConfig) -> Path | None:
-    """Return the checkpoint whose weights were to be read, if it no longer exists."""
-    meant = loaded.checkpoint or loaded.config.model
-    if loaded.run is None or not isinstance(meant, str | Path):
+def _removed_checkpoint(loaded: ResolvedConfig) -> str | None:
+    """Return the name of the checkpoint whose weights were to be read, if it no longer exists."""
+    weights = loaded.checkpoint or loaded.config.model
+    if loaded.recorded_run is None or not isinstance(weights, str | Path):
         return None
-    checkpoint = Path(meant)
-    checkpoints = (loaded.run / "checkpoints").resolve()
-    return checkpoint if checkpoint.parent == checkpoints and not checkpoint.is_dir() else None
-
-
-def _arrived_at(stage: Path) -> Path | None:
-    """Return the folder with a run's model: its final one, or its newest checkpoint."""
-    final = stage / "final"
-    arrived = final if final.is_dir() else latest_checkpoint(stage)[0]
-    return arrived and arrived.resolve()
-
-
-def _has_ended(arrived: Path | None) -> bool:
-    return arrived is not None and arrived.name == "final"
-
-
-def _is_whole(arrived: Path) -> bool:
-    """Whether a folder holds a complete model: a checkpoint of adapters alone does not."""
-    return _has_ended(arrived) or (arrived / "config.json").is_file()
-
-
-def _with_model(loaded: ResolvedConfig, arrived: Path) -> ResolvedConfig:
-    if not _is_whole(arrived):
-        return replace(loaded, checkpoint=arrived)
-    config = loaded.config.model_copy(update={"model": str(arrived)})
-    return replace(loaded, config=config, checkpoint=None)
+    folder = Path(weights)
+    of_run = folder.parent == (loaded.recorded_run / "checkpoints").resolve()
+    return folder.name if of_run and not folder.is_dir() else None
 
 
 def with_own_model(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
     """Return a run's config with its newest model, if that is a complete one."""
-    arrived = _arrived_at(stage)
-    return loaded if arrived is None or not _is_whole(arrived) else _with_model(loaded, arrived)
+    newest = RunModel.of(stage)
+    return newest.put_into(loaded) if newest is not None and newest.is_whole else loaded
 
 
 def load_recorded(
@@ -153,13 +160,13 @@ def _recorded(
     origin = _origin(folder)
     base = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, base, names_only)
-    loaded.notes.clear()  # they were told when the run began
-    loaded.run = folder
+    config = loaded.config
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
-        loaded = replace(loaded, config=_of_stage(loaded.config, folder))
-    if base != origin:
-        loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {base}")
-    return loaded
+        config = _of_stage(config, folder)
+    # The config's own notes were told when the run began.
+    moved = f"{origin}, where {folder} was started, is gone: relative paths are from {base}"
+    notes = [moved] if base != origin else []
+    return replace(loaded, config=config, notes=notes, recorded_run=folder)
 
 
 def _of_stage(config: Config, folder: Path) -> Config:
@@ -298,16 +305,16 @@ def read_ending(stage: Path) -> str:
     """
     # A pipeline records the end of its process in its own folder, above the stages.
     homes = (stage, stage.parent) if stage.name.partition("-")[0].isdecimal() else (stage,)
-    home = next((folder for folder in homes if (folder / RECORD).is_file()), None)
+    home = next((folder for folder in homes if (folder / EXIT_FILE).is_file()), None)
     if home is None or (stage / RESULT).exists():
         return ""
     try:
-        record = load_json(read_below(home, RECORD, RECORD_BYTES))
+        record = load_json(read_below(home, EXIT_FILE, RECORD_BYTES))
         if record["exit_code"] == GuardStop.code:  # the same steps would lead to the same end
             return f"stopped by a guard: {record['error']}"
         return f"{record['error']}. Continue with: {record['resume_command']}"
     except (ValueError, KeyError, TypeError):
-        return f"{home / RECORD} is damaged: why the run ended cannot be read"
+        return f"{home / EXIT_FILE} is damaged: why the run ended cannot be read"
     except CheckpointError as error:
         return str(error)
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from covey.errors import RECORD, START
+from covey.errors import EXIT_FILE, START_FILE
 from covey.runs.atomic import discard, make_folder, sync
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.folder import CURVE, LOCK, RESULT, STREAMS, RunFolder, take_lock
 from covey.runs.healing import ARCHIVE, HEALING
 from covey.runs.inputs import INPUTS
-from covey.runs.origin import MARKS
 from covey.runs.owner import OWNER
 from covey.runs.pending import PENDING
 from covey.runs.reader import recorded_yaml, stages_in
 from covey.runs.tags import TAGS
 from covey.runs.trackers import IDENTITY
+from covey.runs.trust import MARKS
 from covey.tasks.source import EXAMPLES
 from covey_verify.errors import ConfigError
 
@@ -29,8 +29,8 @@ FILES = (
     "config.yaml",
     "env.json",
     CURVE,
-    START,
-    RECORD,
+    START_FILE,
+    EXIT_FILE,
     RESULT,
     INPUTS,
     EXAMPLES,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from covey.errors import RECORD
+from covey.errors import EXIT_FILE
 from covey.runs.folder import RESULT
 from covey.runs.owner import owner_of
 from covey.runs.reader import resumable
@@ -22,7 +22,7 @@ def run_state(folder: Path) -> RunState:
     if (folder / RESULT).is_file():
         return "finished"
     ended: RunState = "interrupted" if resumable(folder) else "stopped"
-    if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
+    if ended == "stopped" and (folder / EXIT_FILE).is_file():  # which a run removes when it begins
         return ended
     owner = owner_of(folder)
     if owner is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from covey.errors import RECORD, START
+from covey.errors import EXIT_FILE, START_FILE
 from covey.runs.folder import (
     IN_CHECKPOINT,
     RESULT,
@@ -52,7 +52,7 @@ def verify_run(folder: Path) -> list[FileState]:
     """
     stages = [folder] if (folder / "config.yaml").exists() else stages_in(folder) or [last_stage(folder)]
     # A pipeline keeps the record of its start above its stages; a single run has it among its own files.
-    states = [_record(folder, START)] if (folder / START).exists() and folder not in stages else []
+    states = [_record(folder, START_FILE)] if (folder / START_FILE).exists() and folder not in stages else []
     for stage in stages:
         prefix = "" if stage == folder else f"{stage.relative_to(folder)}/"
         states += [FileState(prefix + v.file, v.state, v.why) for v in _of_run(stage)]
@@ -61,11 +61,11 @@ def verify_run(folder: Path) -> list[FileState]:
 
 def _of_run(run: Path) -> Iterator[FileState]:
     yield _checked(run, "config.yaml", lambda: recorded_yaml(run))
-    for name in ("env.json", START, RESULT):
+    for name in ("env.json", START_FILE, RESULT):
         if name == "env.json" or (run / name).exists():
             yield _record(run, name)
-    if (run / RECORD).exists():
-        yield FileState(RECORD, "unsealed", "says why a run ended, and nothing is computed from it")
+    if (run / EXIT_FILE).exists():
+        yield FileState(EXIT_FILE, "unsealed", "says why a run ended, and nothing is computed from it")
     hashes = _known_to_checkpoint(run)
     for name in (*STREAMS, HEALING):
         yield from _stream(run, name, hashes)

@@ -25,6 +25,12 @@ class SamplingParams:
     """Keep the k likeliest tokens; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""
+    end_ids: tuple[int, ...] | None = None
+    """A completion ends with one of these tokens; None: with the policy's own ``end_ids``."""
+
+    def ends_of(self, policy: Policy) -> Sequence[int]:
+        """Return the tokens that end a completion of this policy."""
+        return policy.end_ids if self.end_ids is None else self.end_ids
 
     @property
     def truncates(self) -> bool:

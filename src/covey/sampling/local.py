@@ -236,24 +236,25 @@ class _Running:
         # An interrupted completion gets another prompt, listed after the requests' prompts. It ends with the
         # completion's tokens, which are prefilled under the new weights.
         self.prompts = [request.prompt for request in requests]
-        self.extended_prompts: dict[Owner, int] = {}
-        for owner, completion in partials.items():
-            self.extended_prompts[owner] = len(self.prompts)
+        self.extended_prompts = {owner: len(requests) + n for n, owner in enumerate(partials)}
+        for (request, _), completion in partials.items():
             tokens = completion.tokens.cpu().numpy()
-            self.prompts.append(np.concatenate([requests[owner[0]].prompt, tokens]))
+            self.prompts.append(np.concatenate([requests[request].prompt, tokens]))
         # All on the device, so that a step needs no transfer; the host waits only in ``_ended``.
         shape = (slots, params.max_tokens)
+        numbers = partial(torch.zeros, device=policy.device)
+        integers = partial(numbers, dtype=torch.int64)
         self.owners: list[Owner] = []
-        self.tokens = torch.zeros(shape, dtype=torch.int64, device=policy.device)
-        self.logprobs = torch.zeros(shape, device=policy.device)
-        self.versions = torch.zeros(shape, dtype=torch.int64, device=policy.device)
-        self.uniform = torch.zeros(shape, device=policy.device)
-        self.lengths = torch.zeros(slots, dtype=torch.int64, device=policy.device)
+        self.tokens = integers(shape)
+        self.logprobs = numbers(shape)
+        self.versions = integers(shape)
+        self.uniform = numbers(shape)
+        self.lengths = integers(slots)
         self.limits = torch.full((slots,), params.max_tokens, device=policy.device)
         self.starts = params.max_tokens * torch.arange(slots, device=policy.device)
         """(slots,) index of each slot's first token in the flattened (slots, max_tokens) tensors."""
-        self.latest = torch.zeros(slots, dtype=torch.int64, device=policy.device)
-        self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
+        self.latest = integers(slots)
+        self.end_ids = torch.tensor(params.ends_of(policy), device=policy.device)
         self.drawable: list[list[np.ndarray]] = []
         """The ids that could be drawn, for each slot and token; empty lists where all could."""
         self.latest_drawable: Tensor | None = None

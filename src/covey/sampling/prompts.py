@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -74,7 +75,7 @@ def _plain(text: AnswerText) -> str:
     return " ".join(parts)
 
 
-def tokens_of(policy: Policy, problem: Problem) -> Sequence[int]:
+def prompt_ids(policy: Policy, problem: Problem) -> Sequence[int]:
     """Return the ids of a prompt: the recorded ones if there are any, else its text's. Raises DataError."""
     if problem.sampled is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
@@ -121,12 +122,12 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
 
 def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
     encoded = [_prompted(policy, problem) for problem in problems]
-    same_model(policy, encoded)
+    check_vocabulary(policy, encoded)
     return encoded
 
 
 def _prompted(policy: Policy, problem: Problem) -> Prompted:
-    tokens = np.array(tokens_of(policy, problem), dtype=np.int64)
+    tokens = np.array(prompt_ids(policy, problem), dtype=np.int64)
     thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
     return Prompted(replace(problem, thoughts=thoughts), tokens)
 
@@ -152,7 +153,7 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
             )
         encoded.append(replace(prompted, answers=answers, labels=example.labels))
     # Again: the first check saw prompts only.
-    same_model(policy, encoded)
+    check_vocabulary(policy, encoded)
     sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in encoded]
     too_long = [n for n, size in enumerate(sizes) if size > policy.context]
     if too_long and config.data.long_prompts == "error":
@@ -184,7 +185,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        ids = _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        ids = _encoded_without_template(policy, _without_end_token(policy, problem, answer), policy.end_id)
         return _checked(policy, prompted, ids, good)
     # ``bare_messages`` are ``messages`` without our marks and without end tokens.
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
@@ -206,14 +207,14 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     words = text_after_prompt(policy.tokenizer, problem, str(bare_messages[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
-    return _checked(policy, prompted, _in_words(policy, words, end), good)
+    return _checked(policy, prompted, _encoded_without_template(policy, words, end), good)
 
 
 def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object]) -> dict[str, object]:
     """Return a message without our mark UNTRAINED, and one of the assistant without an end token."""
     bare = {name: value for name, value in message.items() if name != UNTRAINED}
     if bare["role"] == "assistant":
-        bare["content"] = _words(policy, problem, str(bare["content"]))
+        bare["content"] = _without_end_token(policy, problem, str(bare["content"]))
     return bare
 
 
@@ -250,12 +251,12 @@ def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) 
     return pairs_fault(policy.tokenizer, prompted.problem, tokens, answer.trained, good)
 
 
-def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
+def _encoded_without_template(policy: Policy, words: str, end: int) -> GivenAnswer:
     tokens = [*encoded_apart(policy.tokenizer, words, after_prompt=True), end]
     return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
 
 
-def _words(policy: Policy, problem: Problem, answer: str) -> str:
+def _without_end_token(policy: Policy, problem: Problem, answer: str) -> str:
     """Return an answer without its end token, which is added later. Raises DataError for one within it."""
     added = policy.tokenizer.added_tokens_decoder
     ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
@@ -312,33 +313,47 @@ def _as_rendered(
     ``first``: index of its first token, after the prompt and the template's beginning of a turn.
     ``skipped``: numbers of messages that are not trained.
     """
-    prompt = [*problem.prompt]
+    messages = [*problem.prompt, *answer]
+    of_prompt = len(problem.prompt)  # number of its messages
     # ``assistants``: the numbers of the assistant's messages. ``starts``: where the tokens of each begin in
     # ``conversation``, which is known from rendering all that comes before it.
     assistants = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
-    starts = list[int]()
-    for number in assistants:
-        before = [*prompt, *answer[:number]]
-        starts.append(_answer_start(policy, problem, conversation, before) if number else first)
+    starts = [
+        _answer_start(policy, problem, conversation, messages[: of_prompt + n]) if n else first
+        for n in assistants
+    ]
     last_start = starts[-1]
     conversation = [*conversation[:last_start], *_until_end(policy, conversation[last_start:])]
     # (tokens of the conversation,) bool. The loop fills in all messages but the last one.
     trained = np.zeros(len(conversation), dtype=bool)
-    for number, start, next_start in zip(assistants, starts, starts[1:], strict=False):
-        rendered = _conversation(policy, problem, [*prompt, *answer[: number + 1]], False)
-        # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
-        is_prefix = conversation[: len(rendered)] == rendered
-        stop = len(rendered) if is_prefix else next_start
-        ends = [i for i in range(start, stop) if conversation[i] in policy.end_ids]
-        if not (ends or is_prefix):
+    for number, turn in zip(assistants, pairwise(starts), strict=False):
+        rendered = _conversation(policy, problem, messages[: of_prompt + number + 1], False)
+        stop = _message_stop(policy, conversation, rendered, turn)
+        if stop is None:
             raise _rerendered(problem)
-        # What the template writes after the message's end token, such as a line break, is not the model's.
-        # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
-        has_end = conversation[stop] in policy.end_ids
-        turn_stop = ends[0] + 1 if ends else stop + has_end
-        trained[start:turn_stop] = number not in skipped
+        trained[turn[0] : stop] = number not in skipped
     trained[last_start:] = assistants[-1] not in skipped
     return GivenAnswer(np.array(conversation[first:], dtype=np.int64), trained[first:])
+
+
+def _message_stop(
+    policy: Policy, conversation: Sequence[int], rendered: Sequence[int], turn: tuple[int, int]
+) -> int | None:
+    """Return where the assistant's message of a turn stops, its end token included; None if nothing tells.
+
+    ``rendered``: the conversation up to this message, as the template renders it. ``turn``: where the tokens
+    of this message and of the assistant's next one begin.
+    """
+    start, next_start = turn
+    # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
+    is_prefix = conversation[: len(rendered)] == rendered
+    stop = len(rendered) if is_prefix else next_start
+    ends = [i for i in range(start, stop) if conversation[i] in policy.end_ids]
+    # What the template writes after the message's end token, such as a line break, is not the model's.
+    if ends:
+        return ends[0] + 1
+    # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
+    return stop + (conversation[stop] in policy.end_ids) if is_prefix else None
 
 
 def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
@@ -380,7 +395,7 @@ def _rerendered(problem: Problem) -> DataError:
     )
 
 
-def same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
+def check_vocabulary(policy: Policy, encoded: Sequence[Prompted]) -> None:
     """Raise ConfigError if prompts or answers have tokens that the model does not know."""
     for prompted in encoded:
         check_known(policy, prompted.tokens, f"{prompted.problem.id}: the prompt")

@@ -50,7 +50,7 @@ class ServerClient:
         dialect = server.dialect
         assert dialect is not None, "it has answered"
         deadline = time.monotonic() + self.timeout
-        body = dialect.body(request, params, server.model, self.policy.end_ids)
+        body = dialect.body(request, params, server.model, params.ends_of(self.policy))
         # Read before the request, because the server may get and prove other weights before it answers.
         proven_stamp = server.stamp
         for pause in pauses(FIRST_PAUSE, LONGEST_PAUSE):
@@ -64,11 +64,11 @@ class ServerClient:
                 if not busy or time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
-        outputs = read_outputs(dialect, reply, request, params, self.vocabulary, self.policy.end_ids)
+        outputs = read_outputs(dialect, reply, request, params, self.vocabulary, params.ends_of(self.policy))
         check_request_id(dialect, reply, request_id)
         if params.stop:
             for output in outputs:
-                check_stop(self.policy, output, params.stop)
+                check_stop(self.policy, output, params)
         _check_stamp(server, proven_stamp, dialect.stamp(reply))
         return outputs
 

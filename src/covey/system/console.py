@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from covey.system.notebook import NotebookPanel
-from covey.system.plot import Curve, braille, draw
+from covey.system.plot import Curve, braille, draw_curves
 from covey.system.text import duration, inert
 
 LINES_PER_STAGE = 20
@@ -30,6 +30,8 @@ SILENCE = 10.0
 """Longest silence in seconds there, during the first minute of a console."""
 LONG = 60.0
 """Seconds of that first minute, and the longest silence after it."""
+REFRESHES = 8
+"""Times a second that a panel is drawn anew."""
 TALL = 18
 """Lines of a terminal that has room for curves and completions."""
 WIDE = 60
@@ -117,7 +119,7 @@ class RunConsole:
         self._told = False
         self.live: Live | NotebookPanel | None = None
         self._reset("", 0, 0)
-        self.made = self.spoke = self.since = time.monotonic()
+        self.created = self.last_line = self.work_began = time.monotonic()
         self.announced: set[str] = set()
         """Kinds of work that have been announced where there is no terminal."""
         self.left: Callable[[], float | None] = self._left_at_this_pace
@@ -130,7 +132,7 @@ class RunConsole:
         self.steps = steps
         self.first = self.step_number = first
         self.started = time.monotonic()
-        self.at_most = self.by_completion = False
+        self.may_end_early = self.by_completion = False
         self.values: list[tuple[float, float]] = []
         self.held_out: list[tuple[float, float]] = []
         self.facts: Mapping[str, str] = {}
@@ -145,7 +147,7 @@ class RunConsole:
         """
         if style == "yellow":
             self.newest = text
-        self.spoke = time.monotonic()
+        self.last_line = time.monotonic()
         wrapped = self.console.is_terminal or self.console.is_jupyter
         self.console.print(Text(inert(text), style=style), soft_wrap=not wrapped)
 
@@ -161,25 +163,24 @@ class RunConsole:
         title: str,
         steps: int,
         first: int = 0,
-        at_most: bool = False,
+        may_end_early: bool = False,
         by_completion: bool = False,
         left: Callable[[], float | None] | None = None,
     ) -> None:
         """Start to show a stage, from step ``first`` if it resumes.
 
-        ``at_most``: it may end before all its steps. ``by_completion``: its progress counts completions.
+        ``may_end_early``: before all its steps. ``by_completion``: its progress counts completions.
         ``left`` estimates the seconds left, if it can; the default estimates them from the steps so far.
         """
         self._reset(title, steps, first)
         self.left = left or self._left_at_this_pace
-        self.at_most = at_most
+        self.may_end_early = may_end_early
         self.by_completion = by_completion
         if self.console.quiet:
             return
         if self.console.is_terminal:
-            often = 8  # a second
             self.live = Live(
-                console=self.console, get_renderable=self.panel, refresh_per_second=often, transient=True
+                console=self.console, get_renderable=self.panel, refresh_per_second=REFRESHES, transient=True
             )
             self.live.start()
         elif self.console.is_jupyter:
@@ -208,14 +209,14 @@ class RunConsole:
 
     def tokens(self, sampled: int, most_to_come: int) -> None:
         """Estimate the time left of the present sampling from the ``sampled`` tokens and the most to come."""
-        elapsed = time.monotonic() - self.since
+        elapsed = time.monotonic() - self.work_began
         if sampled and elapsed > AT_ONCE:
             self.doing(self.work, self.count, f", at most {duration(elapsed / sampled * most_to_come)} left")
 
     def loading(self, what: str) -> None:
         """Announce work that reports nothing until it ends and may take minutes."""
         self.announced.add(what)
-        self.spoke = time.monotonic()
+        self.last_line = time.monotonic()
         self.doing(what)
         if self.live is None and not self.console.is_terminal:
             self.say(f"{what} ...")
@@ -227,7 +228,7 @@ class RunConsole:
     def doing(self, work: str, count: str = "", estimate: str = "") -> None:
         """Show the present work, how far it is, and when it ends; without a terminal now and then."""
         if work != self.work:
-            self.since = time.monotonic()
+            self.work_began = time.monotonic()
             self.announced -= {"evaluating"}
         self.work = work
         self.count = count
@@ -238,9 +239,9 @@ class RunConsole:
         """Print the present work if it is new, or after some silence; only without a terminal."""
         with self._signs:
             moment = time.monotonic()
-            silence = SILENCE if moment - self.made < LONG else LONG
-            new = self.work not in self.announced and moment - self.since > AT_ONCE
-            if self.live is None and self.work and (new or moment - self.spoke > silence):
+            silence = SILENCE if moment - self.created < LONG else LONG
+            new = self.work not in self.announced and moment - self.work_began > AT_ONCE
+            if self.live is None and self.work and (new or moment - self.last_line > silence):
                 self.announced.add(self.work)
                 self.say(f"{self.title} {self.activity}".strip())
 
@@ -300,7 +301,7 @@ class RunConsole:
         seconds = self.left()
         if not seconds:
             return ""
-        return f"at most {duration(seconds)} left" if self.at_most else f"{duration(seconds)} left"
+        return f"at most {duration(seconds)} left" if self.may_end_early else f"{duration(seconds)} left"
 
     def panel(self) -> RenderableType:
         """Return the panel: progress, curves, facts of the last step, two completions, the newest finding.
@@ -354,7 +355,8 @@ class RunConsole:
         curves = [self._own_curve()]
         if self.held_out:
             curves.append(Curve("held-out accuracy", self.held_out, "cyan", (0.0, 1.0)))
-        return draw(curves, min(width, WIDE) if len(curves) == 1 else width, CURVE_ROWS, max(self.steps, 1))
+        widest = WIDE if len(curves) == 1 else width
+        return draw_curves(curves, min(width, widest), CURVE_ROWS, max(self.steps, 1))
 
     def _completions(self, width: int) -> list[Text]:
         """Return the prompt, and the best and the worst completion of a group, one line each."""

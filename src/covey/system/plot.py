@@ -44,7 +44,7 @@ class Curve:
         return Text.assemble((self.name, "bold"), "  ", (" -> ".join(ends), self.style))
 
 
-def draw(curves: Sequence[Curve], width: int, height: int, last: float) -> list[Text]:
+def draw_curves(curves: Sequence[Curve], width: int, height: int, last: float) -> list[Text]:
     """Draw curves over steps 0 to ``last`` side by side, as a heading and ``height`` lines.
 
     All lines together are at most ``width`` characters wide.

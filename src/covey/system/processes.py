@@ -213,7 +213,7 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
         # A lost peer: the exchange below would fail as well.
         if isinstance(error, RuntimeError) and _of_peers(error):
             raise
-        outcome = None, _portable(error)
+        outcome = None, portable_error(error)
     outcomes = gather(outcome)
     errors = [error for _, error in outcomes if error is not None]
     if errors:
@@ -243,7 +243,7 @@ def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
     return [part[n] for n in range(longest) for part in parts if n < len(part)]
 
 
-def _portable(error: Exception) -> Exception:
+def portable_error(error: Exception) -> Exception:
     """Return the error, or one with the same message if it cannot be pickled."""
     try:
         # Both ways: an exception with arguments of its own often pickles, and fails only when it is read.

@@ -62,7 +62,7 @@ def _of_data(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterabl
     """Yield (reader, its columns) for the settings of ``data`` and for the rows' schema."""
     for schema in SCHEMAS:
         # The schema is recognized by its result, since its columns have been added already.
-        if any(schema.made(row.columns) for row in rows):
+        if any(schema.has_filled(row.columns) for row in rows):
             yield f"read as {schema.name} writes it", (*schema.columns, *schema.optional)
     yield "data.template", PLACE.findall(data.template or "")
     for name, source in {**data.columns, "answer": data.answer or ""}.items():

@@ -14,7 +14,7 @@ from covey_verify.errors import DataError
 from covey_verify.types import Messages
 
 Split = Literal["train", "test"]
-TEST_SHARE = 8
+TEST_ONE_IN = 8
 """One prompt in eight belongs to the test split, by its hash."""
 
 
@@ -60,4 +60,4 @@ def _distinct(task: GeneratedTask, split: Split, attempts: int) -> Iterator[Prob
 
 def split_of(prompt: str) -> Split:
     """Return the split of a prompt, independent of its task and of any order."""
-    return "test" if key("split", prompt) % TEST_SHARE == 0 else "train"
+    return "test" if key("split", prompt) % TEST_ONE_IN == 0 else "train"

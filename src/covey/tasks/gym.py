@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from covey.rng import key
-from covey.tasks.generated import TEST_SHARE, Split, split_of
+from covey.tasks.generated import TEST_ONE_IN, Split, split_of
 from covey.types import Problem
 from covey_verify.contract import ISOLATED
 from covey_verify.errors import ConfigError, DataError
@@ -30,7 +30,7 @@ def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
     name = task.removeprefix(PREFIX)
     seed = key("gym", task) % 2**31
     # Enough for the split (an eighth are test problems) and for repeated ones.
-    offered = 4 * (TEST_SHARE if split == "test" else 1) * size + 64
+    offered = 4 * (TEST_ONE_IN if split == "test" else 1) * size + 64
     server = verifier_server(ISOLATED, "reasoning_gym")
     reply = server.call(f"{ISOLATED}:gym_items", name, seed, offered, limits=GYM_LIMITS)
     if reply.kind != "ok":

@@ -9,7 +9,7 @@ from covey.config.load import ResolvedConfig
 from covey.config.schema import Config, Data
 from covey.config.unread import reads
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
-from covey.rewards.base import Rewards
+from covey.rewards.scorer import Rewards
 from covey.system.console import RunConsole
 from covey.system.text import percent
 from covey.tasks.source import Source, prompt_key
@@ -39,27 +39,29 @@ def usable_problems(
     _tell_of_leaks(source, console)
     if not len(rewards):
         return source
-    names = [r.name for r in rewards]
+    _check_least(rewards, config)
+    # With examples, rewards only measure: they are never called on training rows.
+    train = [] if source.examples else source.train
+    judged = [*train, *source.test]
+    _tell_of_rewards(rewards, config, console, judged)
+    if judged:
+        scores = rehearse(judged[0], rewards, environment(judged[0]))
+        if config.method == "rl" and loaded.algorithm.credit == "step":
+            check_steps(scores, rewards, loaded.algorithm.advantage.name)
+    most_bad = config.scoring.max_bad_references
+    usable_train, skipped_train = check_references(train, rewards, most_bad)
+    usable_test, skipped_test = check_references(source.test, rewards, most_bad)
+    for row, why in {**skipped_train, **skipped_test}.items():
+        console.say(f"skipping {row}: {why}", "yellow")
+    _tell_of_empty_answers([*usable_train, *usable_test], rewards, console)
+    return replace(source, train=source.train if source.examples else usable_train, test=usable_test)
+
+
+def _check_least(rewards: Rewards, config: Config) -> None:
+    names = [reward.name for reward in rewards]
     unknown = set(config.keep.least) - set(names)
     if config.method == "rejection_sampling" and unknown:
         raise ConfigError(f"keep.least: there is no reward {min(unknown)!r}; there are: {', '.join(names)}")
-    # With examples, rewards only measure: they are never called on training rows.
-    everything = source.test if source.examples else source.train + source.test
-    _tell_of_rewards(rewards, config, console, everything)
-    train = source.train
-    skipped = dict[str, str]()
-    if everything:
-        scores = rehearse(everything[0], rewards, environment(everything[0]))
-        if config.method == "rl" and loaded.algorithm.credit == "step":
-            check_steps(scores, rewards, loaded.algorithm.advantage.name)
-    if not source.examples:
-        train, skipped = check_references(source.train, rewards, config.scoring.max_bad_references)
-    test, skipped_test = check_references(source.test, rewards, config.scoring.max_bad_references)
-    for row, why in {**skipped, **skipped_test}.items():
-        console.say(f"skipping {row}: {why}", "yellow")
-    judged = test if source.examples else [*train, *test]
-    _tell_of_empty_answers(judged, rewards, console)
-    return replace(source, train=train, test=test)
 
 
 def _tell_of_empty_answers(problems: Sequence[Problem], rewards: Rewards, console: RunConsole) -> None:

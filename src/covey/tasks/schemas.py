@@ -31,7 +31,7 @@ class Schema:
     optional: tuple[str, ...] = ()
     """Further columns that are read if a row has them."""
 
-    def made(self, columns: Mapping[str, object]) -> bool:
+    def has_filled(self, columns: Mapping[str, object]) -> bool:
         """Return whether a row's columns, without its prompt, contain what this schema would add."""
         if not set(self.columns) <= {*columns, "prompt"}:
             return False

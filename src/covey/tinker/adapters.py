@@ -227,15 +227,7 @@ class Base:
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             adapter = get_peft_model(model, layers)
         adapter.peft_config["default"].base_model_name_or_path = self.source
-        policy = Policy(
-            adapter.get_base_model(),
-            self.policy.tokenizer,
-            adapter,
-            self.policy.rounds,
-            through_modules=self.policy.decoder is None,
-        )
-        policy.draw_from_all()
-        return policy
+        return self.policy.with_model(adapter.get_base_model(), adapter, self.policy.rounds)
 
 
 def _saved_name(name: str) -> str:

@@ -421,8 +421,9 @@ def _draw(base: Base, call: asked.SampleBody, sampler: SamplerWeights) -> DrawRe
         prompt,
         call.num_samples,
         secrets.randbits(63) if params.seed is None else params.seed,
-        SamplingParams(max_tokens, params.temperature, params.top_p, max(params.top_k, 0), texts),
-        tuple(sorted(ends)),
+        SamplingParams(
+            max_tokens, params.temperature, params.top_p, max(params.top_k, 0), texts, tuple(sorted(ends))
+        ),
         (call.prompt_logprobs_last_n or len(prompt)) if call.prompt_logprobs else None,
     )
 

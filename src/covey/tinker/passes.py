@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.tinker.adapters import Adapter, AdapterWeights, Base
-from covey.tinker.losses import loss_of
+from covey.tinker.losses import DatumLoss, loss_of
 from covey.tinker.wire import Datum, ForwardBackward, write_forward_backward, write_samples
 from covey.types import Completion
 from covey_verify.errors import DataError
@@ -24,26 +26,36 @@ PER_TOKEN = ("clip_low_threshold", "clip_high_threshold")
 """Settings of a loss that a datum may give for each token."""
 
 
+class _Example(NamedTuple):
+    """The data of a loss."""
+
+    tokens: np.ndarray
+    """(N,) int64: the model reads them."""
+    inputs: Mapping[str, Tensor]
+    """Arrays of the datum and settings of the loss, by name."""
+
+
 def forward_backward(base: Base, adapter: Adapter, call: ForwardBackward) -> bytes:
     """Compute a loss, and add its gradient to the adapter's: all of it or, if anything fails, nothing.
 
     Raises DataError for data that the loss cannot be computed of.
     """
     loss, settings = loss_of(call.loss_fn, call.config)
-    optional = tuple(name for name in PER_TOKEN if name in loss.settings)
-    checked = [_checked(base.policy, i, d, loss.needs, optional) for i, d in enumerate(call.data)]
-    lacking = [k for k in loss.settings if k not in settings and any(k not in d for d in checked)]
+    examples = [
+        _Example(d.tokens, settings | _checked(base.policy, f"datum {i}", d, loss))
+        for i, d in enumerate(call.data)
+    ]
+    lacking = [name for name in loss.settings if any(name not in e.inputs for e in examples)]
     if lacking:
         raise DataError(f"loss_fn_config: {call.loss_fn} needs {' and '.join(lacking)}")
     policy = base.mount(adapter.weights).policy
     outputs: list[dict[str, np.ndarray]] = []
     total = 0.0
     try:
-        for part in _batches([len(d.tokens) for d in call.data], base.tokens):
+        for part in _batches(examples, base.tokens):
             with torch.set_grad_enabled(not call.forward_only):
-                inputs = [settings | checked[i] for i in part]
-                logprobs = logprobs_of(policy, [(call.data[i].tokens, checked[i][TARGETS]) for i in part])
-                losses = [loss.function(x, g) for x, g in zip(logprobs, inputs, strict=True)]
+                logprobs = logprobs_of(policy, [(e.tokens, e.inputs[TARGETS]) for e in part])
+                losses = [loss.function(x, e.inputs) for x, e in zip(logprobs, part, strict=True)]
                 summed = torch.stack(losses).sum()
             total += float(summed.detach())
             if not np.isfinite(total):
@@ -65,19 +77,9 @@ def _add_gradient(policy: Policy, adapter: Adapter) -> None:
             parameter.grad = computed.grad if parameter.grad is None else parameter.grad + computed.grad
 
 
-def _checked(
-    policy: Policy, number: int, datum: Datum, needs: Sequence[str], optional: Sequence[str]
-) -> dict[str, Tensor]:
+def _checked(policy: Policy, where: str, datum: Datum, loss: DatumLoss) -> dict[str, Tensor]:
     """The arrays of a datum as tensors. Raises DataError."""
-    where = f"datum {number}"
-    expected = (TARGETS, *needs)
-    missing = [name for name in expected if name not in datum.inputs]
-    unread = [name for name in datum.inputs if name not in (*expected, *optional)]
-    if missing or unread:
-        complaint = (
-            f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unread)}, which it would not read"
-        )
-        raise DataError(f"{where}: this loss reads {', '.join(expected)}; the datum {complaint}")
+    _check_names(where, datum, loss)
     targets = datum.inputs[TARGETS]
     if targets.ndim not in (1, 2) or len(targets) != len(datum.tokens) or not targets.size:
         raise DataError(
@@ -93,10 +95,21 @@ def _checked(
             raise DataError(f"{where}: {name} has a value that is not finite")
     check_tokens(policy, where, datum.tokens)
     _check_ids(policy, f"{where}: {TARGETS}", targets)
-    return {
-        name: torch.from_numpy(array.astype(np.int64 if name == TARGETS else np.float32)).to(policy.device)
-        for name, array in datum.inputs.items()
-    }
+    tensors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in datum.inputs.items()}
+    tensors[TARGETS] = torch.from_numpy(targets.astype(np.int64))
+    return {name: tensor.to(policy.device) for name, tensor in tensors.items()}
+
+
+def _check_names(where: str, datum: Datum, loss: DatumLoss) -> None:
+    expected = (TARGETS, *loss.needs)
+    optional = [name for name in PER_TOKEN if name in loss.settings]
+    missing = [name for name in expected if name not in datum.inputs]
+    unread = [name for name in datum.inputs if name not in (*expected, *optional)]
+    complaint = f"has {', '.join(unread)}, which it would not read" if unread else ""
+    if missing:
+        complaint = f"lacks {', '.join(missing)}"
+    if complaint:
+        raise DataError(f"{where}: this loss reads {', '.join(expected)}; the datum {complaint}")
 
 
 def check_tokens(policy: Policy, where: str, tokens: np.ndarray) -> None:
@@ -126,14 +139,14 @@ def logprobs_of(policy: Policy, sequences: Sequence[tuple[np.ndarray, Tensor]]) 
     return [x.view(t.shape) for x, (_, t) in zip(logprobs, sequences, strict=True)]
 
 
-def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Numbers of data, in order, that together have at most ``most`` tokens, but at least one."""
-    part: list[int] = []
-    for i, length in enumerate(lengths):
-        if part and sum(lengths[j] for j in part) + length > most:
+def _batches(examples: Sequence[_Example], most: int) -> Iterator[list[_Example]]:
+    """Examples, in order, that together have at most ``most`` tokens, but at least one."""
+    part: list[_Example] = []
+    for example in examples:
+        if part and sum(len(e.tokens) for e in [*part, example]) > most:
             yield part
             part = []
-        part.append(i)
+        part.append(example)
     if part:
         yield part
 
@@ -149,48 +162,36 @@ class DrawRequest:
     count: int
     seed: int
     params: SamplingParams
-    end_ids: tuple[int, ...]
-    """Ids that end a completion."""
     scored: int | None
     """Number of tokens at the prompt's end whose log-probs are wanted; None: of none."""
 
     @property
     def alike(self) -> tuple[object, ...]:
         """Requests for which this is equal may be sampled together."""
-        return (self.weights, replace(self.params, max_tokens=0), self.end_ids)
+        return (self.weights, replace(self.params, max_tokens=0))
 
 
 def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     """Answer requests that are ``alike``, in one pass."""
     sampler = base.mount(draws[0].weights())
-    policy = sampler.policy
-    # Completions of the same prompt share it, whichever requests they belong to.
-    owners: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+    # Completions of the same prompt share it, whichever requests they belong to: (request, completion).
+    owners: dict[tuple[bytes, int], list[tuple[int, int]]] = defaultdict(list)
     for number, draw in enumerate(draws):
-        owners_of_prompt = owners.setdefault((draw.prompt.tobytes(), draw.params.max_tokens), [])
-        owners_of_prompt += [(number, i) for i in range(draw.count)]
-    requests = [
-        Request(
-            np.frombuffer(prompt, np.int64),
-            [key(draws[number].seed, "tinker", i) for number, i in owners_of_prompt],
-            room=room,
-        )
-        for (prompt, room), owners_of_prompt in owners.items()
-    ]
-    together = list(owners.values())
+        owners[draw.prompt.tobytes(), draw.params.max_tokens] += [(number, i) for i in range(draw.count)]
+    requests = []
+    for (prompt, room), completions_of_prompt in owners.items():
+        streams = [key(draws[number].seed, "tinker", i) for number, i in completions_of_prompt]
+        requests.append(Request(np.frombuffer(prompt, np.int64), streams, room=room))
     params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
-    completions: list[dict[int, Completion]] = [{} for _ in draws]
-    own_ends = policy.end_ids
-    policy.end_ids = list(draws[0].end_ids)
-    try:
-        for sampled in sampler.sample(requests, params):
-            number, i = together[sampled.request][sampled.sample]
-            completions[number][i] = sampled.completion
-    finally:
-        policy.end_ids = own_ends
+    together = list(owners.values())
+    completions: dict[tuple[int, int], Completion] = {}
+    for sampled in sampler.sample(requests, params):
+        completions[together[sampled.request][sampled.sample]] = sampled.completion
     return [
-        write_samples([mine[i] for i in range(len(mine))], _prompt_logprobs(policy, d))
-        for d, mine in zip(draws, completions, strict=True)
+        write_samples(
+            [completions[number, i] for i in range(draw.count)], _prompt_logprobs(sampler.policy, draw)
+        )
+        for number, draw in enumerate(draws)
     ]
 
 

@@ -114,35 +114,39 @@ def write_forward_backward(outputs: Sequence[Mapping[str, np.ndarray]], loss: fl
 
     One record holds data whose arrays have the same width.
     """
-    message = _field(1, b"ArrayRecord")
+    message = written_field(1, b"ArrayRecord")
     start = 0
     widths = [{name: array.shape[1:] for name, array in output.items()} for output in outputs]
     for end in range(1, len(outputs) + 1):
         if end < len(outputs) and widths[end] == widths[start]:
             continue
         part = outputs[start:end]
-        record = _field(3, len(part))
+        record = written_field(3, len(part))
         for name in part[0]:
             arrays = [output[name].astype(np.float32) for output in part]
             offsets = np.cumsum([0, *(a.nbytes for a in arrays)]).astype(np.int64)
-            tensor = _field(1, b"".join(a.tobytes() for a in arrays)) + _field(2, offsets.tobytes())
-            tensor += _field(3, FLOAT32) + b"".join(_field(4, n) for n in arrays[0].shape[1:])
-            record += _field(2, _field(1, name.encode()) + _field(2, tensor))
-        message += _field(2, record)
+            tensor = written_field(1, b"".join(a.tobytes() for a in arrays)) + written_field(
+                2, offsets.tobytes()
+            )
+            tensor += written_field(3, FLOAT32) + b"".join(written_field(4, n) for n in arrays[0].shape[1:])
+            record += written_field(2, written_field(1, name.encode()) + written_field(2, tensor))
+        message += written_field(2, record)
         start = end
-    return message + _field(3, _field(1, b"loss:sum") + _field(2, loss))
+    return message + written_field(3, written_field(1, b"loss:sum") + written_field(2, loss))
 
 
 def write_samples(completions: Sequence[Completion], prompt_logprobs: np.ndarray | None) -> bytes:
     """Write completions, and the log-prob of each token of the prompt if there are any: NaN for the first."""
     message = b""
     for completion in completions:
-        sequence = _field(1, STOP_REASONS[completion.finish]) + _field(
+        sequence = written_field(1, STOP_REASONS[completion.finish]) + written_field(
             2, completion.tokens.astype(np.int32).tobytes()
         )
-        message += _field(1, sequence + _field(3, completion.logprobs.astype(np.float32).tobytes()))
+        message += written_field(
+            1, sequence + written_field(3, completion.logprobs.astype(np.float32).tobytes())
+        )
     if prompt_logprobs is not None:
-        message += _field(2, prompt_logprobs.astype(np.float32).tobytes())
+        message += written_field(2, prompt_logprobs.astype(np.float32).tobytes())
     return message
 
 
@@ -188,7 +192,8 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
     raise IndexError
 
 
-def _field(number: int, value: Value) -> bytes:
+def written_field(number: int, value: Value) -> bytes:
+    """Return a field of a message as protobuf writes it."""
     if isinstance(value, float):
         return _number(number << 3 | 1) + struct.pack("<d", value)
     if isinstance(value, int):

@@ -13,12 +13,12 @@ from typing import get_args
 import numpy as np
 
 from covey.config.load import ResolvedConfig
-from covey.rewards.base import Reward, Rewards
+from covey.rewards.contract import Reward
 from covey.rewards.groups import sums_steps, with_credit
 from covey.rewards.reading import Reader
-from covey.rewards.scorer import Scorer
+from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.draw import sampling_params
+from covey.rollouts.group_sampling import sampling_params
 from covey.rollouts.groups import OnProgress, score_all
 from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
@@ -103,7 +103,7 @@ def _identity(reward: Reward) -> str:
     settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
     if is_learned(reward):
         settings["model"] = weights_identity(reward)
-    folder = Path(reward.home[1]) if reward.home else Path()
+    folder = Path(reward.origin.folder) if reward.origin else Path()
     return _hash([reward.name, settings, code_of(reward.function, folder)])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from covey.config.load import ResolvedConfig
-from covey.rewards.base import Rewards
+from covey.rewards.scorer import Rewards
 from covey.runs.estimates import Evaluation
 from covey.runs.journal import Journal
 from covey.sampling.base import Sampler

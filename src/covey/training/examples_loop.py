@@ -39,13 +39,13 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
         journal.console.doing("updating")
         with journal.clock("update"):
             batch, objective = build_step(rows)
-            shares = learner.forward_backward(batch, objective)
-            norm = apply_update(run, learner, step, batch, [s["loss"] for s in shares])
+            parts = learner.forward_backward(batch, objective)
+            norm = apply_update(run, learner, step, batch, [s["loss"] for s in parts])
         run.sampler.sync(learner)
         run.advance(step + 1)
         journal.clock.count("update", int(batch.mask.sum()))
         metrics = {
-            **sum_of_parts(shares),
+            **sum_of_parts(parts),
             "optimizer/grad_norm": norm,
             "optimizer/skipped": float(not math.isfinite(norm)),
             "optimizer/lr": learning_rate(step, config.train),
@@ -78,8 +78,8 @@ def held_out(run: Run, build_step: StepBuilder) -> dict[str, float]:
     """Evaluate the held-out examples: mean metrics over one batch, so that each example counts equally."""
     first = len(run.train_set)
     with run.journal.clock("eval"):
-        shares = run.learner.measure(*build_step(range(first, first + len(run.held_out))))
-    return {f"held_out/{name}": value for name, value in sum_of_parts(shares).items()}
+        parts = run.learner.measure(*build_step(range(first, first + len(run.held_out))))
+    return {f"held_out/{name}": value for name, value in sum_of_parts(parts).items()}
 
 
 def imitation(run: Run) -> StepBuilder:

@@ -107,29 +107,25 @@ def _write_final(
     again: Evaluation | None,
 ) -> Result:
     """Write the model, its card and the curve of a run that has ended, and print the verdict."""
-    folder = run.journal.folder.path
+    config = run.loaded.config
+    records = run.journal.folder
     seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
-    best = run.journal.folder.best()
-    takes_best = run.loaded.config.train.final == "best"
     verdict = _verdict(run, evaluations, again, seconds)
-    example = example_of([p.problem for p in run.test_set or run.train_set])
-    metrics = run.journal.folder.read("metrics.jsonl")
-    steps = best.step if best is not None and takes_best else run.state.step
+    best = records.best() if config.train.final == "best" else None
+    steps = run.state.step if best is None else best.step
+    metrics = records.read("metrics.jsonl")
     ranking = held_out_ranking(metrics, run.held_out, steps) or CardFacts.ranking
+    example = example_of([p.problem for p in run.test_set or run.train_set])
     loader = run.learner.policy.loader_name
     _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, ranking))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
-    title = verdict.sentence.partition(", on ")[0] if verdict else run.loaded.config.output.name
-    write_curve(folder / CURVE, title, metrics, run.journal.folder.read("evals.jsonl"))
+    title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
+    write_curve(records.path / CURVE, title, metrics, records.read("evals.jsonl"))
     # Completions drawn ahead are of no use after the last step.
-    forget_completions(folder)
-    result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
+    forget_completions(records.path)
+    result = Result(records.path, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
-    words = verdict.sentence if verdict else f"done in {duration(seconds)}"
-    scores = "" if verdict and not run.held_out else f". {ranking}"
-    run.journal.say(f"{run.loaded.config.output.name}: {words}{scores}")
-    tell_outcomes(run.journal)
-    _say_what_to_do(run, verdict, "" if takes_best else better_step_hint(best, folder))
+    _say_outcome(run, result, ranking)
     return result
 
 
@@ -162,9 +158,16 @@ def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> 
         write_cards(final, trained)
 
 
-def _say_what_to_do(run: Run, verdict: Verdict | None, better: str) -> None:
-    """Print how to get the best step, and the likely cause if the run did not learn."""
-    if better:
+def _say_outcome(run: Run, result: Result, ranking: str) -> None:
+    """Print the verdict, how to get the best step, and the likely cause if the run did not learn."""
+    verdict = result.verdict
+    config = run.loaded.config
+    words = verdict.sentence if verdict else f"done in {duration(result.seconds)}"
+    scores = "" if verdict and not run.held_out else f". {ranking}"
+    run.journal.say(f"{config.output.name}: {words}{scores}")
+    tell_outcomes(run.journal)
+    better = better_step_hint(run.journal.folder.best(), result.folder)
+    if better and config.train.final != "best":
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
     if verdict is None or not verdict.failed:
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from covey.config.schema import Guards
 from covey.runs.checkpoint import GuardMemory
@@ -28,6 +29,15 @@ class Warn:
     text: str
     event: str
     details: Mapping[str, float]
+
+
+class KLAlarm(IntEnum):
+    """The highest threshold of the guards (``kl_warn``, ``kl_act``, ``kl_stop``) that the KL exceeds."""
+
+    NONE = 0
+    WARN = 1
+    ACT = 2
+    STOP = 3
 
 
 Action = Stop | Warn
@@ -51,10 +61,10 @@ def judge_update(
     )
 
 
-def judge_step(
+def apply_guards(
     step: int,
     metrics: Mapping[str, float],
-    signal: bool,
+    has_signal: bool,
     memory: GuardMemory,
     limits: Guards,
     why_none: Callable[[int], str],
@@ -66,7 +76,7 @@ def judge_step(
     finding with its remedy; it replaces a guard's own advice.
     """
     actions: list[Action] = []
-    dead = 0 if signal else memory.dead_steps + 1
+    dead = 0 if has_signal else memory.dead_steps + 1
     if limits.dead_steps and dead >= limits.dead_steps:
         actions.append(
             Stop(
@@ -76,8 +86,8 @@ def judge_step(
         )
     kl = metrics.get("kl/completion_k1", math.nan)
     # NaN, where no KL was measured, exceeds nothing.
-    level = kl_level(kl, limits)
-    actions += _on_kl(step, kl, level, memory.kl_level, limits, cause)
+    alarm = kl_alarm(kl, limits)
+    actions += _on_kl(step, kl, alarm, memory.kl_alarm, limits, cause)
     lost_values, value_actions = _on_values(
         step, metrics.get("value/explained_variance", math.nan), memory.lost_values
     )
@@ -91,7 +101,7 @@ def judge_step(
                 f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )
         )
-    return replace(memory, dead_steps=dead, kl_level=level, lost_values=lost_values), actions
+    return replace(memory, dead_steps=dead, kl_alarm=alarm, lost_values=lost_values), actions
 
 
 def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Action]]:
@@ -109,26 +119,27 @@ def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Acti
     return steps, [Warn(text, "critic diverges", {"explained_variance": explained})]
 
 
-def kl_level(kl: float, limits: Guards) -> int:
-    """Return the highest threshold, 1 to 3, that the KL in nats per completion exceeds; 0 for none."""
-    bounds = (limits.kl_warn, limits.kl_act, limits.kl_stop)
-    return max((i for i, b in enumerate(bounds, start=1) if b is not None and kl > b), default=0)
+def kl_alarm(kl: float, limits: Guards) -> KLAlarm:
+    """Return the highest threshold that the KL in nats per completion exceeds."""
+    bounds = {KLAlarm.WARN: limits.kl_warn, KLAlarm.ACT: limits.kl_act, KLAlarm.STOP: limits.kl_stop}
+    return max((a for a, bound in bounds.items() if bound is not None and kl > bound), default=KLAlarm.NONE)
 
 
 def _on_kl(
-    step: int, kl: float, level: int, before: int, limits: Guards, cause: Callable[[], str]
+    step: int, kl: float, alarm: KLAlarm, before: int, limits: Guards, cause: Callable[[], str]
 ) -> list[Action]:
-    if level == 3 or (level == 2 and limits.kl_action == "stop"):
-        bound = limits.kl_stop if level == 3 else limits.kl_act
+    if alarm == KLAlarm.STOP or (alarm == KLAlarm.ACT and limits.kl_action == "stop"):
+        setting = "kl_stop" if alarm == KLAlarm.STOP else "kl_act"
+        bound = limits.kl_stop if alarm == KLAlarm.STOP else limits.kl_act
         advice = "Lower train.lr, raise algorithm.kl.coef, or allow more if that is what you want"
         return [
             Stop(
                 f"step {step + 1}: the KL to the reference is {kl:.1f} nats per completion, above "
-                f"guards.{'kl_stop' if level == 3 else 'kl_act'} ({bound:g}). {cause() or advice}"
+                f"guards.{setting} ({bound:g}). {cause() or advice}"
             )
         ]
     # Warn when a threshold is first exceeded, not in every step above it.
-    if level <= before:
+    if alarm <= before:
         return []
     text = (
         f"step {step + 1}: the KL to the reference is {kl:.1f} nats per completion (guards.kl_stop ends the "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from covey.config.load import ResolvedConfig, resolved_yaml, with_settings
 from covey.errors import GuardStop
@@ -21,7 +21,6 @@ from covey.insight.findings.settings import UNKNOWN, settings_of
 from covey.insight.findings.view import WIDEST, WINDOW, width_of
 from covey.insight.result import Result
 from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial
-from covey.rewards.base import RewardError
 from covey.runs.atomic import sync
 from covey.runs.best import best_of
 from covey.runs.compatibility import changed_settings, effect_of_change
@@ -36,9 +35,9 @@ from covey.runs.healing import (
     write_attempts,
 )
 from covey.runs.journal import Journal
-from covey.runs.origin import write_own
+from covey.runs.trust import write_own
 from covey.system.processes import on_rank_zero
-from covey_verify.errors import ConfigError, DataError
+from covey_verify.errors import ConfigError, DataError, RewardError
 
 P = ParamSpec("P")
 
@@ -276,7 +275,7 @@ def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
     return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"
 
 
-def _value(loaded: ResolvedConfig, key: str) -> Any:
+def _value(loaded: ResolvedConfig, key: str) -> object:
     """Return the value of a setting as JSON has it."""
     value = settings_of(loaded)(key)
     return None if value is UNKNOWN else json.loads(json.dumps(value, default=str))

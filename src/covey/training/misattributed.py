@@ -1,4 +1,4 @@
-"""Strangers: groups whose recorded log-probs cannot belong to their prompt and the weights that drew them.
+"""Groups whose recorded log-probs cannot belong to their prompt and the weights that drew them.
 
 A reply names the request that it answers, if the server supports that. If not, a proxy or a cache may give
 one request the reply to another. Then the trainer's log-probs, which an update computes anyway, are far off.

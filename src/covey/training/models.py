@@ -12,7 +12,7 @@ from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.learner.learner import Learner
 from covey.models.load import load_policy, own_reference
-from covey.models.policy import Policy, snapshot
+from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, load_value_model, value_model_from
 from covey.sampling.base import Sampler
@@ -42,7 +42,7 @@ def load_trained(
     return policy, lambda examples: encode_examples(policy, examples, config)
 
 
-def reference_of(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
+def reference_model(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
     """Return the frozen reference, if the algorithm asks for one."""
     algorithm = loaded.algorithm
     needs_reference = algorithm.needs_reference and loaded.config.method == "rl"
@@ -84,7 +84,7 @@ def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], opti
     transport: Transport = ask
     lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
     # Sampling ahead needs weights that the training thread does not change meanwhile.
-    policy = snapshot(policy) if lags else policy
+    policy = policy.snapshot() if lags else policy
     sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
     if sampler is None:
         return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)

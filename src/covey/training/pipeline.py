@@ -11,31 +11,25 @@ from pathlib import Path
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved
-from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
+from covey.config.methods import METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
 from covey.config.python_objects import ModelObject
-from covey.errors import RECORD, CheckpointError, FolderBusy, GuardStop, Stopped, as_error, record_exit
+from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit
 from covey.insight.result import (
     Result,
     better_step_hint,
-    read_result,
     stage_table,
 )
 from covey.learner.process import default_torch_modes, freeze_existing_objects, restore_process_settings
 from covey.models.model_objects import restore_model_object, take_weights
-from covey.runs.compatibility import changed_settings, refuse_other_config
+from covey.runs.compatibility import refuse_other_config
 from covey.runs.folder import (
     RESULT,
-    STREAMS,
     checkpoints,
-    ended_otherwise,
-    latest_checkpoint,
     read_numbers,
 )
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
-from covey.runs.reader import recorded_settings
 from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
-from covey.system.integrity import damage
 from covey.system.parent import tell_run_folder
 from covey.system.processes import (
     environment_rank,
@@ -49,8 +43,8 @@ from covey.system.processes import (
 )
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
-from covey.tasks.source import EXAMPLES
 from covey.training import example_sampling, examples_loop, preference, reward_model, rl
+from covey.training.ended import finished_result, refuse_late_changes
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
 from covey.training.healing import complete_going_back, run_with_healing, severe, with_attempts
 from covey.training.options import DEFAULTS, RunOptions
@@ -92,12 +86,12 @@ def run_pipeline(
     currents = [_current(stage, options) for stage in pipeline]
     for number, (stage, current) in enumerate(zip(pipeline, currents, strict=True), start=1):
         last = number == len(stages)
-        finished = on_rank_zero(partial(_finished, current, console))
+        finished = on_rank_zero(partial(finished_result, current, console))
         # The result of the last stage is returned, and has to be that of the inputs given.
         if not options.changes and (options.same_inputs or (finished is not None and last)):
             refuse_other_inputs(current, ended=finished is not None)
         if finished is not None:
-            _refuse_late_changes(current)
+            refuse_late_changes(current)
         else:
             refuse_stale_stages(current, currents[number:])
             if results:
@@ -142,8 +136,8 @@ def run_in_folder(
         if covey_error is error:
             raise
         raise covey_error from error
-    if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
-        (home / RECORD).unlink()
+    if environment_rank() == 0 and (home / EXIT_FILE).exists():  # else nothing may be writable there
+        (home / EXIT_FILE).unlink()
     return results
 
 
@@ -215,7 +209,9 @@ def _in_pipeline(index: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig
     }
     if start is not None and not isinstance(config.model, ModelObject):
         changes["model"] = str((start / "final").resolve())
-    return replace(stage, config=config.model_copy(update=changes), before=start, home=home)
+    return replace(
+        stage, config=config.model_copy(update=changes), previous_stage=start, pipeline_folder=home
+    )
 
 
 def _placed_reward(spec: object, folders: Mapping[str, Path]) -> object:
@@ -227,56 +223,6 @@ def _placed_reward(spec: object, folders: Mapping[str, Path]) -> object:
         if isinstance(settings, Mapping) and settings.get("model") in folders:
             placed[name] = {**settings, "model": str(folders[settings["model"]] / "final")}
     return placed
-
-
-def _finished(stage: ResolvedConfig, console: RunConsole) -> Result | None:
-    """Return the result of a stage that is complete and whose model exists.
-
-    None if something is left to do: to begin, to continue, to train more steps than before, or to write a
-    lost model again. Raises CheckpointError if that is impossible.
-    """
-    output = stage.config.output
-    train = stage.config.train
-    if not (output / RESULT).exists():
-        return None
-    result = read_result(output)
-    # The result records bytes and hashes of the logs; a log that differs was damaged or continued.
-    for name in (*STREAMS, EXAMPLES):
-        if complaint := ended_otherwise(output, name):
-            raise CheckpointError(f"{complaint}. Restore the file, or start a new run")
-    final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
-    recorded = (recorded_settings(output) or {}).get("train", {})
-    # A run that ended before its steps had reached ``stop_at``: only another ``stop_at`` gives it more to do.
-    recorded_steps = recorded.get("steps")
-    stopped_early = train.stop_at is not None and recorded_steps is not None and result.steps < recorded_steps
-    same_goal = stopped_early and train.stop_at == recorded["stop_at"]
-    steps = train.steps if METHODS[stage.config.method].loop else 0  # `filter` selects rows, without steps
-    needs_steps = result.steps < steps and not same_goal
-    if not needs_steps and final.is_file():
-        return replace(result, folder=output)
-    if not needs_steps and final.is_dir():
-        if problem := damage(final, ("config.json",)):
-            raise CheckpointError(f"{problem}. Restore the file, or remove {final} to write it again")
-        return replace(result, folder=output)
-    what = f"the config now asks for {train.steps}" if needs_steps else f"it lacks {final}"
-    checkpoint, _ = latest_checkpoint(output)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{output} ended after {result.steps} steps and {what}, but no checkpoint is left to continue "
-            "from. Start a new run from its model, or restore the checkpoint"
-        )
-    console.say(f"{output} ended after {result.steps} steps and {what}; continuing from {checkpoint.name}")
-    return None
-
-
-def _refuse_late_changes(stage: ResolvedConfig) -> None:
-    """Raise ConfigError if settings were changed that a completed stage can no longer follow."""
-    late = [d for d in changed_settings(stage) if d.effect != "safe" or d.name == "train.final"]
-    if late:
-        raise ConfigError(
-            f"{stage.config.output} has ended, so no step is left for {'; '.join(map(str, late))}. Set more "
-            "steps too (--train.steps), or choose another --output; `covey eval` measures its model"
-        )
 
 
 def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:

@@ -28,6 +28,8 @@ from covey.system.processes import on_rank_zero, run_on_all
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
 
+PROMPT = -1.0
+"""Stands where an answer's tokens have an advantage: a token of the prompt, which counts in the NLL alone."""
 SCORED_AT_ONCE = 256
 """Examples that are scored between two writes of the file of reference log-probs."""
 
@@ -87,8 +89,7 @@ class PreferenceObjective:
         batch = micro.rows
         count = micro.totals.prompts
         logprobs = micro.packed.unpack(scores.logprobs)
-        # Prompt tokens that are trained have advantage -1: they count in the NLL and not in the answer.
-        answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)
+        answered = (batch.mask & (batch.advantages != PROMPT)).to(logprobs.device)
         sums = (logprobs * answered).sum(-1)
         lengths = answered.sum(-1).to(logprobs)
         nll = -(logprobs * batch.mask.to(logprobs.device)).sum(-1) / self.tokens
@@ -115,13 +116,17 @@ class PreferenceObjective:
                 log_ratio=reward, desirable=labels, reference_point=sums.new_tensor(self.reference_point)
             )
         assert bool(labels[0::2].all()) and not bool(labels[1::2].any()), "chosen and rejected take turns"
-        names = {"": sums, "ref_": reference}
-        # chosen, rejected, ref_chosen, ref_rejected: rows 0, 2, 4, ... and 1, 3, 5, ...
-        parts = {f"{ref}{who}": values[n::2] for ref, values in names.items() if values is not None
-                 for n, who in enumerate(("chosen", "rejected"))}  # fmt: skip
-        sizes = {"chosen_lengths": lengths[0::2], "rejected_lengths": lengths[1::2]}
-        # One number under two names: prompts are among the trained tokens only if the loss asks for ``nll``.
-        return PreferenceData(**parts, **sizes, nll=nll[0::2], chosen_nll=nll[0::2])
+        return PreferenceData(
+            chosen=sums[0::2],
+            rejected=sums[1::2],
+            ref_chosen=None if reference is None else reference[0::2],
+            ref_rejected=None if reference is None else reference[1::2],
+            chosen_lengths=lengths[0::2],
+            rejected_lengths=lengths[1::2],
+            # One number under two names: prompts are trained only if the loss asks for ``nll``.
+            nll=nll[0::2],
+            chosen_nll=nll[0::2],
+        )
 
     def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> MetricParts:
         if "desirable" in self.loss.needs:
@@ -148,10 +153,9 @@ def with_prompt_trained(example: Prompted) -> Prompted:
     rest = example.tokens[1:]
     answers = []
     for chosen, answer in zip((True, False), example.answers, strict=True):
-        # -1 marks the prompt's tokens; see ``answered`` in PreferenceObjective.
-        sampler_logprobs = np.concatenate([np.full(len(rest), -1.0), answer.trained]).astype(np.float32)
         trained = np.concatenate([np.full(len(rest), chosen), answer.trained])
-        answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, sampler_logprobs))
+        marks = np.concatenate([np.full(len(rest), PROMPT), answer.trained]).astype(np.float32)
+        answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, judgements=marks))
     return replace(example, tokens=first, answers=tuple(answers))
 
 
@@ -186,7 +190,7 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
 
     Answers that would not fit into the context are truncated.
     """
-    names = []
+    exchanged = []
     for n, example in enumerate(examples):
         before = (examples[n - k] for k in range(1, len(examples)))
         # The answers of the nearest earlier example with another prompt; if all are alike, just the one
@@ -194,8 +198,8 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
         other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
         room = max(1, context - len(example.tokens))
         answers = tuple(GivenAnswer(a.tokens[:room], a.trained[:room]) for a in other.answers)
-        names.append(replace(example, answers=answers))
-    return names
+        exchanged.append(replace(example, answers=answers))
+    return exchanged
 
 
 def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:

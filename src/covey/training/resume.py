@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from covey.config.load import resolved_yaml
-from covey.errors import RECORD, START, CheckpointError
+from covey.errors import EXIT_FILE, START_FILE, CheckpointError
 from covey.models.chat import rendered_at
 from covey.objective.controllers import resumed_coefficients
 from covey.runs.arithmetic import any_step_rounded
@@ -15,8 +15,8 @@ from covey.runs.checkpoint import load_checkpoint, newest_checkpoint
 from covey.runs.compatibility import differences_to_record, environment
 from covey.runs.folder import IN_CHECKPOINT, INEXACT, LogState, checkpoint_at, checkpoints
 from covey.runs.inventory import fingerprint, inventory
-from covey.runs.origin import write_own
 from covey.runs.pending import forget_completions
+from covey.runs.trust import write_own
 from covey.system.integrity import damage, sealed
 from covey.system.processes import is_rank_zero, on_rank_zero
 from covey.training.run import Run
@@ -56,8 +56,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         write_own(folder.path, "config.yaml", resolved_yaml(loaded))
         write_file(folder.path / "env.json", sealed(current))
         if options.start:
-            write_own(options.home, START, sealed(options.start))
-        (folder.path / RECORD).unlink(missing_ok=True)
+            write_own(options.home, START_FILE, sealed(options.start))
+        (folder.path / EXIT_FILE).unlink(missing_ok=True)
 
 
 def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:

@@ -32,7 +32,7 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.sampling.prompts import GivenAnswer, Prompted, call_for, same_model, tokens_of
+from covey.sampling.prompts import GivenAnswer, Prompted, call_for, check_vocabulary, prompt_ids
 from covey.tasks.examples import Example
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
@@ -145,7 +145,7 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     Raises DataError for examples that do not fit, or whose answers look the same to the model.
     """
     encoded = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
-    same_model(policy, encoded)
+    check_vocabulary(policy, encoded)
     for p in encoded:
         # Without the placeholder, which the model never reads.
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
@@ -163,7 +163,7 @@ def _answers(policy: Policy, example: Example) -> Prompted:
     read = partial(conversation_ids, policy.tokenizer, problem.prompt, template=problem.template)
     # Tokens that a policy sampled are another vocabulary's, or split as no text is that will be judged.
     if problem.sampled is not None and isinstance(policy, TrainedRewardModel) and policy.reads_tokens:
-        ids = [[*tokens_of(policy, problem), *answer.ids] for answer in example.sampled]
+        ids = [[*prompt_ids(policy, problem), *answer.ids] for answer in example.sampled]
     else:
         ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):

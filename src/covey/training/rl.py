@@ -19,10 +19,10 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
+from covey.training.learners import learner_parts, policy_waits, set_value_pull
 from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.misattributed import misattributed_groups, report_misattributed
 from covey.training.run import Run
-from covey.training.turns import learner_turns, policy_waits, set_value_pull
 from covey.training.updates import apply_update
 from covey.types import Group
 
@@ -31,8 +31,8 @@ def train(run: Run) -> None:
     """Run the remaining steps. A stop request surfaces as Stopped between updates."""
     loaded = run.loaded
     journal = run.journal
-    updates = loaded.config.train.updates_per_rollout_batch
-    old = old_logprob_source(loaded.algorithm, run.sampler, updates)
+    update_count = loaded.config.train.updates_per_rollout_batch
+    old = old_logprob_source(loaded.algorithm, run.sampler, update_count)
     with closing(run.rollouts()) as rollouts:
         for step in range(run.state.step, loaded.config.train.steps):
             run.begin_step()
@@ -70,13 +70,13 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     outcome = StepUpdates(run.learner.version)
     waits = policy_waits(run, step)
     set_value_pull(run, waits)
-    turns = learner_turns(run, waits, outcome)  # decided once for all updates of the step
-    for number, minibatch in enumerate(updates(batch, run.loaded, old, step)):
-        for turn in turns:
+    parts = learner_parts(run, waits, outcome)  # decided once for all updates of the step
+    for number, minibatch in enumerate(step_minibatches(batch, run.loaded, old, step)):
+        for part in parts:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.
-            stats = turn.learner.forward_backward(minibatch, turn.objective)
-            norm = apply_update(run, turn.learner, step, minibatch, [float(s.loss) for s in stats], number)
-            turn.norms.append(norm)
+            stats = part.learner.forward_backward(minibatch, part.objective)
+            norm = apply_update(run, part.learner, step, minibatch, [float(s.loss) for s in stats], number)
+            part.norms.append(norm)
             if isfinite(norm):
                 outcome.stats += [s for s in stats if isinstance(s, TokenStats)]
     return outcome
@@ -106,7 +106,7 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     return with_advantages(batch, groups, algorithm, kl_coef=run.state.coefficients.kl, values=values)
 
 
-def updates(batch: Batch, loaded: ResolvedConfig, old: OldLogprobs, step: int) -> Iterator[Batch]:
+def step_minibatches(batch: Batch, loaded: ResolvedConfig, old: OldLogprobs, step: int) -> Iterator[Batch]:
     """Yield the minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     config = loaded.config
     # Before the first update the current policy is the old policy, so every ratio is exactly 1: without old

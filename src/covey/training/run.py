@@ -13,7 +13,7 @@ from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
-from covey.rewards.base import Rewards
+from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.runs.checkpoint import State, save_checkpoint
@@ -110,8 +110,11 @@ class Run:
             config.seed,
             config.train.steps,
             PendingCompletions(self.journal.folder.path) if config.rollout.staleness else None,
+            first_step=self.state.step,
+            position=self.state.position,
+            progress=self.on_sample,
         )
-        return source.batches_from(self.state.step, self.state.position, self.on_sample)
+        return source.batches()
 
     def advance(self, step: int, position: Position | None = None) -> None:
         """Mark a step as complete: a resume begins after it, once its logs are written."""

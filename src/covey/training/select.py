@@ -9,7 +9,7 @@ from covey.config.load import ResolvedConfig, resolved_yaml
 from covey.config.schema import Data
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.examples import ExampleRow, as_jsonl
-from covey.runs.origin import write_own
+from covey.runs.trust import write_own
 from covey.system.console import RunConsole
 from covey.tasks.classifier import TextClassifier
 from covey.tasks.examples import label_of
@@ -28,6 +28,32 @@ def select(loaded: ResolvedConfig, console: RunConsole) -> Problem:
     Raises DataError if there is nothing to learn from or nothing is wanted. Returns a row as an example.
     """
     config = loaded.config
+    corpus, labelled = _corpus_and_labelled(loaded)
+    texts, labels = _labelled(labelled, config.data)
+    judged = list(_left_out(texts, labels))
+    chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
+    console.say(
+        f"cross-validation on the labelled lines: {sum(judged)} of {len(judged)} classified correctly{chance}"
+    )
+    classifier = TextClassifier(texts, labels)
+    scores = [classifier.probability(text_of_row(row, config.data, "data.train")) for row in corpus]
+    scored = zip(corpus, scores, strict=True)
+    least = config.keep.score
+    selected: list[ExampleRow] = [{**row, "score": round(p, 6)} for row, p in scored if p > least]
+    if not selected:
+        raise DataError(
+            f"{config.data.train}: no row has a probability above {least:g} (keep.score); the highest is "
+            f"{max(scores):.2f}. Label more lines, or lower keep.score"
+        )
+    make_folder(config.output)
+    write_own(config.output, "config.yaml", resolved_yaml(loaded))
+    write_file(config.output / EXAMPLES, as_jsonl(selected))
+    console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
+    return Problem("filter", text_of_row(selected[0], config.data, ""))
+
+
+def _corpus_and_labelled(loaded: ResolvedConfig) -> tuple[list[ExampleRow], list[ExampleRow]]:
+    """Return the rows to select from and the labelled ones. Raises DataError if there are none of either."""
     data = loaded.config.data
     if not isinstance(data.train, Path) or not data.examples:
         raise DataError(
@@ -38,26 +64,7 @@ def select(loaded: ResolvedConfig, console: RunConsole) -> Problem:
     corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
     if not corpus:
         raise DataError(f"{data.train}: the file has no rows; write one JSON object per line")
-    texts, labels = _labelled([row for part in labelled for row in part], data)
-    judged = list(_left_out(texts, labels))
-    chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
-    console.say(
-        f"cross-validation on the labelled lines: {sum(judged)} of {len(judged)} classified correctly{chance}"
-    )
-    classifier = TextClassifier(texts, labels)
-    scored = [(classifier.probability(text_of_row(row, data, "data.train")), row) for row in corpus]
-    selected: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
-    if not selected:
-        best = max((p for p, _ in scored), default=0.0)
-        raise DataError(
-            f"{data.train}: no row has a probability above {config.keep.score:g} (keep.score); the highest "
-            f"is {best:.2f}. Label more lines, or lower keep.score"
-        )
-    make_folder(config.output)
-    write_own(config.output, "config.yaml", resolved_yaml(loaded))
-    write_file(config.output / EXAMPLES, as_jsonl(selected))
-    console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
-    return Problem("filter", text_of_row(selected[0], data, ""))
+    return corpus, [row for part in labelled for row in part]
 
 
 def _labelled(rows: Sequence[ExampleRow], data: Data) -> tuple[list[str], list[float]]:

@@ -32,7 +32,7 @@ from covey.system.processes import run_on_all
 from covey.system.signals import StopSignal
 from covey.training.hooks import connect
 from covey.training.memory import plan_memory
-from covey.training.models import load_critic, load_trained, policy_learner, reference_of, sampler_of
+from covey.training.models import load_critic, load_trained, policy_learner, reference_model, sampler_of
 from covey.training.options import DEFAULTS, RunOptions
 from covey.training.resume import resume_run
 from covey.training.run import Run
@@ -60,9 +60,9 @@ def set_up(
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
     # Before the model is loaded: it chooses the arithmetic that the run was begun with.
-    follow_run(loaded.run or config.output, pick_device(config.device))
+    follow_run(loaded.recorded_run or config.output, pick_device(config.device))
     policy, encoded = load_and_encode(task, loaded, console)
-    reference = reference_of(policy, loaded)  # before a critic puts a value head on the policy
+    reference = reference_model(policy, loaded)  # before a critic puts a value head on the policy
     critic = load_critic(policy, loaded)
     learner = policy_learner(policy, loaded, reference)
     sampler = sampler_of(policy.unsharded, config, encoded.train, options)
@@ -120,7 +120,7 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
     held_out = encode_learned(source.held_out)
     train = encode_learned(source.examples) or encode(policy, source.train, config)
     test = encode(policy, source.test, config)
-    notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, loaded.run)]
+    notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, loaded.recorded_run)]
     notes += sample_as_trained(policy.model, config.rollout)
     notes += unseen_by_model(policy, [*source.train, *source.test], config, source.examples)
     notes += dropped_rows(source.rows, [*train, *held_out, *test])

@@ -16,7 +16,7 @@ from covey.objective.controllers import Coefficients, next_coefficients
 from covey.runs.checkpoint import State
 from covey.runs.journal import Journal
 from covey.system.processes import is_rank_zero, on_rank_zero
-from covey.training.guards import Stop, judge_step, kl_level
+from covey.training.guards import KLAlarm, Stop, apply_guards, kl_alarm
 from covey.training.healing import GoBack, begin_attempt, severe, warnings_due
 from covey.types import Group
 
@@ -43,7 +43,7 @@ class Supervisor:
         """
         findings = self.report_findings(step, metrics, groups)
         self.go_back_for([*severe(findings), *self._lasting_warnings(step)], state.step)
-        memory, actions = judge_step(
+        memory, actions = apply_guards(
             step,
             metrics,
             has_signal,
@@ -111,8 +111,8 @@ class Supervisor:
         kl = metrics.get("kl/completion_k1", math.nan)
         completions = int(metrics["groups/count"]) * config.rollout.group_size
         # None: the guard leaves the coefficient alone.
-        level = kl_level(kl, config.guards) if guard_raises_kl else None
-        updated = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, level)
+        too_far = kl_alarm(kl, config.guards) == KLAlarm.ACT if guard_raises_kl else None
+        updated = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, too_far)
         if guard_raises_kl and updated.kl != coefficients.kl:
             self.journal.log_event(step, "KL coefficient moved", coef=updated.kl, kl=kl)
         return updated

@@ -8,7 +8,7 @@ from functools import partial
 
 from covey.cluster.reward_workers import placed_link
 from covey.config.load import ResolvedConfig
-from covey.rewards.base import Rewards
+from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import forget, rewards_of
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.use import columns_asked, initial_state, toolbox_of, with_schemas

@@ -49,12 +49,12 @@ class Arguments:
 
     def check(self) -> None:
         """Raise Refused for a value that covey does not support."""
-        for name, value in self.given().items():
+        for name, value in self.changed_fields().items():
             why = refusal(type(self).__name__, name)
             if why:
                 raise Refused(f"{type(self).__name__}: {name}={value!r}: {why}")
 
-    def given(self) -> dict[str, Any]:
+    def changed_fields(self) -> dict[str, Any]:
         """Return the fields that have another value than TRL's default."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
         defaults = self.defaults()
@@ -69,7 +69,7 @@ class Arguments:
 
     def notes(self) -> list[str]:
         """Return a note for each given field that means something else here, or nothing."""
-        rows = ((name, MEANINGS[type(self).__name__][name]) for name in self.given())
+        rows = ((name, MEANINGS[type(self).__name__][name]) for name in self.changed_fields())
         return [f"{name}: {row.text}" for name, row in rows if row.note]
 
     def to_dict(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def writer(
 
 
 def reward_model_of(
-    model: object, tokenizer: object, options: Mapping[str, Any] | None = None
+    model: object, tokenizer: object, options: Mapping[str, object] | None = None
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return a model with one number per text and its tokenizer. Raises Refused for another number.
 
@@ -99,7 +99,7 @@ def _own_tokenizer(model: object) -> PreTrainedTokenizerBase:
         raise Refused(f"processing_class: the tokenizer of {source} cannot be loaded: {error}") from None
 
 
-def _in_dtype(model: PreTrainedModel, options: Mapping[str, Any] | None) -> PreTrainedModel:
+def _in_dtype(model: PreTrainedModel, options: Mapping[str, object] | None) -> PreTrainedModel:
     """Return a model in the dtype of model_init_kwargs; float32 as TRL's default."""
     others = dict(options or {})
     named = others.pop("dtype", others.pop("torch_dtype", "float32"))
@@ -110,19 +110,19 @@ def _in_dtype(model: PreTrainedModel, options: Mapping[str, Any] | None) -> PreT
     return model if dtype is None else model.to(dtype)
 
 
-def _refuse_options(options: Mapping[str, Any] | None, why: str) -> None:
+def _refuse_options(options: Mapping[str, object] | None, why: str) -> None:
     for name, value in (options or {}).items():
         plain = value in (None, False, "main") or name in ("attn_implementation", "use_cache", "device_map")
         if not (name in INERT and plain) and not (name == "dtype" and value is None):
             raise Refused(f"model_init_kwargs: {name}={value!r} {why}")
 
 
-def frozen_copy(model: Any) -> Any:
+def frozen_copy(model: object) -> object:
     """Return a copy of a model as it is now."""
     return copy.deepcopy(model)
 
 
-def with_adapters(model: Any, peft_config: object) -> Any:
+def with_adapters(model: object, peft_config: object) -> Any:
     """Return peft's wrapper of a model. Raises Refused for adapters that sampling could not read."""
     from peft import PeftConfig, get_peft_model
 

@@ -144,7 +144,7 @@ def shared_length(ids: Sequence[object], other: Sequence[object]) -> int:
     return next(differ, min(len(ids), len(other)))
 
 
-def bare(message: Mapping[str, Any]) -> dict[str, Any]:
+def bare(message: Mapping[str, object]) -> dict[str, object]:
     """Return a message in OpenAI's keys, without the nulls that tables pad with."""
     renamed = {"from": "role", "value": "content"}
     roles = {"human": "user", "gpt": "assistant"}

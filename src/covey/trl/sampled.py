@@ -81,10 +81,10 @@ class GRPOTrainer(Trainer):
         columns = {name for row in self._rows() for name in row}
         self._about_rewards = mark_verdict(self.rewards, columns)
 
-    def _load(self, model: Any, tokenizer: Any, rows: Any) -> tuple[Any, Any]:
+    def _load(self, model: object, tokenizer: object, rows: object) -> tuple[Any, Any]:
         return writer(model, tokenizer, self.args, lambda: _prompts(listed(rows, "train_dataset", 1000)))
 
-    def _prepared(self, rows: Any, what: str, *_: object) -> Any:
+    def _prepared(self, rows: object, what: str, *_: object) -> Any:
         if isinstance(rows, Mapping):
             raise Refused(f"{what}: this is a mapping of tables; give one of them")
         return rows
@@ -161,7 +161,7 @@ def _prompts(rows: Sequence[Row]) -> list[str]:
     return [" ".join(message_texts(row["prompt"])) for row in rows if "prompt" in row]
 
 
-def _spec(function: Any) -> str:
+def _spec(function: object) -> str:
     """Return the spec by which other processes find a tool or an environment. Raises Refused."""
     if isinstance(function, Mapping):
         raise Refused("environment_factory: a run has one environment; give its class")

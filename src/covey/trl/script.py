@@ -20,7 +20,7 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
     The file's mapping `env` sets environment variables.
     """
 
-    def __init__(self, dataclass_types: object = None, **options: Any) -> None:
+    def __init__(self, dataclass_types: object = None, **options: object) -> None:
         types = dataclass_types if isinstance(dataclass_types, Iterable) else [dataclass_types]
         super().__init__(dataclass_types=[kind for kind in types if kind is not None], **options)
 

@@ -179,7 +179,7 @@ def sampling(args: Arguments, schedule: Schedule) -> dict[str, object]:
 
 def grpo_algorithm(args: Arguments) -> dict[str, object]:
     """Return GRPO's loss as covey's algorithm. Raises ConfigError."""
-    loss = {name: value for name, value in args.given().items() if name in LOSS}
+    loss = {name: value for name, value in args.changed_fields().items() if name in LOSS}
     if loss.get("loss_type") == "bnpo":
         if args.gradient_accumulation_steps > 1:
             raise Refused(
@@ -190,7 +190,7 @@ def grpo_algorithm(args: Arguments) -> dict[str, object]:
     algorithm = algorithm_of(loss)
     if args.top_entropy_quantile < 1:
         algorithm |= {
-            "select_tokens": {"name": "top_entropy", "share": args.top_entropy_quantile},
+            "select_tokens": {"name": "top_entropy", "fraction": args.top_entropy_quantile},
             "token_weights": ["selected_only"],
         }
     correction = _correction(args) if args.use_vllm and args.vllm_server_base_url else None
@@ -329,7 +329,7 @@ def config_notes(args: Arguments, schedule: Schedule) -> list[str]:
     if enum_value(args.save_strategy) == "steps":
         counted["save_steps"] = args.save_steps
     for name, steps in counted.items():
-        if steps >= 1 and steps % schedule.updates and name in args.given():
+        if steps >= 1 and steps % schedule.updates and name in args.changed_fields():
             up = math.ceil(steps / schedule.updates) * schedule.updates
             notes.append(
                 f"{name}={steps} is rounded up to {up}: a rollout batch is trained in {schedule.updates} "

@@ -63,14 +63,14 @@ class Trainer(Observer):
 
     def __init__(
         self,
-        model: Any,
-        args: Any = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
+        model: object,
+        args: object = None,
+        train_dataset: object = None,
+        eval_dataset: object = None,
+        processing_class: object = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         peft_config: object = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         self.args = self._config_of(args)
         self.args.check()
@@ -80,7 +80,7 @@ class Trainer(Observer):
         self.streamed = is_stream(train_dataset)
         if self.streamed:  # it is read once, from its start, as far as the run's steps need
             train_dataset = listed(train_dataset, "train_dataset", self._most())
-        self.reference: Any = None
+        self.reference: object = None
         """The frozen model that preferences are compared with, if it is not the model as the run begins."""
         self.aux_loss_enabled = False
         self.model, self.processing_class = self._load(model, processing_class, train_dataset)
@@ -105,11 +105,11 @@ class Trainer(Observer):
 
     # Subclasses
 
-    def _load(self, model: Any, tokenizer: Any, rows: Any) -> tuple[Any, Any]:
+    def _load(self, model: object, tokenizer: object, rows: object) -> tuple[Any, Any]:
         """Return the model and its tokenizer."""
         raise NotImplementedError
 
-    def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
+    def _prepared(self, rows: object, what: str, most: int | None = None) -> Any:
         """Return rows as the trainer reads them."""
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class Trainer(Observer):
 
     def evaluate(
         self,
-        eval_dataset: Any = None,
+        eval_dataset: object = None,
         *,
         metric_key_prefix: str = "eval",
         **_: object,
@@ -175,7 +175,7 @@ class Trainer(Observer):
             metrics |= self._evaluate(rows if ready else self._prepared(rows, "eval_dataset"), prefix)
         return metrics
 
-    def _evaluate(self, rows: Any, prefix: str) -> dict[str, float]:
+    def _evaluate(self, rows: object, prefix: str) -> dict[str, float]:
         """Measure prepared rows, log the metrics under a prefix and return them."""
         began = time.monotonic()
         values = self._named(self._measure(listed(rows, "eval_dataset")))
@@ -191,7 +191,7 @@ class Trainer(Observer):
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.control = self._call("on_log", logs=logs)
 
-    def add_callback(self, callback: Any) -> None:
+    def add_callback(self, callback: object) -> None:
         """Add a callback, as a class or an object."""
         self.callback_handler.add_callback(callback)
 
@@ -260,7 +260,7 @@ class Trainer(Observer):
 
     # Inside
 
-    def _config_of(self, args: Any) -> Arguments:
+    def _config_of(self, args: object) -> Arguments:
         """Return the config; transformers' TrainingArguments become one."""
         if args is None:
             return self.config()
@@ -274,7 +274,7 @@ class Trainer(Observer):
         usual = {"accelerator_config", "parallelism_config", "fsdp_config", "fsdp"}
         return self.config(**{n: v for n, v in values.items() if n not in usual and v != defaults[n]})
 
-    def _refuse(self, others: Mapping[str, Any]) -> None:
+    def _refuse(self, others: Mapping[str, object]) -> None:
         for name, value in others.items():
             if value is not None and value != (None, None):
                 raise Refused(f"{type(self).__name__}: {name} has no counterpart in covey; remove it")
@@ -286,7 +286,7 @@ class Trainer(Observer):
         schedule = self._schedule([])
         return schedule.rows * schedule.steps
 
-    def _prepared_each(self, rows: Any) -> Any:
+    def _prepared_each(self, rows: object) -> Any:
         if rows is None:
             return None
         if isinstance(rows, Mapping):

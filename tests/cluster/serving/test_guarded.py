@@ -42,7 +42,7 @@ def server(policy: Policy) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+@pytest.mark.parametrize("headers", FOREIGN)
 def test_a_page_of_another_site_is_not_answered(server: str, headers: dict[str, str]) -> None:
     status, said = refused(f"{server}/v1/completions", GOOD, headers)
     assert status == 403

@@ -47,7 +47,6 @@ def policy() -> Policy:
         SamplingParams(10, top_p=0.7, top_k=20, temperature=0.8),
         SamplingParams(10, stop=("1",)),
     ],
-    ids=str,
 )
 def test_a_server_draws_what_the_local_sampler_draws(
     policy: Policy, tmp_path: Path, params: SamplingParams

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 import time
 from dataclasses import replace
@@ -12,122 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from covey.insight.pages import lab
 from covey.insight.pages.copy import write_copy
 from covey.insight.pages.drawings import lab_texts
-from covey.objective.advantages import group_centered, group_zscore, leave_one_out
 from covey.runs.folder import RunFolder
 from covey.runs.rollouts import read_rollouts
 from tests.fakes import as_stream
+from tests.insight.pages.browser import walk
 from tests.insight.pages.conftest import log_step, made_group, made_run, serving
-
-RANDOM = np.random.default_rng(5)
-
-
-def numbers(page, selector: str) -> list[float]:
-    page.wait_for_selector(selector)
-    return [float(v) for v in page.eval_on_selector_all(selector, "all => all.map(e => e.dataset.value)")]
-
-
-def advantages(page, name: str) -> list[float]:
-    return numbers(page, f"table.estimators tr:has(code:text-is('{name}')) td .num")
-
-
-@pytest.mark.parametrize("size", [2, 5, 8])
-def test_advantages_in_the_page_are_those_of_the_objective(site, page, size: int) -> None:
-    rewards = RANDOM.uniform(0, 1, size).round(2)
-    page.goto(site.at(f"#/lab/bench?rewards={','.join(map(str, rewards))}"))
-    r = torch.from_numpy(rewards)
-    assert advantages(page, "group_zscore") == pytest.approx(group_zscore(r).tolist(), abs=1e-6)
-    assert advantages(page, "group_centered") == pytest.approx(group_centered(r).tolist(), abs=1e-6)
-    assert advantages(page, "leave_one_out") == pytest.approx(leave_one_out(r).tolist(), abs=1e-6)
-
-
-def test_clicking_cards_until_all_are_equal_makes_the_group_dead(site, page) -> None:
-    page.goto(site.at("#/lab"))
-    page.wait_for_selector(".card .gain .num")
-    first = numbers(page, ".card .gain .num")
-    assert first == pytest.approx(
-        group_zscore(torch.tensor([1.0, 1, 0, 1, 0, 1]).double(), ddof=0, eps=0.0).tolist()
-    )
-    for card in page.query_selector_all(".card[aria-pressed=false]"):
-        card.click()
-    page.wait_for_selector("text=All correct.")
-    assert numbers(page, ".card .gain .num") == [0] * 6
-    page.keyboard.press("Enter")  # the last card has the focus
-    page.wait_for_selector("text=5 of 6 are correct")
-
-
-def test_sliders_and_paste_ask_again(site, page) -> None:
-    page.goto(site.at("#/lab/bench?rewards=1,0,0,0"))
-    page.wait_for_selector("table.estimators")
-    page.focus("input[type=range] >> nth=1")
-    page.keyboard.press("End")
-    page.wait_for_selector("table.estimators thead >> text=2: r = 1")
-    expected = group_zscore(torch.tensor([1.0, 1, 0, 0]).double()).tolist()
-    assert advantages(page, "group_zscore") == pytest.approx(expected, abs=1e-6)
-    page.fill("form input[type=text]", "0.5 0.5 0.5")
-    page.click("form button[type=submit]")
-    page.wait_for_selector(".facts-row >> text=dead group")
-    page.fill("form input[type=text]", "1, x")
-    page.click("form button[type=submit]")
-    page.wait_for_selector("text=give 2 to 64 numbers")
-
-
-def walk(page, guide: dict) -> None:
-    """Go through a guided page; every number of its sentences is the library's."""
-    page.wait_for_selector(f"h1:text-is({json.dumps(guide['title'])})")
-    for look in guide["looks"]:
-        wanted = told(guide, look)
-        page.wait_for_function("() => !document.querySelector('.say').textContent.includes('…')")
-        if wanted:
-            assert numbers(page, ".say .num") == pytest.approx(wanted, abs=1e-6), look["say"]
-        page.click(".steps-of .primary")
-
-
-def told(guide: dict, look: dict) -> list[float]:
-    """The numbers of a sentence, as the library computes them."""
-    answer = lab.answer_tool(guide["tool"], {k: [v] for k, v in look["ask"].items()})
-    wanted = []
-    for path in re.findall(r"\{([^{}:]+):[+%]?\d\}", look["say"]):
-        value = answer
-        for part in path.split("."):
-            named = isinstance(value, list) and not part.isdecimal()
-            value = (
-                next(v for v in value if v["name"] == part)
-                if named
-                else value[int(part)]
-                if isinstance(value, list)
-                else value[part]
-            )
-        wanted.append(value)
-    return wanted
-
-
-def test_an_answer_that_comes_late_does_not_speak_for_another_state(site, page) -> None:
-    differ = (g for g in lab_texts()["guides"] if told(g, g["looks"][0]) and told(g, g["looks"][1]))
-    guide = next(g for g in differ if told(g, g["looks"][0]) != told(g, g["looks"][1]))
-    late, ahead = [], []
-    page.route(re.compile(r"/lab/\w+\?"), lambda route: route.continue_() if ahead else late.append(route))
-    page.goto(site.at(f"#/lab/guide/{guide['id']}"))
-    page.wait_for_selector(".steps-of .primary")
-    page.wait_for_timeout(100)
-    ahead.append(True)
-    page.click(".steps-of .primary")
-    page.wait_for_selector(".say .num")
-    for route in late:
-        route.continue_()
-    page.wait_for_timeout(300)
-    assert late
-    assert numbers(page, ".say .num") == pytest.approx(told(guide, guide["looks"][1]), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", [g["id"] for g in lab_texts()["guides"]])
-def test_a_guided_page_shows_the_numbers_of_the_library(site, page, name: str) -> None:
-    page.goto(site.at(f"#/lab/guide/{name}"))
-    walk(page, next(g for g in lab_texts()["guides"] if g["id"] == name))
 
 
 def test_the_copy_works_from_a_file_and_asks_nobody(page, tmp_path) -> None:

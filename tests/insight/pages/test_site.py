@@ -32,8 +32,8 @@ from covey.insight.pages.thinning import MOST, ThinnedCurve
 from covey.insight.show import end_reason, show_step
 from covey.models.tiny import build_tokenizer
 from covey.runs.folder import RunFolder
-from covey.runs.origin import write_own
 from covey.runs.state import RunState, run_state
+from covey.runs.trust import write_own
 from tests.conftest import full_tokenizer
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.insight.pages.conftest import TOKEN, log_step, made_group, made_run, serving

@@ -13,7 +13,7 @@ import torch
 
 from covey.config.load import load_config
 from covey.models.kernels import build
-from covey.models.kernels.calls import DTYPES, available, follow, key_of, products
+from covey.models.kernels.calls import DTYPES, available, follow, name_of_numbers, products
 from covey.models.kernels.choice import NUMBERS, PRODUCT_KINDS, Trial, trial_of
 from covey.models.packing import pack
 from covey.models.policy import Policy
@@ -179,7 +179,7 @@ def test_half_a_trial_is_a_problem_that_does_not_stay(child: Path) -> None:
 
 
 def test_a_trial_is_asked_for_all_numbers_that_there_are() -> None:
-    assert set(NUMBERS) == {key_of(numbers) for numbers in DTYPES}
+    assert set(NUMBERS) == {name_of_numbers(numbers) for numbers in DTYPES}
 
 
 @pytest.mark.parametrize("here", [True, False])

@@ -12,7 +12,7 @@ import pytest
 from covey.models.kernels import build
 from covey.models.kernels.choice import Trial
 from covey.models.kernels.compiler import LEVELS
-from covey.runs.compatibility import _library
+from covey.runs.compatibility import operations_library
 from covey.system.cache import cache_folder
 
 WORKS = """\
@@ -111,7 +111,7 @@ def test_a_library_is_known_by_what_made_it(machine: Machine, monkeypatch) -> No
 
     def recorded() -> str | None:
         machine.library()
-        return _library()
+        return operations_library()
 
     machine.has(cc=WORKS)
     first = recorded()

@@ -46,7 +46,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     tracker = Kept()
     monkeypatch.setattr(trackers, "check_tracker", lambda _: None)
     monkeypatch.setattr("covey.training.setup.check_tracker", lambda _: None)
-    monkeypatch.setattr("covey.runs.journal.named", lambda _: lambda *_: tracker)
+    monkeypatch.setattr("covey.runs.journal.tracker_opener", lambda _: lambda *_: tracker)
     return tracker
 
 
@@ -138,7 +138,7 @@ def test_each_file_speaks_its_packages_language(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.delitem(sys.modules, f"covey.runs.trackers.to_{name}", raising=False)
         calls.clear()
         (tmp_path / "run").mkdir(exist_ok=True)
-        tracker = trackers.named(name)(tmp_path / "run", {"train.lr": 1e-6}, 2)
+        tracker = trackers.tracker_opener(name)(tmp_path / "run", {"train.lr": 1e-6}, 2)
         tracker.log(2, {"reward/mean": 0.5})
         tracker.close()
         assert "0.5" in str(calls)
@@ -181,7 +181,7 @@ def begun_with(monkeypatch: pytest.MonkeyPatch, name: str, runs: list[Path]) -> 
     for run in runs:
         run.mkdir(parents=True, exist_ok=True)
         failed: list[str] = []
-        begun = partial(trackers.named(name), run, {f"section.{i}": i for i in range(130)}, 0)
+        begun = partial(trackers.tracker_opener(name), run, {f"section.{i}": i for i in range(130)}, 0)
         tracking = Tracking(begun, failed.append)
         for step in range(3):
             tracking.log(step, dict.fromkeys((*NAMES, "reward//a/../b", "x" * 300), 0.5))

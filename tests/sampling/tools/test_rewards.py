@@ -12,7 +12,7 @@ import pytest
 
 from covey.commands.scoring import score_file
 from covey.models.policy import Policy
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
 from covey.sampling.tools.reader import reader_by
 from covey.types import Completion, Group, Problem, Transcript

@@ -17,7 +17,7 @@ from covey.insight.sample_command import sample_command
 from covey.insight.show import show_group, show_step
 from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
-from covey.rewards.base import load_rewards
+from covey.rewards.loading import load_rewards
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.tools import turns
 from covey.system.signals import Stopped

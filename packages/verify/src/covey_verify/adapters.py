@@ -42,10 +42,10 @@ def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None
     function = load(named, settings)
 
     def scored(
-        prompts: Sequence[Any],
+        prompts: Sequence[object],
         completions: Sequence[TextOrMessages],
         completion_ids: Sequence[Sequence[int]] | None = None,
-        **columns: Any,
+        **columns: object,
     ) -> list[float | None]:
         rows = _rows(prompts, columns)
         _fits(function, rows[0].columns, IDS if completion_ids is not None else ())

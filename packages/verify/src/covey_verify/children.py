@@ -39,7 +39,9 @@ class Child(subprocess.Popen[bytes]):
             kill_group(self.pid)
 
 
-def run(command: Sequence[str] | str, seconds: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run(
+    command: Sequence[str] | str, seconds: float, **options: object
+) -> subprocess.CompletedProcess[bytes]:
     """Run a program without input and return its exit code and its output.
 
     It is killed with its group if it takes longer than ``seconds``, or if an exception ends the wait. Raises

@@ -94,8 +94,8 @@ def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[s
 def fitting(where: str, annotation: Any, value: Any) -> Any:
     """Return a value converted to a type. Raises ConfigError naming the place, the value and the type.
 
-    >>> from covey_verify.types import Share
-    >>> fitting("tolerance", Share, 1), fitting("rule", Literal["boxed", "whole"], "whole")
+    >>> from covey_verify.types import Fraction
+    >>> fitting("tolerance", Fraction, 1), fitting("rule", Literal["boxed", "whole"], "whole")
     (1.0, 'whole')
     """
     if get_origin(annotation) is Annotated:
@@ -131,7 +131,7 @@ def fitting(where: str, annotation: Any, value: Any) -> Any:
     return value
 
 
-def _passed(where: str, check: object, value: Any) -> Any:
+def _passed(where: str, check: object, value: object) -> Any:
     """Return a value if a bound or a check accepts it. Raises ConfigError."""
     if isinstance(check, Check):
         try:

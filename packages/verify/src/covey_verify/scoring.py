@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from covey_verify.contract import RewardFunction
 from covey_verify.errors import ConfigError, CoveyError, DataError, described
@@ -95,11 +95,12 @@ def _arguments(
     return function.accepted(offered)
 
 
-def read_rows(file: Path) -> Iterator[tuple[Row, TextOrMessages, Mapping[str, object]]]:
-    """Yield (row, completion, whole object) of each line of a JSONL file.
+CompletionRow: TypeAlias = tuple[Row, TextOrMessages, Mapping[str, object]]
+"""A row, its completion, and the whole object of its line."""
 
-    Raises DataError with file and line.
-    """
+
+def read_rows(file: Path) -> Iterator[CompletionRow]:
+    """Yield each line of a JSONL file. Raises DataError with file and line."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -129,19 +130,12 @@ def score_file(
     ``say`` gets a line of progress every few seconds. Raises RewardError, or DataError naming the file and
     line of a row that cannot be judged.
     """
-    rows = list(read_rows(file))
-    if not rows:
-        raise DataError(f"{file}: the file has no rows")
-    for row, completion, fields in rows:
-        where = file.parent / row.id
-        if not _is_completion(completion) or "completion" not in fields:
-            raise DataError(f"{where}: 'completion' must be text, or messages {{role, content}}")
-        _check_columns(where, row, functions)
+    rows = _judgeable_rows(file, functions)
     # Functions that do not declare themselves concurrent are called by one thread at a time.
     plain = (f for f in functions if not (f.options.concurrent or f.is_async))
     locks = {function.name: threading.Lock() for function in plain}
 
-    def judged(entry: tuple[Row, TextOrMessages, Mapping[str, object]]) -> dict[str, Any]:
+    def judged(entry: CompletionRow) -> dict[str, Any]:
         row, completion, fields = entry
         scores = dict[str, Score]()
         for function in functions:
@@ -158,6 +152,19 @@ def score_file(
                 last_report = time.monotonic()
                 say(f"{len(records)} of {len(rows)} rows")
     return records
+
+
+def _judgeable_rows(file: Path, functions: Sequence[RewardFunction]) -> list[CompletionRow]:
+    """Return the rows of a file. Raises DataError or ConfigError unless the functions can judge them all."""
+    rows = list(read_rows(file))
+    if not rows:
+        raise DataError(f"{file}: the file has no rows")
+    for row, completion, fields in rows:
+        where = file.parent / row.id
+        if not _is_completion(completion) or "completion" not in fields:
+            raise DataError(f"{where}: 'completion' must be text, or messages {{role, content}}")
+        _check_columns(where, row, functions)
+    return rows
 
 
 def _check_columns(where: Path, row: Row, functions: Sequence[RewardFunction]) -> None:

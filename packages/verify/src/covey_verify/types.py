@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Le, Lt
 # Ranges of settings as annotations; ``loading`` and pydantic check them.
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
-Share = Annotated[float, Ge(0), Le(1)]
-OpenShare = Annotated[float, Gt(0), Lt(1)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+OpenFraction = Annotated[float, Gt(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
 
 

@@ -21,7 +21,7 @@ Problems = dict[tuple[str, str], Record]
 """(problem, prompt) -> its record. Two files may use one name for different problems."""
 
 
-def compared(a: Path, b: Path) -> Record:
+def run_differences(a: Path, b: Path) -> Record:
     """Return the differences of two runs, from a to b."""
     records = [news(reading(run).streams()) for run in (a, b)]
     held_out, reason = held_out_change(a, b)

@@ -17,7 +17,7 @@ from covey.errors import CheckpointError
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.metric_table import hints
-from covey.insight.pages.settings import nearest_preset, recorded_values, setup_of, written
+from covey.insight.pages.settings import nearest_preset, recorded_values, setup_but_seed, value_text
 from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import ended_otherwise, stream_record
@@ -199,7 +199,7 @@ def _time_of(path: Path) -> int:
 def _setup(folder: Path, changed: int, _environment_changed: int) -> str:
     """Return what a run has in common with runs of other seeds; empty if that cannot be read."""
     try:
-        return setup_of(_settings(folder, changed), folder)
+        return setup_but_seed(_settings(folder, changed), folder)
     except CoveyError:
         return ""
 
@@ -310,7 +310,7 @@ def run_page(name: str, folder: Path) -> Record:
         "folder": str(folder),
         "state": state,
         "settings": settings,
-        "environment": [(key, written(value)) for key, value in flatten(environment or {})],
+        "environment": [(key, value_text(value)) for key, value in flatten(environment or {})],
         "spent": dict(run.spent),
         "verdict": verdict,
         "duration": duration(seconds) if seconds else "",

@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from covey.insight.pages import lab
 from covey.insight.pages.changes import Changes
-from covey.insight.pages.compare import compared
+from covey.insight.pages.compare import run_differences
 from covey.insight.pages.drawings import lab_contents
 from covey.insight.pages.records import (
     Runs,
@@ -256,7 +256,7 @@ def _metrics(runs: Runs, request: Request) -> object:
 
 
 def _compare(runs: Runs, request: Request) -> object:
-    return compared(_folder(runs, request, "a"), _folder(runs, request, "b"))
+    return run_differences(_folder(runs, request, "a"), _folder(runs, request, "b"))
 
 
 def _step(runs: Runs, request: Request) -> object:

@@ -76,7 +76,7 @@ def differing_settings(folder: Path) -> list[Record]:
     return [*rows, *(_algorithm_differences(recorded) if recorded.get("method") == "rl" else ())]
 
 
-def setup_of(recorded: Mapping[str, object], folder: Path) -> str:
+def setup_but_seed(recorded: Mapping[str, object], folder: Path) -> str:
     """Return a text that two runs have in common if they differ in nothing but the seed."""
     files = (read_environment(folder) or {}).get("files", {})
     code = {name: digest for name, digest in files.items() if name.endswith(CODE_FILES)}
@@ -130,7 +130,7 @@ def _max_tokens(recorded: Mapping[str, Any]) -> int | None:
 
 
 def _row(key: str, value: object, effect: str) -> Record:
-    return {"setting": key, "value": written(value), "says": effect}
+    return {"setting": key, "value": value_text(value), "says": effect}
 
 
 def _flat(values: Mapping[str, object]) -> dict[str, object]:
@@ -138,6 +138,6 @@ def _flat(values: Mapping[str, object]) -> dict[str, object]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(values)}
 
 
-def written(value: object) -> str:
+def value_text(value: object) -> str:
     """Return a value as text: JSON unless it is text already."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -10,7 +10,7 @@ import numpy as np
 from covey.insight.pages.lab import first_words
 from covey.insight.pages.thinning import Record
 from covey.insight.show import advantage_reason, drawn_tokens, end_reason, group_facts
-from covey.rewards.base import BUILT_IN
+from covey.rewards.loading import BUILT_IN
 from covey.runs.reader import recorded_yaml
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey_verify.errors import ConfigError, CoveyError

@@ -18,9 +18,9 @@ from covey.insight.pages.thinning import Record
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
 from covey.runs.folder import latest_checkpoint
-from covey.runs.origin import is_own
 from covey.runs.reader import load_for_reading
 from covey.runs.rollouts import RolloutLog, read_rollouts
+from covey.runs.trust import is_own
 from covey.system.opening import read_below
 from covey_verify.errors import ConfigError, CoveyError
 

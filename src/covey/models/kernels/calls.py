@@ -59,7 +59,7 @@ def memory_of(numbers: Numbers) -> torch.dtype:
     return numbers if isinstance(numbers, torch.dtype) else torch.float32
 
 
-def key_of(numbers: Numbers) -> str:
+def name_of_numbers(numbers: Numbers) -> str:
     """The name of these numbers in records."""
     return str(numbers).removeprefix("torch.")
 
@@ -71,13 +71,13 @@ def by_torch(kind: str, numbers: Numbers) -> bool:
 
 @cache
 def _kinds_of_torch(numbers: Numbers) -> Sequence[str]:
-    return products().get(key_of(numbers), ())
+    return products().get(name_of_numbers(numbers), ())
 
 
 def same_bits(numbers: Numbers) -> bool:
     """Whether sampling and training compute a token's result to the same bits."""
     tested = tested_kernels()
-    return tested is None or not tested.trial.differs[key_of(numbers)]
+    return tested is None or not tested.trial.differs[name_of_numbers(numbers)]
 
 
 def forward_kind(rows: int) -> str:

@@ -86,17 +86,17 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     quarter = (torch.zeros(T, E, dtype=dtype), torch.ones(T, E, dtype=dtype), torch.arange(T))
     parts = [_unset(T, n, E, dtype=dtype) for n in (H, K, K)]
     call("split_heads", qkv, None, None, 0.0, *quarter, *parts, T, H, K, E, dtype=dtype)
-    heads = row.view(-1, E).float()
-    lower, upper = heads[: H + K].chunk(2, 1)
-    rotated = torch.cat((torch.cat((-upper, lower), 1), heads[H + K :]))
-    yield "split_heads", torch.cat(parts, 1), rotated
+    turning, values = row.view(-1, E).float().split([H + K, K])
+    left, right = turning.chunk(2, 1)
+    turned = torch.cat((-right, left), 1)
+    yield "split_heads", torch.cat(parts, 1), torch.cat((turned, values))
     dqkv = _unset(T, (H + 2 * K) * E, dtype=dtype)
     unused = (torch.zeros(E), torch.zeros(E))
     # Backwards the quarter turn is undone: (left, right) becomes (right, -left).
-    grads = qkv.view(T, -1, E).split([H, K, K], 1)
-    inputs = (qkv, None, None, 0.0, *quarter, *(g.contiguous() for g in grads))
-    call("split_heads_back", *inputs, dqkv, *unused, T, H, K, E, dtype=dtype)
-    yield "split_heads_back", dqkv.view(T, -1, E), torch.cat((torch.cat((upper, -lower), 1), heads[H + K :]))
+    grads = [part.contiguous() for part in qkv.view(T, -1, E).split([H, K, K], 1)]
+    call("split_heads_back", qkv, None, None, 0.0, *quarter, *grads, dqkv, *unused, T, H, K, E, dtype=dtype)
+    turned_back = torch.cat((right, -left), 1)
+    yield "split_heads_back", dqkv.view(T, -1, E), torch.cat((turned_back, values))
 
 
 def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:

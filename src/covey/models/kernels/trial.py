@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from covey.models.kernels.bits import first_difference
-from covey.models.kernels.calls import DTYPES, Numbers, call, key_of, memory_of, packed_size
+from covey.models.kernels.calls import DTYPES, Numbers, call, memory_of, name_of_numbers, packed_size
 from covey.models.kernels.choice import PRODUCT_KINDS
 from covey.models.kernels.known import first_incorrect
 
@@ -39,8 +39,8 @@ def print_trial() -> None:
             print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
             return
     with torch.no_grad():
-        rates = {key_of(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
-        differs = {key_of(d): first_difference(d) for d in DTYPES}
+        rates = {name_of_numbers(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
+        differs = {name_of_numbers(d): first_difference(d) for d in DTYPES}
     print(json.dumps({"rates": rates, "differs": differs}))
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from covey.config.load import ResolvedConfig
-from covey.rewards.base import Function, Rewards, load_rewards
 from covey.rewards.contract import Reward
+from covey.rewards.loading import Function, load_rewards
+from covey.rewards.scorer import Rewards
 from covey_verify.errors import ConfigError
 
 

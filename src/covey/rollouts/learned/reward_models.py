@@ -1,6 +1,6 @@
 """Reward models as rewards: one value for a completion, or one for each of its steps.
 
-Other rewards must not load torch, so `rewards/base.py` imports this file only if a config names one of its
+Other rewards must not load torch, so `rewards/loading.py` imports this file only if a config names one of its
 functions. They run in the trainer's process.
 """
 

@@ -74,7 +74,7 @@ def title_of(run: Path) -> str:
     return f"{folder.parent.name}/{folder.name}"
 
 
-def named(name: str) -> OpenTracker:
+def tracker_opener(name: str) -> OpenTracker:
     """Return the function that begins a tracker."""
     return getattr(importlib.import_module(f"covey.runs.trackers.to_{name}"), f"begin_{name}")
 

@@ -23,7 +23,7 @@ from covey_verify.once import Once
 from covey_verify.sandbox.base import Outcome
 from covey_verify.sandbox.client import verifier_server
 from covey_verify.sandbox.confine import Limits
-from covey_verify.types import Score, Share, Status
+from covey_verify.types import Fraction, Score, Status
 
 SYMBOLIC_LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey_verify.mathematics.symbolic"
@@ -140,7 +140,7 @@ def math_answer(
     percent: Percent = "ignored",
     ratio: Ratio = "exact",
     reading: Reading | None = None,
-    second: Share = 0.0,
+    second: Fraction = 0.0,
 ) -> Score:
     """Return 1 if the answer that ``rule`` finds equals the reference answer, else 0; None without a
     reference.

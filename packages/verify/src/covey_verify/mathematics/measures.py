@@ -27,13 +27,13 @@ class Measures(Functions):
         if token.kind == "word":
             return len(text) > 1 or ((amount or token.gap) and text in units.LETTERS)
         ends = [self.peek(k).kind in ("end of text", "separator") for k in (1, 3)]
-        if not amount or (text in KNOWN and not (units.known(text) and ends[0])):  # 15 min
+        if not amount or (text in KNOWN and not (units.is_unit(text) and ends[0])):  # 15 min
             return False
         if len(text) == 1:
             power = self.is_sign("^", 1) and self.peek(2).kind == "number" and ends[1]
             last = ends[0] or power or self.is_sign("/", 1)
             return token.gap and text in units.LETTERS and last and factors[-1].kind == "number"
-        if units.known(text):
+        if units.is_unit(text):
             return token.gap or len(text) > 3 or text in units.SYMBOLS or text.casefold() in units.SYMBOLS
         return token.gap and not is_letters(text)
 
@@ -94,7 +94,7 @@ class Measures(Functions):
             words = [self.take().text]
             # `m s` is a product of units, `square feet` a unit of two words.
             while self.peek().kind in ("word", "letters") and not (
-                units.known(words[-1]) and units.known(self.peek().text)
+                units.is_unit(words[-1]) and units.is_unit(self.peek().text)
             ):
                 words.append(self.take().text)
             exponent = Fraction(1)

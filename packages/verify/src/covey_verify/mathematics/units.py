@@ -99,7 +99,7 @@ UNKNOWN = "? "
 """The mark of words that are not a unit: only the same words equal them."""
 
 
-def known(word: str) -> bool:
+def is_unit(word: str) -> bool:
     """Return whether a word is a unit of the list."""
     return word in CASED or word.casefold() in KNOWN or word.casefold() in QUOTIENTS
 

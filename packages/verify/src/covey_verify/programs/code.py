@@ -92,10 +92,10 @@ def _case(row: object, where: str, mode: Mode) -> Case:
 
 
 def bad_tests(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     mode: Mode = "function",
     sandbox: SandboxBackend | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> list[str | None]:
     """Return the fault of each row's tests: they decide nothing, or refuse the row's own solution."""
     complaints: list[str | None] = []

@@ -47,7 +47,7 @@ CONTEXT = r"^(?:open|universe|variable|set_option)\b.*$"
 
 
 def _bad_theorems(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     sandbox: SandboxBackend | None = None,
     prover: str = "coq",
     axioms: Sequence[str] = (),

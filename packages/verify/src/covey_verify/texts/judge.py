@@ -65,7 +65,7 @@ class JudgeFailed(Exception):
     """The judge could not be asked, or gave no verdict."""
 
 
-class Unreadable(Exception):
+class UnreadableVerdicts(Exception):
     """The judge replied, but not with verdicts that can be read."""
 
 
@@ -91,7 +91,7 @@ class Endpoint:
             return self.cache[name]
         try:
             verdicts = await self._asked(question, key, patience)
-        except Unreadable as error:
+        except UnreadableVerdicts as error:
             await self._speaks_plainly(question, key, patience, str(error))
             raise
         self.cache[name] = verdicts
@@ -109,7 +109,7 @@ class Endpoint:
         plain = Question.of(model, CANARY[0], CANARY[1], ["Is the answer right?"], None)
         try:
             await self._asked(plain, key, patience)
-        except Unreadable as error:
+        except UnreadableVerdicts as error:
             failure = ValueError(f"{complaint}; for a plain question: {error}")
             self._failed(failure, patience)
             raise JudgeFailed(f"{self.url}: {self.last_failure}") from None
@@ -237,24 +237,24 @@ def parsed(text: str, cut: bool, question: Question) -> list[bool]:
     """
     answer = after_reasoning(text)
     if answer is None:
-        raise Unreadable("the judge's reasoning never ended")
+        raise UnreadableVerdicts("the judge's reasoning never ended")
     answer = answer.strip().removesuffix("```").rstrip()
     inside = answer.removeprefix("```").removeprefix("json").strip()
     # The plain case: the reply is the object and nothing else, perhaps in a code fence.
     whole = _verdicts(inside, 0, question.key)
     alone = whole is not None and whole.end == len(inside)
     if cut and not alone:
-        raise Unreadable("the judge's reply was truncated")
+        raise UnreadableVerdicts("the judge's reply was truncated")
     objects = [whole] if whole is not None and alone else list(_all_verdicts(answer, question.key))
     if not objects or not (alone or objects[-1].end == len(answer)):
-        raise Unreadable(f"the judge's reply does not end in {question.key!r}: {text[-100:]!r}")
+        raise UnreadableVerdicts(f"the judge's reply does not end in {question.key!r}: {text[-100:]!r}")
     verdicts = objects[-1].value
     # The judge may repeat its verdicts, but not change them.
     if any(earlier.value != verdicts for earlier in objects):
-        raise Unreadable("the judge's reply holds verdicts that contradict each other")
+        raise UnreadableVerdicts("the judge's reply holds verdicts that contradict each other")
     if not isinstance(verdicts, list) or len(verdicts) != question.count or {*map(type, verdicts)} - {bool}:
         words = f"{question.count} times true or false was asked for, the judge replied {str(verdicts)[:100]}"
-        raise Unreadable(words)
+        raise UnreadableVerdicts(words)
     return verdicts
 
 
@@ -303,7 +303,7 @@ Address = Annotated[str, Check(plain_address)]
 Criteria = Annotated[Sequence[str] | Mapping[str, float], Check(_weighed)]
 
 
-def unavailable(
+def judge_unavailable(
     url: str,
     model: str,
     key_variable: str = "",
@@ -315,12 +315,12 @@ def unavailable(
     key = os.environ.get(key_variable, "") if key_variable else ""
     try:
         asyncio.run(endpoint(url).verdicts(question, key, replace(patience, tries=1)))
-    except (JudgeFailed, Unreadable) as error:
+    except (JudgeFailed, UnreadableVerdicts) as error:
         return str(error)
     return ""
 
 
-@reward(timeout=1800.0, verdict=False, unavailable=unavailable)
+@reward(timeout=1800.0, verdict=False, unavailable=judge_unavailable)
 async def judge(
     completion: TextOrMessages,
     prompt: str | Messages,
@@ -343,8 +343,9 @@ async def judge(
     """
     text = text_of(completion)
     answer = after_reasoning(text) if split_by is None else text[:LONGEST]
+    no_steps = None if split_by is None else ()
     if answer is None or empty(answer):
-        return Score(0.0, "no_answer", steps=None if split_by is None else ())
+        return Score(0.0, "no_answer", steps=no_steps)
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
     spans = split(answer, split_by) if split_by is not None else []
     shown, questions = _questions_about_steps(answer, spans, weights) if spans else (answer, list(weights))
@@ -354,8 +355,8 @@ async def judge(
         for some in _parts(questions, QUESTIONS_AT_ONCE):
             question = Question.of(model, prompt, shown, some, reference)
             verdicts += await endpoint(url).verdicts(question, key, patience)
-    except Unreadable as error:
-        return Score(0.0, "unparsable", steps=None if split_by is None else (), detail=str(error)[:300])
+    except UnreadableVerdicts as error:
+        return Score(0.0, "unparsable", steps=no_steps, detail=str(error)[:300])
     if spans:
         met_by_step = [_fraction(weights, met) for met in _parts(verdicts, len(weights))]
         return score_steps(spans, met_by_step, token_ends, total)

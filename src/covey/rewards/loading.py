@@ -1,4 +1,4 @@
-"""The built-in rewards, and the loader of the rewards that a config names."""
+"""Loading of the rewards that a config names, with the table of the built-in ones."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from covey.config.algorithm import checked_settings, hint, parameters_of
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
-from covey.rewards.contract import LARGEST_REWARD, Reward, verdict_of
+from covey.rewards.contract import LARGEST_REWARD, Origin, Reward, verdict_of
 from covey.rewards.environments import environment_reward
 from covey.rewards.scorer import Rewards
 from covey_verify.contract import PROVIDED, Options
-from covey_verify.errors import ConfigError, RewardError
+from covey_verify.errors import ConfigError
 from covey_verify.hosting import sandbox_for_functions
 from covey_verify.rewards import BUILT_IN as VERIFIERS
 from covey_verify.sandbox.base import SandboxBackend
 from covey_verify.sandbox.choice import choose
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.usercode import load_function, name_of
-
-__all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards"]
 
 BUILT_IN: Mapping[str, Callable[..., object]] = {
     **VERIFIERS,
@@ -68,14 +65,13 @@ def load_rewards(
 
 def _check_gate(reward: Reward, names: Sequence[str]) -> None:
     """Raise ConfigError unless ``gated_by`` is another reward's name, name:correct or name:incorrect."""
-    if reward.gated_by is None:
+    if reward.gate is None:
         return
-    gate, _, verdict = str(reward.gated_by).partition(":")
     others = [name for name in names if name != reward.name]
-    if gate not in others or verdict not in ("", "correct", "incorrect"):
+    if reward.gate.reward not in others or reward.gate.answer not in ("", "correct", "incorrect"):
         raise ConfigError(
             f"rewards: {reward.name} is gated_by {reward.gated_by!r}, which must be the name of another "
-            f"reward of this run, or name:correct or name:incorrect{hint(gate, others)}"
+            f"reward of this run, or name:correct or name:incorrect{hint(reward.gate.reward, others)}"
         )
 
 
@@ -129,9 +125,9 @@ def _with_verdict(rewards: list[Reward]) -> list[Reward]:
 
 def _wrapped(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
     function = wrap(reward.function)
-    # A worker's process loads the function by its name in the config, so it would miss the wrapper:
-    # home=None keeps the call in this process.
-    return reward if function is reward.function else replace(reward, function=function, home=None)
+    # A worker's process loads the function by its name in the config, so it would miss the wrapper. Without
+    # an origin the call stays in this process.
+    return reward if function is reward.function else replace(reward, function=function, origin=None)
 
 
 def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Reward:
@@ -140,10 +136,11 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     target, settings = _entry(spec)
     function = _function(target, folder, learned)
     # `module.py:function`, the only form that another process can load again.
-    home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
+    from_file = isinstance(target, str) and ":" in target
+    origin = Origin(str(target), str(folder.resolve())) if from_file else None
     # The name in the config: a lambda, a partial or an object may have another `__name__`, or none.
-    default_name = str(target).rpartition(":")[2] if home else name_of(function)
-    reward = Reward(str(settings.pop("name", None) or default_name), function, home=home)
+    default_name = str(target).rpartition(":")[2] if origin else name_of(function)
+    reward = Reward(str(settings.pop("name", None) or default_name), function, origin=origin)
     # The settings of covey itself (name, weight, verdict, gated_by) are popped one by one; the rest are the
     # function's.
     weight = settings.pop("weight", reward.options.weight)
@@ -157,13 +154,19 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     if not isinstance(verdict, bool | None):
         raise ConfigError(f"rewards: the verdict of {target} must be true or false, not {verdict!r}")
     gate = settings.pop("gated_by", None)
-    reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
+    reward = replace(
+        reward,
+        weight=float(weight),
+        gated_by=None if gate is None else str(gate),
+        verdict=verdict,
+        settings=settings,
+    )
     if wrong := _signature_fault(reward):
-        raise ConfigError(f"rewards: {target if home else reward.name} {wrong}")
+        raise ConfigError(f"rewards: {target if origin else reward.name} {wrong}")
     return _with_settings(reward, folder)
 
 
-def _entry(spec: object) -> tuple[object, dict[str, Any]]:
+def _entry(spec: object) -> tuple[object, dict[str, object]]:
     """Return the name or function of an entry, and its settings.
 
     It has three forms: a bare name, {name: weight} and {name: {settings}}. Raises ConfigError for others.

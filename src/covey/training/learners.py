@@ -1,4 +1,4 @@
-"""The turns of policy and critic in an update: which of them learn in a step, by which objective."""
+"""The parts of policy and critic in an update: which of them learn in a step, by which objective."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covey.training.metrics import StepUpdates
 from covey.training.run import AnyLearner, Run
 
 
-class LearnerTurn(NamedTuple):
+class LearnerPart(NamedTuple):
     """The part of one learner in each update of a step."""
 
     learner: AnyLearner
@@ -34,18 +34,18 @@ def set_value_pull(run: Run, waits: bool) -> None:
         head.pull = 0.0 if waits else critic.pull
 
 
-def learner_turns(run: Run, waits: bool, outcome: StepUpdates) -> list[LearnerTurn]:
-    """Return the turns of a step's updates: the policy's, unless it ``waits``, and that of a critic."""
+def learner_parts(run: Run, waits: bool, outcome: StepUpdates) -> list[LearnerPart]:
+    """Return the learners that take part in a step: the policy, unless it ``waits``, and a critic."""
     algorithm = run.loaded.algorithm
     rollout = run.loaded.config.rollout
     has_head = run.learner.policy.value is not None
     values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
-    turns = []
+    parts = []
     if not waits:
         shared = values if has_head else None
         policy = PolicyObjective.of(algorithm, rollout, run.state.coefficients, shared)
-        turns.append(LearnerTurn(run.learner, policy, outcome.norms))
+        parts.append(LearnerPart(run.learner, policy, outcome.norms))
     # A head on the policy learns with it in one pass, unless the policy waits.
     if values is not None and (waits or not has_head):
-        turns.append(LearnerTurn(run.critic or run.learner, values, outcome.value_norms))
-    return turns
+        parts.append(LearnerPart(run.critic or run.learner, values, outcome.value_norms))
+    return parts

@@ -19,15 +19,16 @@ from pathlib import Path
 from covey.config.load import ResolvedConfig, resolved
 from covey.config.python_objects import strings_in
 from covey.config.start import Start, read_start
-from covey.errors import START
+from covey.errors import START_FILE
 from covey.runs.atomic import write_file
 from covey.system.cache import cache_folder, cache_places, keep_file, own_file
 from covey.system.opening import RECORD_BYTES, read_below
 from covey_verify.errors import ConfigError, CoveyError
 
-KEY, MARKS = "runs.key", ".marks"
+KEY_FILE = "runs.key"
+MARKS = ".marks"
 MOST_MARKS = 100
-CODE = re.compile(r"[^\s:]+:[^\W\d]\w*")
+CODE_NAME = re.compile(r"[^\s:]+:[^\W\d]\w*")
 """The form in which a config names a user's function: folder/file.py:function, package.module:function."""
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
@@ -39,11 +40,11 @@ def write_own(folder: Path, name: str, content: str) -> None:
     """
     key = _key(make=True)
     marks = _marks(folder)
-    code = _code(content.encode(), key) if key is not None else ""
+    mark = _mark(content.encode(), key) if key is not None else ""
     # Marks of earlier settings stay: they are still needed if the write below does not happen. The oldest are
     # dropped, since every resume with other settings adds one.
-    if code and code not in marks:
-        write_file(folder / MARKS, "".join(f"{m}\n" for m in (*marks[-MOST_MARKS:], code)))
+    if mark and mark not in marks:
+        write_file(folder / MARKS, "".join(f"{m}\n" for m in (*marks[-MOST_MARKS:], mark)))
     write_file(folder / name, content)
 
 
@@ -56,7 +57,7 @@ def is_own(folder: Path, name: str = "config.yaml") -> bool:
         content = read_below(folder, name, RECORD_BYTES)
     except (OSError, CoveyError):
         return False
-    return _code(content, key) in _marks(folder)
+    return _mark(content, key) in _marks(folder)
 
 
 def start_of(
@@ -68,7 +69,7 @@ def start_of(
     names code or addresses.
     """
     start = read_start(run).changed(settings, values)
-    if not (trust or is_own(run, START)):
+    if not (trust or is_own(run, START_FILE)):
         refuse_others_code(start.load(names_only=True), run, trust)
     return start
 
@@ -82,7 +83,7 @@ def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm
     if trust:
         return
     texts = set(_texts_of(loaded, algorithm))
-    code = sorted(_shown(text, loaded.folder) for text in texts if CODE.fullmatch(text))
+    code = sorted(_shown(text, loaded.folder) for text in texts if CODE_NAME.fullmatch(text))
     addresses = sorted(text for text in texts if ADDRESS.fullmatch(text))
     if not (code or addresses):
         return
@@ -116,7 +117,7 @@ def _marks(folder: Path) -> list[str]:
         return []
 
 
-def _code(content: bytes, key: bytes) -> str:
+def _mark(content: bytes, key: bytes) -> str:
     return hmac.new(key, content, hashlib.sha256).hexdigest()
 
 
@@ -124,10 +125,10 @@ def _key(make: bool) -> bytes | None:
     """Return the user's key, or None. With ``make`` a missing key is made, if a folder is safe to keep it."""
     for folder in cache_places():  # to read it, nothing has to be writable
         with suppress(OSError):
-            return own_file(folder / KEY) or None
+            return own_file(folder / KEY_FILE) or None
     with suppress(OSError):
         if make:
-            path = cache_folder() / KEY
+            path = cache_folder() / KEY_FILE
             keep_file(path, secrets.token_bytes(32))
             # Read back: another process may have made the key a moment earlier, and the first one stays.
             return own_file(path) or None
