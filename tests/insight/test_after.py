@@ -209,7 +209,7 @@ def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> 
 
 def test_a_run_that_credits_steps_is_rescored_by_their_sum(tmp_path: Path, capsys) -> None:
     steps = "def r(completion):\n    first = (0, 1, float(sum(map(ord, completion)) % 5))\n"
-    steps += "    return Score(0.5, steps=(first,))\n"
+    steps += "    return Score(sum(map(ord, completion)) % 3 / 2, steps=(first,))\n"
     (tmp_path / "r.py").write_text(f"from covey_verify.types import Score\n\n\n{steps}")
     algorithm = {"name": "grpo_process", "kl": None}
     rewards = (f"{tmp_path / 'r.py'}:r",)
