@@ -55,7 +55,7 @@ def left_over() -> Iterator[tuple[str, str]]:
     proved = proved_by_presets()
     for axis, functions in AXES.items():
         for function in functions:
-            if axis not in ("filter", "estimator") and function not in proved:
+            if axis not in ("filter", "kl.estimator") and function not in proved:
                 yield axis, function.__name__
 
 
@@ -241,7 +241,7 @@ def kls() -> Iterator[dict[str, Any]]:
 
     ``full`` is exact and by token; k1 by its formula is refused in the loss, where it teaches nothing.
     """
-    estimators = [f.__name__ for f in AXES["estimator"] if f.__name__ != "full"]
+    estimators = [f.__name__ for f in AXES["kl.estimator"] if f.__name__ != "full"]
     yield {"estimator": "full"}
     for i, (estimator, gradient) in enumerate(
         product(estimators, ("formula", "straight_through", "ratio", "score"))

@@ -230,7 +230,7 @@ OFFERED: Mapping[str, frozenset[str]] = {
             "whiten": BatchData,
             "filter": FilterData,
             "select_tokens": SelectionData,
-            "estimator": KLData,
+            "kl.estimator": KLData,
         }.items()
     },
     **dict.fromkeys(("surrogate", "reduce", "correction", "token_weights"), _OF_LOSS),

@@ -135,7 +135,7 @@ def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
     newest, _ = latest_checkpoint(run)
     if newest is None:
         return {}
-    logged = read_sealed(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logged"]["streams"]
+    logged = read_sealed(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logs"]["streams"]
     streams = logged if isinstance(logged, dict) else {}
     return {name: (int(size), str(digest)) for name, (size, digest) in streams.items()}
 
