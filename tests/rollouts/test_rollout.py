@@ -14,10 +14,10 @@ from tests.rollouts.small_rollouts import rollouts
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.rewards.audit import PATIENCE
 from covey.rewards.contract import Reward
 from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
+from covey.rewards.reward_checks import PATIENCE
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts

@@ -11,9 +11,9 @@ import numpy as np
 
 from covey.config.load import ResolvedConfig
 from covey.models.wording import ModelTexts, model_texts_of
-from covey.rewards.audit import check_columns
 from covey.rewards.groups import with_credit
 from covey.rewards.reading import Reader
+from covey.rewards.reward_checks import check_columns
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.runs.examples import same_prompt

@@ -97,7 +97,7 @@ def _first_proposal(
     for finding in sorted(findings, key=lambda f: f.severity != "severe"):
         attempt, refused = proposal_after(loaded, finding, steps, attempts)
         if refused:
-            journal.say(f"{finding.id}: nothing is tried: {refused}", "yellow")
+            journal.say(f"{finding.id}: no remedy tried: {refused}", "yellow")
         if attempt is not None:
             return attempt
     return None

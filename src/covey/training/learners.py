@@ -27,7 +27,7 @@ def policy_is_frozen(run: Run, step: int) -> bool:
 
 
 def set_value_pull(run: Run, policy_frozen: bool) -> None:
-    """Set how far a value head's gradient reaches the policy's trunk; not at all while the policy is frozen."""
+    """Set how far a value head's gradient reaches the policy's trunk: not at all if the policy is frozen."""
     critic = run.loaded.algorithm.critic
     head = run.learner.policy.value
     if critic is not None and head is not None:

@@ -135,7 +135,7 @@ def talk(
     return found.completion, inner
 
 
-def test_a_chat_goes_on_as_its_template_writes_it(policy: Policy, box: Toolbox) -> None:
+def test_a_chat_continues_as_its_template_writes_it(policy: Policy, box: Toolbox) -> None:
     whole, inner = talk(policy, box, CHAT, WRITTEN, "It is 42")
     messages = [
         *CHAT.prompt,
