@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from covey.audit.check import apply
-from covey.audit.course import TRL_NAMES, course_of, named
+from covey.audit.course import TRL_NAMES, findings_from_metrics, named
 from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.probes import probe
 from covey.audit.reading import read_record
@@ -658,4 +658,4 @@ def test_the_course_of_a_run_of_trl_is_told_in_its_words(tmp_path: Path, capsys)
     assert FRAMEWORKS["trl"].metric("kl") is None
     record = open_run(tmp_path)
     other = replace(record, header=record.header.model_copy(update={"framework": "mine"}))
-    assert course_of(other) == []
+    assert findings_from_metrics(other) == []

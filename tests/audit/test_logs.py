@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from covey.audit.check import apply
-from covey.audit.course import course_of
+from covey.audit.course import findings_from_metrics
 from covey.audit.frameworks import FRAMEWORKS, framework_of
 from covey.audit.record import AuditRecord
 from covey.audit.sources import open_run
@@ -101,7 +101,7 @@ def test_a_log_is_read_and_told_in_the_frameworks_words(kind: str, framework: st
     assert [f.id for f in apply(CHECKS, record).findings] == ["rate_zero"]
     told = [f"{path}: 2 runs; last, which logged last, is read"] if kind == "db" else []
     assert record.notes == [*told, f"{path}: metrics only, no completions"]
-    (finding,) = course_of(record)
+    (finding,) = findings_from_metrics(record)
     assert finding.id == "truncated" and finding.remedy == REMEDY[framework]
     assert "rollout.max_tokens" not in finding.sentence
 

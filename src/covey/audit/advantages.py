@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.audit.check import Lacking, Predicate, Trouble
+from covey.audit.check import Fault, MissingField, Predicate
 from covey.audit.conventions import algorithm_setting, convention_of, conventions_of
 from covey.audit.groups import groups_of, tensor_of, totals
 from covey.audit.logprobs import old, pairs, reference
@@ -304,7 +304,7 @@ PLAIN = ("advantages_negated", "advantages_late", "negatives_dropped", "advantag
 
 
 @lru_cache(maxsize=8)
-def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
+def explanation(record: AuditRecord) -> tuple[str, Fault] | None:
     """Return what is wrong with the advantages of most rollouts that differ; None if none does.
 
     Where several conventions may be meant, one that explains all rollouts is; else one that does with a
@@ -321,9 +321,9 @@ def explanation(record: AuditRecord) -> tuple[str, Trouble] | None:
     return None
 
 
-def _causes(record: AuditRecord, algorithm: Algorithm) -> dict[str, list[Trouble]]:
+def _causes(record: AuditRecord, algorithm: Algorithm) -> dict[str, list[Fault]]:
     """Return what is wrong with the rollouts that an algorithm's advantages do not explain, by its name."""
-    causes: dict[str, list[Trouble]] = {}
+    causes: dict[str, list[Fault]] = {}
     before: Tensor | None = None
     for every in scored(record):
         due = expected(record, every, algorithm)
@@ -338,7 +338,7 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> dict[str, list[Trouble
     return causes
 
 
-def _trouble(compared: Compared, cause: Explanation) -> Trouble:
+def _trouble(compared: Compared, cause: Explanation) -> Fault:
     """Return the finding: the explanation in words, and the completion that is furthest off."""
     rollout, expected, _ = compared
     worst = int((rollout.used - expected).abs().argmax())
@@ -346,17 +346,17 @@ def _trouble(compared: Compared, cause: Explanation) -> Trouble:
     words = words[:1].lower() + words[1:]  # the explanation follows other words
     numbers = f"{float(rollout.used[worst]):.4g} where {float(expected[worst]):.4g} is expected"
     evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
-    return Trouble(f"{words}: {numbers}", rollout.step, evidence)
+    return Fault(f"{words}: {numbers}", rollout.step, evidence)
 
 
 def explained_by(name: str) -> Predicate:
     """Return the check that speaks if this is the explanation of a record's advantages."""
 
-    def check(record: AuditRecord) -> Trouble | Lacking | None:
+    def check(record: AuditRecord) -> Fault | MissingField | None:
         explained = explanation(record)
         if explained is None:
             lacking = None if name in PLAIN else algorithm_setting(record)
-            return None if lacking is None else Lacking(lacking)
+            return None if lacking is None else MissingField(lacking)
         cause, trouble = explained
         return trouble if cause == name else None
 
@@ -364,7 +364,7 @@ def explained_by(name: str) -> Predicate:
     return check
 
 
-def advantages_are_huge(record: AuditRecord) -> Trouble | None:
+def advantages_are_huge(record: AuditRecord) -> Fault | None:
     """An advantage is larger than fifty times the range of its rollout's rewards, a KL in them included, and
     than a std of so many completions allows.
     """
@@ -378,7 +378,7 @@ def advantages_are_huge(record: AuditRecord) -> Trouble | None:
                 f"an advantage is {float(rollout.used[worst]):.4g}, of rewards from {lowest:g} to {highest:g}"
             )
             evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
-            return Trouble(sentence, rollout.step, evidence)
+            return Fault(sentence, rollout.step, evidence)
     return None
 
 

@@ -14,7 +14,7 @@ from covey.audit.record import AuditRecord
 from covey.insight.findings.finding import Finding, Severity
 
 
-class Trouble(NamedTuple):
+class Fault(NamedTuple):
     """A fault that a check has found: a sentence with the numbers, and the place of an example."""
 
     sentence: str
@@ -23,17 +23,17 @@ class Trouble(NamedTuple):
     """The group, completion and token that show it; numbers by name."""
 
 
-class Lacking(NamedTuple):
+class MissingField(NamedTuple):
     """The answer of a check that finds, as it computes, that it cannot judge: the field that it lacks."""
 
     field: str
 
 
-Predicate = Callable[[AuditRecord], Trouble | Lacking | None]
+Predicate = Callable[[AuditRecord], Fault | MissingField | None]
 """Returns what is wrong in a record, None if nothing is; its docstring is the condition."""
 
 
-class Words(BaseModel):
+class CheckText(BaseModel):
     """The words of a check: a row of `checks.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +59,7 @@ class Check:
 
     name: str
     predicate: Predicate
-    words: Words
+    words: CheckText
 
     @property
     def condition(self) -> str:
@@ -95,7 +95,7 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
             unjudged.setdefault(lacking[0].partition(" or ")[0], []).append(check.name)
             continue
         trouble = None if check.name in silent else check.predicate(record)
-        if isinstance(trouble, Lacking):
+        if isinstance(trouble, MissingField):
             unjudged.setdefault(trouble.field, []).append(check.name)
             continue
         judged += 1
@@ -117,7 +117,7 @@ def _consequences(name: str, silences: Mapping[str, Sequence[str]]) -> set[str]:
     return consequences
 
 
-def _finding(check: Check, trouble: Trouble, framework: str) -> Finding:
+def _finding(check: Check, trouble: Fault, framework: str) -> Finding:
     words = check.words
     sentence = f"{trouble.sentence}; {words.convention}" if words.convention else trouble.sentence
     evidence = {"step": trouble.step, **trouble.evidence}

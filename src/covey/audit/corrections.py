@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import mode
 from typing import NamedTuple
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.exchanges import exchanged_with_the_sampler
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.logprobs import pairs, sampler
@@ -20,7 +20,7 @@ MIN_WEIGHTS = 16
 """Importance weights that an update must have."""
 
 
-def weights_are_inverted(record: AuditRecord) -> Trouble | None:
+def weights_are_inverted(record: AuditRecord) -> Fault | None:
     """Recorded importance weights are the sampler's probability over the trainer's."""
     clear = [correction for use in record.uses for correction in _corrected(use)]
     wrong = [correction for correction in clear if correction.inverted]
@@ -28,16 +28,16 @@ def weights_are_inverted(record: AuditRecord) -> Trouble | None:
         return None
     use, token, weight, due = wrong[0][:4]
     sentence = f"importance weights are sampler over trainer: {weight:.4g}"
-    return Trouble(f"{sentence} where {due:.4g} is expected", use.update.step, location(use, token))
+    return Fault(f"{sentence} where {due:.4g} is expected", use.update.step, location(use, token))
 
 
-def exchanged_weights(record: AuditRecord) -> Trouble | None:
+def exchanged_weights(record: AuditRecord) -> Fault | None:
     """The loss gets the two log-probs of its correction in the other order."""
     call = exchanged_with_the_sampler(record)
     if call is None:
         return None
     sentence = "the loss gets the sampler's log-probs as the old ones, and the old ones as the sampler's"
-    return Trouble(f"{sentence} (call {call.step} of {call.name})")
+    return Fault(f"{sentence} (call {call.step} of {call.name})")
 
 
 class Correction(NamedTuple):
@@ -66,7 +66,7 @@ def _corrected(use: Use) -> Iterator[Correction]:
         yield Correction(use, token, weight, math.exp(d), math.isclose(log, -d, rel_tol=0.05))
 
 
-def corrections_are_constant(record: AuditRecord) -> Trouble | None:
+def corrections_are_constant(record: AuditRecord) -> Fault | None:
     """More than nine in ten importance weights of an update are one number other than 1: probably all were
     cut at a bound, and not what the log-probs of trainer and sampler give.
     """
@@ -77,7 +77,7 @@ def corrections_are_constant(record: AuditRecord) -> Trouble | None:
         capped = not math.isclose(usual, 1.0, rel_tol=1e-3)
         if capped and count >= MIN_WEIGHTS and count > 0.9 * len(weights):
             sentence = f"{count} of {len(weights)} importance weights are {usual:.4g}"
-            return Trouble(f"{sentence}: a bound cuts what it should let pass", update.step)
+            return Fault(f"{sentence}: a bound cuts what it should let pass", update.step)
     return None
 
 

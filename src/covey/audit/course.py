@@ -17,7 +17,7 @@ from covey.insight.findings.table import explain
 TRL_NAMES = {row.key: row.setting.trl_names[0] for row in schema_rows() if row.setting.trl_names}
 
 
-def course_of(record: AuditRecord) -> list[Finding]:
+def findings_from_metrics(record: AuditRecord) -> list[Finding]:
     """Return what covey's rules find in a run's metrics; none of a framework whose metrics are not known.
 
     Nothing is known of its config, so a remedy may name what is set already.

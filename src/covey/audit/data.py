@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.groups import groups_of
 from covey.audit.probes import ANSWERS
 from covey.audit.record import AuditRecord, Sample
@@ -22,7 +22,7 @@ MIN_ROLLOUTS = 3
 """Rollouts that repeat their prompts."""
 
 
-def rows_lack_their_answer(record: AuditRecord) -> Trouble | None:
+def rows_lack_their_answer(record: AuditRecord) -> Fault | None:
     """Some rows have an answer, and others have an empty one. The answer is a column of that name, or one of
     which an empty value pays every completion the most, an empty text too, and no other value does.
     """
@@ -38,7 +38,7 @@ def rows_lack_their_answer(record: AuditRecord) -> Trouble | None:
         if column in ANSWERS or decides:
             step, n, _ = blank[0]
             sentence = f"{column} is empty in the rows of {len(blank)} of {len(with_column)} completions"
-            return Trouble(sentence, step, {"completion": n})
+            return Fault(sentence, step, {"completion": n})
     return None
 
 
@@ -46,7 +46,7 @@ def _is_blank(value: object) -> bool:
     return value is None or not str(value).strip()
 
 
-def siblings_have_different_answers(record: AuditRecord) -> Trouble | None:
+def siblings_have_different_answers(record: AuditRecord) -> Fault | None:
     """Completions of one prompt in one group have rows with different answers."""
     for rollout in record.rollouts:
         answers: dict[tuple[int, str], dict[str, object]] = {}
@@ -58,27 +58,27 @@ def siblings_have_different_answers(record: AuditRecord) -> Trouble | None:
             if differing is not None:
                 sentence = f"completions of one prompt are judged by different values of {differing}"
                 examples = f"{first.get(differing)!s:.30} and {columns[differing]!s:.30}"
-                return Trouble(f"{sentence}: {examples}", rollout.step, {"group": group, "completion": n})
+                return Fault(f"{sentence}: {examples}", rollout.step, {"group": group, "completion": n})
     return None
 
 
-def rows_are_duplicated(record: AuditRecord) -> Trouble | None:
+def rows_are_duplicated(record: AuditRecord) -> Fault | None:
     """More than a tenth of the rows have the prompt of another row."""
     rows, distinct = record.header.data.rows, record.header.data.distinct
     if rows and distinct and rows - distinct > 0.1 * rows:
-        return Trouble(f"{rows - distinct} of {rows} rows have the prompt of another row")
+        return Fault(f"{rows - distinct} of {rows} rows have the prompt of another row")
     return None
 
 
-def evaluated_on_training_rows(record: AuditRecord) -> Trouble | None:
+def evaluated_on_training_rows(record: AuditRecord) -> Fault | None:
     """More than a tenth of the evaluation's prompts are training prompts."""
     shared, rows = record.header.data.eval_in_train, record.header.data.eval_rows
     if not shared or not rows or shared <= 0.1 * rows:
         return None
-    return Trouble(f"{shared} of {rows} prompts of the evaluation are trained on")
+    return Fault(f"{shared} of {rows} prompts of the evaluation are trained on")
 
 
-def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
+def answer_is_in_the_prompt(record: AuditRecord) -> Fault | None:
     """A column that is named like an answer is in more than nine of ten prompts, next to the same characters
     in as many, and another row's answer in fewer than half as many. A prompt with a choice has it anywhere.
     """
@@ -88,7 +88,7 @@ def answer_is_in_the_prompt(record: AuditRecord) -> Trouble | None:
         told = _told(rows, answers)
         chance = _told(rows, [_next_other(answers, n) for n in range(len(rows))])
         if _told(rows, answers, chooses=False) > 0.9 * len(rows) and chance < 0.5 * told:
-            return Trouble(f"the {column} is in {told} of {len(rows)} prompts")
+            return Fault(f"the {column} is in {told} of {len(rows)} prompts")
     return None
 
 
@@ -112,7 +112,7 @@ def _told(rows: Sequence[Sample], answers: Sequence[str], chooses: bool = True) 
     return max([*left.values(), *right.values()], default=0)
 
 
-def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
+def one_prompt_is_sampled_twice(record: AuditRecord) -> Fault | None:
     """A rollout has the same prompt and row in more than one group, in more than a tenth of its groups."""
     for rollout in record.rollouts:
         prompts = dict[int, str]()
@@ -122,11 +122,11 @@ def one_prompt_is_sampled_twice(record: AuditRecord) -> Trouble | None:
         rows = record.header.data.rows or 0
         if len(prompts) >= MIN_GROUPS and repeated > 0.1 * len(prompts) and rows > len(prompts):
             sentence = f"{repeated} of {len(prompts)} groups of a rollout have the prompt of another one"
-            return Trouble(sentence, rollout.step)
+            return Fault(sentence, rollout.step)
     return None
 
 
-def few_prompts_are_sampled(record: AuditRecord) -> Trouble | None:
+def few_prompts_are_sampled(record: AuditRecord) -> Fault | None:
     """The rollouts of a run, at least three, have at most half as many different prompts as that many draws
     from its rows give, even if a row may be drawn again at once.
     """
@@ -140,7 +140,7 @@ def few_prompts_are_sampled(record: AuditRecord) -> Trouble | None:
     if different > 0.5 * expected:
         return None
     sentence = f"{len(of_rollouts)} rollouts have sampled {different} of {rows} prompts again and again"
-    return Trouble(f"{sentence}, where about {expected:.0f} are expected", record.rollouts[1].step)
+    return Fault(f"{sentence}, where about {expected:.0f} are expected", record.rollouts[1].step)
 
 
 CHECKS = {

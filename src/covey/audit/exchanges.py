@@ -8,7 +8,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.logprobs import SAME_PROGRAM_NATS, UNEXPLAINED_PART, recomputed, sampler, trainer
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
@@ -46,7 +46,7 @@ class Suspect(NamedTuple):
         return fmean(apart[:COMPARED_TOKENS]) if apart else None
 
 
-def logprobs_are_in_another_order(record: AuditRecord) -> Trouble | None:
+def logprobs_are_in_another_order(record: AuditRecord) -> Fault | None:
     """The old log-probs, or the sampler's, belong to other completions of the same update: nine in ten of the
     completions that differ from the trainer have another completion's log-probs.
     """
@@ -75,7 +75,7 @@ def _in_another_order(
     certain: Callable[[Use], Numbers | None],
     doubted: Callable[[Use], Numbers | None],
     whose: str,
-) -> Trouble | None:
+) -> Fault | None:
     fresh = [use for use in record.uses if use.first and use.row.mask]
     for _, uses in groupby(fresh, key=lambda use: use.update.step):
         values = [(use, certain(use), doubted(use)) for use in uses]
@@ -88,7 +88,7 @@ def _in_another_order(
             moved_suspect, owner = moved[0]
             sentence = f"the {whose} log-probs of {len(moved)} completions belong to others in the same batch"
             example = f"{owner.use.row.completion} has the ones of {moved_suspect.use.row.completion}"
-            return Trouble(
+            return Fault(
                 f"{sentence}: completion {example}", moved_suspect.use.update.step, location(owner.use)
             )
     return None
@@ -117,7 +117,7 @@ Shelves = Mapping[int, Sequence[tuple[Use, Key]]]
 """Completions of a batch by the first number of their keys: few are compared with each row of a loss."""
 
 
-def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
+def advantages_of_calls_are_others(record: AuditRecord) -> Fault | None:
     """The loss gets completions with the advantages of others of their batch: more than a quarter of those
     that are recognized by their old log-probs.
     """
@@ -132,7 +132,7 @@ def advantages_of_calls_are_others(record: AuditRecord) -> Trouble | None:
         return None
     call, use, used, due = moved[0]
     sentence = f"the loss gets completions with the advantages of others: {used:.4g} for {due:.4g}"
-    return Trouble(f"{sentence} (call {call.step} of {call.name})", use.update.step, location(use))
+    return Fault(f"{sentence} (call {call.step} of {call.name})", use.update.step, location(use))
 
 
 def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iterator[Advantage]:
@@ -184,7 +184,7 @@ def _first(advantage: float | Numbers | None, mask: Sequence[bool]) -> float | N
     return float(f"{on[0]:.5g}") if on and on[0] is not None else None
 
 
-def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
+def old_logprobs_are_replaced(record: AuditRecord) -> Fault | None:
     """The loss gets old log-probs that the batch never had, neither the present ones nor the sampler's, in
     a quarter of its calls and in at least two, though others get the batch's.
     """
@@ -197,10 +197,10 @@ def old_logprobs_are_replaced(record: AuditRecord) -> Trouble | None:
     sentence = (
         f"in {len(unknown)} of {len(updated)} calls the loss gets old log-probs that its batch never had"
     )
-    return Trouble(f"{sentence} (call {unknown[0].step} of {unknown[0].name}): ratios start anew at 1")
+    return Fault(f"{sentence} (call {unknown[0].step} of {unknown[0].name}): ratios start anew at 1")
 
 
-def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
+def old_and_present_are_exchanged(record: AuditRecord) -> Fault | None:
     """The loss gets the old and the present log-probs exchanged: where the two differ, its present log-probs
     are the batch's old ones.
     """
@@ -214,7 +214,7 @@ def old_and_present_are_exchanged(record: AuditRecord) -> Trouble | None:
         ]
         if are_exchanged and all(are_exchanged):
             sentence = "the loss gets the policy's log-probs and the old ones exchanged"
-            return Trouble(f"{sentence} (call {call.step} of {call.name}): the gradient has the other sign")
+            return Fault(f"{sentence} (call {call.step} of {call.name}): the gradient has the other sign")
     return None
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.record import AuditRecord, Rollout, Sample
 from covey.objective.data import rows_of_groups
 from covey.system.text import percent
@@ -95,7 +95,7 @@ def scored_groups(record: AuditRecord) -> Iterator[ScoredGroup]:
 # --- checks -----------------------------------------------------------------------------------------
 
 
-def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
+def group_mixes_prompts(record: AuditRecord) -> Fault | None:
     """A group in which the trainer compares completions has more than one prompt."""
     for rollout in record.rollouts:
         prompts: dict[int, str] = {}
@@ -104,11 +104,11 @@ def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
                 continue
             if prompts.setdefault(sample.group, sample.prompt_text) != sample.prompt_text:
                 sentence = "a group has completions of several prompts, which are compared with each other"
-                return Trouble(sentence, rollout.step, {"group": sample.group, "completion": index})
+                return Fault(sentence, rollout.step, {"group": sample.group, "completion": index})
     return None
 
 
-def groups_have_one_completion(record: AuditRecord) -> Trouble | None:
+def groups_have_one_completion(record: AuditRecord) -> Fault | None:
     """Every group of a rollout has one completion, though prompts occur twice in it on average or more often.
     Not asked of a run whose settings want one completion of each prompt.
     """
@@ -120,11 +120,11 @@ def groups_have_one_completion(record: AuditRecord) -> Trouble | None:
         if None not in numbers and len(set(numbers)) == len(numbers) >= 2 * len(prompts):
             sentence = f"{len(numbers)} completions of {len(prompts)} prompts are groups of one"
             evidence = {"group": numbers[0] or 0, "completion": 0}
-            return Trouble(f"{sentence}, compared with nothing", rollout.step, evidence)
+            return Fault(f"{sentence}, compared with nothing", rollout.step, evidence)
     return None
 
 
-def copies_fill_a_group(record: AuditRecord) -> Trouble | None:
+def copies_fill_a_group(record: AuditRecord) -> Fault | None:
     """A group has more completions than the settings or most groups have, all of the surplus are copies of
     its other completions, at least two, and they are trained.
     """
@@ -144,7 +144,7 @@ def copies_fill_a_group(record: AuditRecord) -> Trouble | None:
             if MIN_COPIES <= surplus <= len(places):
                 sentence = f"a group has {size} completions where others have {usual}: {surplus} are copies"
                 evidence = {"group": number, "completion": places[-1]}
-                return Trouble(f"{sentence} of its own and are trained once more", rollout.step, evidence)
+                return Fault(f"{sentence} of its own and are trained once more", rollout.step, evidence)
     return None
 
 
@@ -162,7 +162,7 @@ def _trained_copies(
     return copies
 
 
-def siblings_are_copies(record: AuditRecord) -> Trouble | None:
+def siblings_are_copies(record: AuditRecord) -> Fault | None:
     """In more than three quarters of the groups, of at least 4, all completions are the same, or each is
     there as often as any other, at least twice: their tokens, or their texts where tokens are unknown.
     """
@@ -177,7 +177,7 @@ def siblings_are_copies(record: AuditRecord) -> Trouble | None:
         sentence += " all completions are one text"
     else:
         sentence += f" each completion is there {min(counts)} times: engines or ranks draw with one seed"
-    return Trouble(sentence, group.rollout.step, {"group": group.number})
+    return Fault(sentence, group.rollout.step, {"group": group.number})
 
 
 def drawn(sample: Sample) -> str:
@@ -185,7 +185,7 @@ def drawn(sample: Sample) -> str:
     return str(sample.ids) if sample.ids else sample.text or ""
 
 
-def draws_are_repeated(record: AuditRecord) -> Trouble | None:
+def draws_are_repeated(record: AuditRecord) -> Fault | None:
     """Of at least 4 groups whose prompt was sampled in an earlier rollout, more than half have the
     completions of that rollout's group again, in its order, at least two of them different.
     """
@@ -202,21 +202,21 @@ def draws_are_repeated(record: AuditRecord) -> Trouble | None:
     if len(again) < MIN_SAMPLED_GROUPS or len(repeated) <= 0.5 * len(again):
         return None
     sentence = f"{len(repeated)} of {len(again)} groups are an earlier rollout's completions of their prompt"
-    return Trouble(
+    return Fault(
         f"{sentence}, in its order: sampling begins with the same random numbers again",
         repeated[0].rollout.step,
         {"group": repeated[0].number},
     )
 
 
-def groups_are_dead(record: AuditRecord) -> Trouble | None:
+def groups_are_dead(record: AuditRecord) -> Fault | None:
     """In more than nine of ten groups, of at least 8, all completions got the same reward; or TRL's metric
     says so of every step, of at least 8.
     """
     logged = [update.metrics.get("frac_reward_zero_std") for update in record.updates]
     shares = [share for share in logged if share is not None]
     if not record.rollouts and len(shares) >= MIN_GROUPS and min(shares) > 0.9:
-        return Trouble(f"in every step {percent(min(shares))} of the groups or more have equal rewards")
+        return Fault(f"in every step {percent(min(shares))} of the groups or more have equal rewards")
     groups = list(scored_groups(record))
     dead = [group for group in groups if len(set(group.rewards)) == 1]
     if len(groups) < MIN_GROUPS or len(dead) <= 0.9 * len(groups):
@@ -224,7 +224,7 @@ def groups_are_dead(record: AuditRecord) -> Trouble | None:
     sentence = f"in {len(dead)} of {len(groups)} groups all rewards are equal"
     if len(dead) == len(groups) and len({group.rewards[0] for group in groups}) > 1:
         sentence += " and differ between groups: they do not depend on the completion"
-    return Trouble(sentence, dead[0].rollout.step, {"group": dead[0].number})
+    return Fault(sentence, dead[0].rollout.step, {"group": dead[0].number})
 
 
 CHECKS = {

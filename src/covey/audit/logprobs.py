@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from statistics import fmean
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.conventions import is_rloo
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
 from covey.audit.tokens import MIN_COMPLETIONS, location
@@ -117,7 +117,7 @@ def _apart(
     words: str,
     explained_by: Select | None = None,
     limit: float = SAME_PROGRAM_NATS,
-) -> Trouble | None:
+) -> Fault | None:
     """Return trouble if two log-probs differ on the first update by more than ``limit``, and a third explains
     it if one is given.
     """
@@ -126,14 +126,14 @@ def _apart(
     if not off > limit or (explained_by and not distance(uses, a, explained_by) < UNEXPLAINED_PART * off):
         return None
     use, token = _worst(uses, a, b)
-    return Trouble(
+    return Fault(
         f"{words} by {off:.2g} nats per token",
         use.update.step,
         {**location(use, token), "nats": round(off, 6)},
     )
 
 
-def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Trouble | None:
+def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fault | None:
     """Return trouble if two log-probs agree in a quarter of a rollout's completions and differ by more than
     .05 nats per token in a tenth, at least four of all rollouts: precision would not spare the others.
     """
@@ -152,7 +152,7 @@ def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Tro
     use, token = _worst(different, a, b)
     nats = distance(different, a, b)
     sentence = f"{words}, by {nats:.2g} nats per token, in {len(different)} of {compared}"
-    return Trouble(
+    return Fault(
         f"{sentence} completions, and others of the same rollouts agree",
         use.update.step,
         location(use, token),
@@ -172,20 +172,20 @@ def _surprise(use: Use, select: Select) -> float:
     return fmean([-x for _, x, _ in pairs(use, select, select)] or [0.0])
 
 
-def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
+def numbers_are_not_finite(record: AuditRecord) -> Fault | None:
     """A log-prob of a trained token, a loss or a gradient norm is NaN or infinite."""
     for use in record.uses:
         for token, (value, on) in enumerate(zip(trainer(use) or (), use.row.mask or (), strict=False)):
             if on and value is not None and not math.isfinite(value):
-                return Trouble(f"a log-prob is {value}", use.update.step, location(use, token))
+                return Fault(f"a log-prob is {value}", use.update.step, location(use, token))
     for update in record.updates:
         for name, value in (("loss", update.loss), ("gradient norm", update.grad_norm)):
             if value is not None and not math.isfinite(value):
-                return Trouble(f"the {name} is {value}", update.step)
+                return Fault(f"the {name} is {value}", update.step)
     return None
 
 
-def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
+def logprobs_are_shifted(record: AuditRecord) -> Fault | None:
     """The trainer's log-probs differ from the model's own and equal the next token's log-probs."""
     return _apart(
         record,
@@ -196,7 +196,7 @@ def logprobs_are_shifted(record: AuditRecord) -> Trouble | None:
     )
 
 
-def temperature_is_missing(record: AuditRecord) -> Trouble | None:
+def temperature_is_missing(record: AuditRecord) -> Fault | None:
     """The trainer's log-probs are those at temperature 1, and completions were sampled at another."""
     temperature = record.number("temperature", 1.0)
     words = (
@@ -205,7 +205,7 @@ def temperature_is_missing(record: AuditRecord) -> Trouble | None:
     return _apart(record, trainer, recomputed, words, at_1)
 
 
-def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
+def trainer_differs_from_the_model(record: AuditRecord) -> Fault | None:
     """The trainer's log-probs differ from a plain forward pass by more than .05 nats per token, on average or
     in more than a tenth of a rollout's completions, while a quarter of them agree to .001.
     """
@@ -214,7 +214,7 @@ def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
     return everywhere or _apart_in_some(record, trainer, recomputed, sentence)
 
 
-def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
+def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
     """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
     the trainer's by more than .02 nats per token, and are not the sampler's.
     """
@@ -225,7 +225,7 @@ def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
     )
 
 
-def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
+def ratio_is_always_1(record: AuditRecord) -> Fault | None:
     """In updates on a rollout after weights have changed, the old log-probs are missing or equal the present
     ones bit for bit; or they do so in all calls of the loss, before and after weights have changed, though
     the settings cut a rollout into several updates.
@@ -237,10 +237,10 @@ def ratio_is_always_1(record: AuditRecord) -> Trouble | None:
     stuck = [use for use in judged if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
     sentence = "the ratio is 1 in every update on a rollout, though the policy has moved: clipping cannot act"
     if len(stuck) >= MIN_COMPLETIONS and len(stuck) == len(judged):
-        return Trouble(sentence, stuck[0].update.step, location(stuck[0]))
+        return Fault(sentence, stuck[0].update.step, location(stuck[0]))
     calls = [call for call in record.calls if call.moved]
     several = updates_of_a_rollout(record) > 1 and len(calls) >= MIN_COMPLETIONS
-    return Trouble(sentence) if several and all(map(_is_on_policy, record.calls)) else None
+    return Fault(sentence) if several and all(map(_is_on_policy, record.calls)) else None
 
 
 def _is_on_policy(call: LossCall) -> bool:
@@ -256,7 +256,7 @@ def updates_of_a_rollout(record: AuditRecord) -> float:
     return record.number("num_iterations", 1.0) * (prompts / size if size else 1.0)
 
 
-def sampler_is_shifted(record: AuditRecord) -> Trouble | None:
+def sampler_is_shifted(record: AuditRecord) -> Fault | None:
     """The sampler's log-probs differ from the trainer's and equal the next token's log-probs, or the previous
     token's.
     """
@@ -268,7 +268,7 @@ def sampler_is_shifted(record: AuditRecord) -> Trouble | None:
     return None
 
 
-def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
+def sampler_reports_another_temperature(record: AuditRecord) -> Fault | None:
     """The sampler's log-probs are those at temperature 1, and it sampled at another. Where the model's own
     at temperature 1 are unknown: the trainer finds the tokens more likely than the sampler, by 4 standard
     errors, though nothing finds them more likely than the distribution that they were drawn from.
@@ -286,7 +286,7 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
     return _apart(record, sampler, present, f"{words}, where they were drawn: the two differ")
 
 
-def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
+def sampler_is_left_behind(record: AuditRecord) -> Fault | None:
     """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first, and in those
     before a weight has changed, and in none that follows: they differ five times as much in each of them, by
     more than .02 nats per token in the last. Of a run that corrects for that by importance weights, if the
@@ -309,12 +309,12 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
     sentence = (
         f"sampler and trainer differ by {off[0]:.2g} nats per token at first and by {off[-1]:.2g} at last"
     )
-    return Trouble(
+    return Fault(
         f"{sentence}: the sampler does not get the new weights", use.update.step, location(use, token)
     )
 
 
-def sampler_differs(record: AuditRecord) -> Trouble | None:
+def sampler_differs(record: AuditRecord) -> Fault | None:
     """Sampler and trainer differ by more than .05 nats per token; by more than .2, if the run corrects for
     that by importance weights. Or, without such weights, they differ by more than .05 in more than a tenth of
     a rollout's completions, while a quarter of them agree to .001.
@@ -347,7 +347,7 @@ def _draws_from_a_part(record: AuditRecord) -> bool:
     return len(apart) >= DTYPE_VALUES and min(apart) > -0.1 * fmean(apart)
 
 
-def reference_is_another(record: AuditRecord) -> Trouble | None:
+def reference_is_another(record: AuditRecord) -> Fault | None:
     """Before the first update of a run, the reference's log-probs differ from the policy's by more than .02
     nats per token.
     """
@@ -360,10 +360,10 @@ def reference_is_another(record: AuditRecord) -> Trouble | None:
     temperature = record.number("temperature", 1.0)
     if temperature != 1:
         sentence += f", or its log-probs are not at temperature {temperature:g}"
-    return Trouble(sentence, 0, location(use, token))
+    return Fault(sentence, 0, location(use, token))
 
 
-def reference_moves(record: AuditRecord) -> Trouble | None:
+def reference_moves(record: AuditRecord) -> Fault | None:
     """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit."""
     if record.setting("sync_ref_model") is True:
         return None
@@ -371,12 +371,12 @@ def reference_moves(record: AuditRecord) -> Trouble | None:
     same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
     if len(uses) < MIN_COMPLETIONS or len(same) < len(uses):
         return None
-    return Trouble(
+    return Fault(
         "the reference equals the policy after updates: the KL is 0", same[0].update.step, location(same[0])
     )
 
 
-def ratios_are_wide(record: AuditRecord) -> Trouble | None:
+def ratios_are_wide(record: AuditRecord) -> Fault | None:
     """More than a hundredth of the ratios are above 2, by 3.5 standard errors over completions, of updates in
     which ratios have moved. Not asked of ratios of whole completions, whose tokens may differ more.
     """
@@ -393,10 +393,10 @@ def ratios_are_wide(record: AuditRecord) -> Trouble | None:
     if fraction - 3.5 * error <= 0.01:
         return None
     step = max(wide, key=lambda counts: counts[1])[0].update.step
-    return Trouble(f"{count} of {size} ratios are above 2", step)
+    return Fault(f"{count} of {size} ratios are above 2", step)
 
 
-def logprobs_are_rounded(record: AuditRecord) -> Trouble | None:
+def logprobs_are_rounded(record: AuditRecord) -> Fault | None:
     """Log-probs of one kind, at least 64 different numbers, are all numbers of bfloat16 or of float16."""
     for select, whose in WHOSE.items():
         values = {x for use in record.uses[:DTYPE_COMPLETIONS] for _, x, _ in pairs(use, select, select)}
@@ -405,7 +405,7 @@ def logprobs_are_rounded(record: AuditRecord) -> Trouble | None:
             if len(values) >= DTYPE_VALUES and all(_has_bits(value, bits) for value in values):
                 use = next(use for use in record.uses if select(use))
                 sentence = f"{whose} log-probs are rounded to {dtype}, which has {bits} bits"
-                return Trouble(sentence, use.update.step, location(use))
+                return Fault(sentence, use.update.step, location(use))
     return None
 
 

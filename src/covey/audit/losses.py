@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.audit.check import Lacking, Trouble
+from covey.audit.check import Fault, MissingField
 from covey.audit.conventions import (
     MEANS,
     algorithm_setting,
@@ -197,25 +197,25 @@ def _padded(rows: Sequence[Numbers] | Sequence[Sequence[float]], mask: Tensor | 
     return result
 
 
-def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase], bool]) -> Trouble | None:
+def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase], bool]) -> Fault | None:
     for off in differing(record):
         if all(map(explains, off)):
             case = max(off, key=lambda case: abs(case.recorded - case.due))
             numbers = f"{case.recorded:.4g} where {case.due:.4g} is expected"
-            return Trouble(f"{words}: {numbers}{case.words}", case.step)
+            return Fault(f"{words}: {numbers}{case.words}", case.step)
     return None
 
 
-def _unless_guessed(record: AuditRecord) -> Lacking | None:
+def _unless_guessed(record: AuditRecord) -> MissingField | None:
     """Return what is lacking where the settings do not say which loss is meant, so that any may be."""
     setting = None if convention_of(record) is not None or record.calls else algorithm_setting(record)
-    return None if setting is None else Lacking(setting)
+    return None if setting is None else MissingField(setting)
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
-def _varied(record: AuditRecord, variation: Variation, words: str) -> Trouble | None:
+def _varied(record: AuditRecord, variation: Variation, words: str) -> Fault | None:
     """Return trouble if a variation explains all losses that differ."""
 
     def fits(case: LossCase) -> bool:
@@ -225,17 +225,17 @@ def _varied(record: AuditRecord, variation: Variation, words: str) -> Trouble | 
     return _explained(record, words, fits)
 
 
-def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Trouble | None]:
+def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Fault | None]:
     """Return the check that speaks if a variation explains all losses that differ."""
 
-    def check(record: AuditRecord) -> Trouble | None:
+    def check(record: AuditRecord) -> Fault | None:
         return _varied(record, variation, words)
 
     check.__doc__ = condition
     return check
 
 
-def correction_is_inverted(record: AuditRecord) -> Trouble | Lacking | None:
+def correction_is_inverted(record: AuditRecord) -> Fault | MissingField | None:
     """The importance correction is the sampler's probability over the trainer's: recorded weights are, or the
     loss has such weights, or gets the two log-probs in the other order.
     """
@@ -247,7 +247,7 @@ def correction_is_inverted(record: AuditRecord) -> Trouble | Lacking | None:
     )
 
 
-def reduction_is_another(record: AuditRecord) -> Trouble | Lacking | None:
+def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
     """The loss has another mean: over tokens, over completions, over all places and padding, or a sum."""
     lacking = _unless_guessed(record)
     if lacking is not None:
@@ -268,7 +268,7 @@ def reduction_is_another(record: AuditRecord) -> Trouble | Lacking | None:
     return _varied(record, over_padding, words)
 
 
-def loss_is_negated(record: AuditRecord) -> Trouble | None:
+def loss_is_negated(record: AuditRecord) -> Fault | None:
     """The loss has the other sign than the one computed from its own numbers."""
 
     def negated(case: LossCase) -> bool:
@@ -277,14 +277,14 @@ def loss_is_negated(record: AuditRecord) -> Trouble | None:
     return _explained(record, "the loss has the wrong sign", negated)
 
 
-def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
+def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
     """The coefficient of the KL is negative, or its factor in the loss; or the loss is the expected one
     with the KL subtracted; or the KL is added to the rewards of tokens.
     """
     name = "beta" if record.setting("beta") is not None else "kl_coef"
     coef = record.number(name, 0.0)
     if coef < 0:
-        return Trouble(f"{record.own_name(name)} is {coef:g}: the policy is paid for leaving its reference")
+        return Fault(f"{record.own_name(name)} is {coef:g}: the policy is paid for leaving its reference")
 
     in_the_loss = kl_is_subtracted(record)
     in_the_reward = _kl_is_paid(record)
@@ -300,7 +300,7 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
     return _explained(record, "the KL is subtracted from the loss", subtracted)
 
 
-def _kl_is_paid(record: AuditRecord) -> Trouble | None:
+def _kl_is_paid(record: AuditRecord) -> Fault | None:
     """Compare the rewards of tokens with their scores: the recorded KL, times a number, is the difference."""
     rows = [
         (use.row.token_rewards or (), use.row.token_scores or (), use.row.kl or ()) for use in record.uses
@@ -318,10 +318,10 @@ def _kl_is_paid(record: AuditRecord) -> Trouble | None:
     if not (factor >= LEAST_FACTOR and left <= 0.01 * sum(change**2 for change, _ in changes)):
         return None
     sentence = f"the KL is added to the rewards of tokens, times {factor:.4g}"
-    return Trouble(f"{sentence}: the policy is paid for leaving its reference")
+    return Fault(f"{sentence}: the policy is paid for leaving its reference")
 
 
-def _kl_is_paid_by_verl(record: AuditRecord) -> Trouble | None:
+def _kl_is_paid_by_verl(record: AuditRecord) -> Fault | None:
     """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
     coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
     paid = fined = 0
@@ -337,18 +337,18 @@ def _kl_is_paid_by_verl(record: AuditRecord) -> Trouble | None:
         fined += math.isclose(change, -coef * kl, rel_tol=0.02)
     if paid < 4 or fined:
         return None
-    return Trouble(
+    return Fault(
         f"the KL is added to the reward in {paid} completions: the policy is paid for leaving its reference"
     )
 
 
-def kl_of_the_loss_is_exchanged(record: AuditRecord) -> Trouble | None:
+def kl_of_the_loss_is_exchanged(record: AuditRecord) -> Fault | None:
     """The KL of the loss has its arguments exchanged."""
     words = "the KL in the loss is that of the reference to the policy"
     return _varied(record, kl_exchanged, words)
 
 
-def loss_is_scaled(record: AuditRecord) -> Trouble | None:
+def loss_is_scaled(record: AuditRecord) -> Fault | None:
     """The loss is the expected one times the number of accumulated micro-batches, or over it."""
     count = record.number("gradient_accumulation_steps", 1)
 
@@ -361,19 +361,19 @@ def loss_is_scaled(record: AuditRecord) -> Trouble | None:
     return _explained(record, sentence, scaled)
 
 
-def loss_differs(record: AuditRecord) -> Trouble | Lacking | None:
+def loss_differs(record: AuditRecord) -> Fault | MissingField | None:
     """The loss differs from covey's loss of the same log-probs, masks and advantages."""
     sentence = "the loss is not the one of its settings"
     return _unless_guessed(record) or _explained(record, sentence, lambda case: not case.is_part)
 
 
-def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
+def entropy_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
     """The entropy is added to the loss and not subtracted, its coefficient being positive."""
     words = "the entropy is added to the loss, which drives it down"
     return entropy_enters_with_the_wrong_sign(record) or _varied(record, entropy_added, words)
 
 
-def ratio_is_of_another_level(record: AuditRecord) -> Trouble | None:
+def ratio_is_of_another_level(record: AuditRecord) -> Fault | None:
     """The loss has the ratio of each token where the settings ask for the completion's, or the reverse; or
     the product of the tokens' ratios where they ask for the geometric mean.
     """
@@ -382,7 +382,7 @@ def ratio_is_of_another_level(record: AuditRecord) -> Trouble | None:
     return _varied(record, of_another_level, words) or _varied(record, of_the_product, product)
 
 
-def clip_is_missing(record: AuditRecord) -> Trouble | None:
+def clip_is_missing(record: AuditRecord) -> Fault | None:
     """The loss is that without a clip, where the settings have one; or the clip takes the larger one of PPO's
     two objectives.
     """

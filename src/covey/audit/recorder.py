@@ -189,7 +189,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Return a row of an update: a completion of ``length`` tokens, at a (rollout, completion).
 
-    ``mask`` and ``values`` have a value for each token and may be longer: behind the last token that was
+    ``mask`` and ``values`` have a value for each token and may be longer: after the last token that was
     sampled or is trained they are left out, but rewards are not. ``advantage`` is one number, or one for each
     token.
     """

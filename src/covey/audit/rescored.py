@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.groups import scored_groups, totals, weights_of
 from covey.audit.record import AuditRecord, Sample
 
@@ -90,7 +90,7 @@ def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
             yield ScoredTwice(name, scores)
 
 
-def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
+def rewards_are_in_another_order(record: AuditRecord) -> Fault | None:
     """A function's rewards are, in another order, the rewards that it gives to single completions."""
     for function in _scored_twice(record):
         scores, moved = function.scores, function.moved
@@ -101,11 +101,11 @@ def rewards_are_in_another_order(record: AuditRecord) -> Trouble | None:
                 f"{function.name} pays {len(moved)} of {len(scores)} completions what others have earned"
             )
             example = f"({first.paid:g} for {first.alone:g})"
-            return Trouble(f"{sentence} {example}", first.step, {"completion": first.completion})
+            return Fault(f"{sentence} {example}", first.step, {"completion": first.completion})
     return None
 
 
-def every_length_costs_reward(record: AuditRecord) -> Trouble | None:
+def every_length_costs_reward(record: AuditRecord) -> Fault | None:
     """A penalty for length, which the trainer adds to a function's rewards, reaches nine in ten completions,
     the shortest quarter of them included.
     """
@@ -119,7 +119,7 @@ def every_length_costs_reward(record: AuditRecord) -> Trouble | None:
             sentence = f"a penalty for length is added to {function.name}"
             sentence += f" of {len(fined)} of {len(scores)} completions"
             evidence = {"completion": first.completion}
-            return Trouble(f"{sentence}, from {first.length} tokens on", first.step, evidence)
+            return Fault(f"{sentence}, from {first.length} tokens on", first.step, evidence)
     return None
 
 
@@ -133,7 +133,7 @@ def _is_by_length(scores: Sequence[RepeatedScore]) -> bool:
     return consistent and len(added) > 1 and added == sorted(added, reverse=True)
 
 
-def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
+def rewards_depend_on_the_batch(record: AuditRecord) -> Fault | None:
     """More than a tenth of the completions get another reward when they are scored alone. It is no penalty
     for their lengths, and more than a judge's noise of a twentieth of the variance of rewards.
     """
@@ -145,14 +145,14 @@ def rewards_depend_on_the_batch(record: AuditRecord) -> Trouble | None:
         sentence = f"{function.name} pays {len(moved)} of {len(scores)} completions otherwise"
         sentence += " when they are scored alone"
         example = f"({first.paid:g} in its batch, {first.alone:g} alone)"
-        return Trouble(f"{sentence} {example}", first.step, {"completion": first.completion})
+        return Fault(f"{sentence} {example}", first.step, {"completion": first.completion})
     return None
 
 
 # --- another row ------------------------------------------------------------------------------------
 
 
-def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
+def other_rows_are_paid_alike(record: AuditRecord) -> Fault | None:
     """The rows have columns besides the prompt, and no completion is paid otherwise with another problem's
     row, though at least eight are paid more than the least.
     """
@@ -164,7 +164,7 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
     columns = ", ".join(sorted({name for _, _, s in probed for name in s.row}))
     sentence = "no reward changes if a completion is shown with another problem's row"
     step, n = paid[0]
-    return Trouble(
+    return Fault(
         f"{sentence}: nothing reads {columns}, or verdicts are cached by the text alone",
         step,
         {"completion": n},
@@ -174,7 +174,7 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Trouble | None:
 # --- other texts ------------------------------------------------------------------------------------
 
 
-def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
+def empty_text_is_paid_most(record: AuditRecord) -> Fault | None:
     """An empty text gets as much as the best completion of the run: in more than nine rows of ten, and not
     all completions get that; or in two prompts and more, all of whose completions, at least eight, get that
     too, while most completions of the others do not.
@@ -188,12 +188,12 @@ def empty_text_is_paid_most(record: AuditRecord) -> Trouble | None:
     step, n, sample = paid[0]
     sentence = f"an empty text is paid {sum_of(record, sample.empty):g}, the most that any completion got"
     if len(paid) > 0.9 * len(probed):
-        return Trouble(sentence, step, {"completion": n})
+        return Fault(sentence, step, {"completion": n})
     free = {s.prompt_text for _, _, s in paid}
     if not _are_free(record, free, [s for _, _, s in probed], best):
         return None
     sentence += f", in {len(free)} of {len({s.prompt_text for _, _, s in probed})} prompts"
-    return Trouble(f"{sentence}, and so is every completion of them", step, {"completion": n})
+    return Fault(f"{sentence}, and so is every completion of them", step, {"completion": n})
 
 
 def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample], best: float) -> bool:
@@ -212,7 +212,7 @@ def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample],
     return any(len(set(group.rewards)) > 1 for group in scored_groups(record))
 
 
-def lists_are_paid_most(record: AuditRecord) -> Trouble | None:
+def lists_are_paid_most(record: AuditRecord) -> Fault | None:
     """A text that lists the answers of all rows gets from a function as much as the best completion of the
     run, in more than nine rows of ten, though the function reads the row and pays an empty text less.
     """
@@ -232,7 +232,7 @@ def lists_are_paid_most(record: AuditRecord) -> Trouble | None:
             continue
         step, n = listed[0]
         sentence = f"{name} pays {best:g}, the most that any completion got,"
-        return Trouble(f"{sentence} to a text that lists the answers of all rows", step, {"completion": n})
+        return Fault(f"{sentence} to a text that lists the answers of all rows", step, {"completion": n})
     return None
 
 

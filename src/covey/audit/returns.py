@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covey.audit.check import Lacking, Trouble
+from covey.audit.check import Fault, MissingField
 from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.losses import kl_of_the_loss_is_exchanged
 from covey.audit.record import AuditRecord, Numbers, Use
@@ -38,8 +38,8 @@ SUMS = {
 """Framework -> its estimators whose returns are sums of the rewards of later tokens."""
 
 
-def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
-    """A reward stands behind the last token of a completion."""
+def rewards_are_on_padding(record: AuditRecord) -> Fault | None:
+    """A reward is placed after the last token of a completion."""
     shown = []
     for use in record.uses:
         scores = use.row.token_scores or ()
@@ -49,10 +49,10 @@ def rewards_are_on_padding(record: AuditRecord) -> Trouble | None:
         return None
     use, token = shown[0]
     sentence = f"the reward of {len(shown)} completions stands behind their last token, on padding"
-    return Trouble(sentence, use.update.step, location(use, token))
+    return Fault(sentence, use.update.step, location(use, token))
 
 
-def rewards_are_cut(record: AuditRecord) -> Trouble | None:
+def rewards_are_cut(record: AuditRecord) -> Fault | None:
     """More than a tenth of the trained rewards stand at the bounds to which the settings cut them; or,
     without such bounds, rewards are the weighted sums of their functions, but for more than a tenth, and at
     least four, which stand at the highest or the lowest one though their sums are beyond.
@@ -68,10 +68,10 @@ def rewards_are_cut(record: AuditRecord) -> Trouble | None:
         return None
     name = record.own_name("reward_bounds")
     sentence = f"{len(clipped)} of {len(sums)} rewards, less their baseline, are cut to {name}"
-    return Trouble(f"{sentence}, {low:g} to {high:g}", clipped[0].update.step, location(clipped[0]))
+    return Fault(f"{sentence}, {low:g} to {high:g}", clipped[0].update.step, location(clipped[0]))
 
 
-def _sums_are_cut(record: AuditRecord) -> Trouble | None:
+def _sums_are_cut(record: AuditRecord) -> Fault | None:
     sums = [(step, n, s.reward, sum_of(record, s.rewards)) for step, n, s in record.samples if s.rewards]
     both = [(step, n, paid, due) for step, n, paid, due in sums if paid is not None and not math.isnan(due)]
     most = max((paid for _, _, paid, _ in both), default=0.0)
@@ -82,10 +82,10 @@ def _sums_are_cut(record: AuditRecord) -> Trouble | None:
         return None
     step, n, paid, due = beyond[0]
     sentence = f"{len(beyond)} of {len(both)} rewards are cut to {least:g} to {most:g}"
-    return Trouble(f"{sentence}: {paid:g} for a sum of {due:g}", step, {"completion": n})
+    return Fault(f"{sentence}: {paid:g} for a sum of {due:g}", step, {"completion": n})
 
 
-def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
+def prompt_is_in_the_mask(record: AuditRecord) -> Fault | None:
     """The mask of the loss is 1 at tokens of the prompt."""
     shown = [use for use in record.uses if use.row.prompt_trained]
     if not shown:
@@ -94,7 +94,7 @@ def prompt_is_in_the_mask(record: AuditRecord) -> Trouble | None:
     sentence = (
         f"{use.row.prompt_trained} tokens of the prompt are in the loss, and so in {len(shown)} completions"
     )
-    return Trouble(sentence, use.update.step, location(use))
+    return Fault(sentence, use.update.step, location(use))
 
 
 # --- the KL -----------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def _estimator(record: AuditRecord) -> Callable[[Tensor], Tensor] | None:
     return next(fitting, penalties.k1)
 
 
-def kl_is_another(record: AuditRecord) -> Trouble | None:
+def kl_is_another(record: AuditRecord) -> Fault | None:
     """The charged KL is not what the settings' estimator gives: its arguments are exchanged, or it comes from
     another estimator. It is computed again from the log-probs of the policy and the reference. Or the loss
     is the expected one with them exchanged in its KL.
@@ -160,10 +160,10 @@ def kl_is_another(record: AuditRecord) -> Trouble | None:
     use, kl, d = max(off, key=lambda o: float((o[1] - estimator(o[2])).abs().max()))
     token = int((kl - estimator(d)).abs().argmax())
     numbers = f"{float(kl[token]):.4g} where {float(estimator(d)[token]):.4g} is expected"
-    return Trouble(f"{sentence}: {numbers}", use.update.step, location(use))
+    return Fault(f"{sentence}: {numbers}", use.update.step, location(use))
 
 
-def kl_drowns_the_reward(record: AuditRecord) -> Trouble | None:
+def kl_drowns_the_reward(record: AuditRecord) -> Fault | None:
     """In half of the updates or more, and at least two, the KL in the rewards of completions varies ten times
     as much as the scores of the whole run.
     """
@@ -183,7 +183,7 @@ def kl_drowns_the_reward(record: AuditRecord) -> Trouble | None:
     step, variance = drowned[-1]
     sentence = "the KL in the reward differs between completions"
     times = math.sqrt(variance / spread)
-    return Trouble(f"{sentence} {times:.2g} times as much as their scores: it decides what is trained", step)
+    return Fault(f"{sentence} {times:.2g} times as much as their scores: it decides what is trained", step)
 
 
 def _total(values: Numbers | None) -> float:
@@ -262,13 +262,13 @@ def _first(values: Numbers, size: int) -> list[float]:
     return numbers + [0.0] * (size - len(numbers))
 
 
-def returns_are_others(record: AuditRecord) -> Trouble | Lacking | None:
+def returns_are_others(record: AuditRecord) -> Fault | MissingField | None:
     """The returns are not the sums of rewards, and of the critic's values if there is one, that gamma and
     lambda of the settings give; those of the next completion are none of them.
     """
     stranger = record.header.framework not in FRAMEWORKS
     if stranger and (record.setting("gamma") is None or record.setting("lam") is None):
-        return Lacking("settings.gamma")
+        return MissingField("settings.gamma")
     if not stranger and record.setting("estimator") not in SUMS.get(record.header.framework, ()):
         return None
     gamma = record.number("gamma", 1.0)
@@ -292,7 +292,7 @@ def returns_are_others(record: AuditRecord) -> Trouble | Lacking | None:
     due = first.due(discounts)
     token = int((due - first.returns).abs().argmax())
     numbers = f"{float(first.returns[token]):.4g} where {float(due[token]):.4g} is expected"
-    return Trouble(f"{sentence}: {numbers}", first.use.update.step, location(first.use, token))
+    return Fault(f"{sentence}: {numbers}", first.use.update.step, location(first.use, token))
 
 
 CHECKS = {

@@ -8,7 +8,7 @@ import re
 import torch
 from torch import Tensor
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.groups import groups_of, totals, weights_of
 from covey.audit.record import AuditRecord, Sample
 from covey.audit.rescored import NOISE, rewards_of, sum_of
@@ -24,7 +24,7 @@ MIN_COPIES = 4
 """Copies of completions, of which most are meant."""
 
 
-def copies_are_paid_differently(record: AuditRecord) -> Trouble | None:
+def copies_are_paid_differently(record: AuditRecord) -> Fault | None:
     """More than a tenth of the completions that have a copy of the same prompt in the same rollout are paid
     otherwise than that, by more than a judge's noise of a twentieth of the variance of rewards.
     """
@@ -46,10 +46,10 @@ def copies_are_paid_differently(record: AuditRecord) -> Trouble | None:
         return None
     step, n = unlike[0]
     sentence = f"{len(unlike)} of {copies} copies of a completion are paid differently"
-    return Trouble(sentence, step, {"completion": n})
+    return Fault(sentence, step, {"completion": n})
 
 
-def one_reward_drowns_the_others(record: AuditRecord) -> Trouble | None:
+def one_reward_drowns_the_others(record: AuditRecord) -> Fault | None:
     """One function makes more than 99.9 % of the variance within groups, though another one varies too, over
     less than a tenth of its range: a penalty of the same size that few completions incur is meant.
     """
@@ -70,7 +70,7 @@ def one_reward_drowns_the_others(record: AuditRecord) -> Trouble | None:
         return None
     others = ", ".join(name for name in varied if name != loud)
     share = percent(varied[loud] / sum(varied.values()), ".4g")
-    return Trouble(f"{loud} makes {share} of the variance of the rewards: {others} counts for nothing")
+    return Fault(f"{loud} makes {share} of the variance of the rewards: {others} counts for nothing")
 
 
 def _range(record: AuditRecord, name: str) -> float:
@@ -86,18 +86,18 @@ def _squares_within(values: Tensor, groups: Tensor) -> float:
     return sum(float((members - members.nanmean()).square().nansum()) for members in of_groups)
 
 
-def one_reward_never_pays(record: AuditRecord) -> Trouble | None:
+def one_reward_never_pays(record: AuditRecord) -> Fault | None:
     """Of several functions, one gave each of at least 16 completions 0, while the sum of all varied."""
     if len(record.functions) < 2 or len(set(rewards_of(record))) < 2:
         return None
     for name in record.functions:
         scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]
         if len(scores) >= 2 * MIN_COMPLETIONS and not any(scores):
-            return Trouble(f"{name} gave each of {len(scores)} completions 0: it has no effect")
+            return Fault(f"{name} gave each of {len(scores)} completions 0: it has no effect")
     return None
 
 
-def penalty_pays(record: AuditRecord) -> Trouble | None:
+def penalty_pays(record: AuditRecord) -> Fault | None:
     """A function that is named a penalty adds to the reward: it is above 0 for some of at least 16
     completions, and below 0 for none, with a weight above 0.
     """
@@ -110,11 +110,11 @@ def penalty_pays(record: AuditRecord) -> Trouble | None:
             worst = scores.index(max(scores))
             step, n, _ = record.samples[worst]
             sentence = f"{name} adds to the reward, up to {max(scores):g}, and never takes from it"
-            return Trouble(sentence, step, {"completion": n})
+            return Fault(sentence, step, {"completion": n})
     return None
 
 
-def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
+def trained_reward_is_another(record: AuditRecord) -> Fault | None:
     """In verl, without a KL in the reward, the reward that advantages are made of is not the score of its
     function, in more than a tenth of the completions. Or tokens have no score in more than a tenth of the
     completions with a reward, at least eight, and those of all others add up to the reward.
@@ -134,10 +134,10 @@ def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
     step, n, trained, due = differing[0]
     sentence = f"{len(differing)} of {len(complete)} completions are trained with another reward"
     sentence += " than they were given"
-    return Trouble(f"{sentence}: {trained:.4g} for {due:.4g}", step, {"completion": n})
+    return Fault(f"{sentence}: {trained:.4g} for {due:.4g}", step, {"completion": n})
 
 
-def _scores_are_lost(record: AuditRecord) -> Trouble | None:
+def _scores_are_lost(record: AuditRecord) -> Fault | None:
     rewarded = [use for use in record.uses if use.first and use.sample.reward and use.row.token_scores]
     lost = [use for use in rewarded if not any(use.row.token_scores or ())]
     kept = [use for use in rewarded if any(use.row.token_scores or ())]
@@ -149,18 +149,18 @@ def _scores_are_lost(record: AuditRecord) -> Trouble | None:
         return None
     use = lost[0]
     sentence = f"{len(lost)} of {len(rewarded)} rewards have been lost on the way to the tokens"
-    return Trouble(f"{sentence}: {use.sample.reward:.4g} has no token", use.update.step, location(use))
+    return Fault(f"{sentence}: {use.sample.reward:.4g} has no token", use.update.step, location(use))
 
 
-def rewards_are_constant(record: AuditRecord) -> Trouble | None:
+def rewards_are_constant(record: AuditRecord) -> Fault | None:
     """Every completion of the run, of at least 16, got the same reward."""
     values = rewards_of(record)
     if len(values) < 2 * MIN_COMPLETIONS or len(set(values)) > 1:
         return None
-    return Trouble(f"all {len(values)} completions got the reward {values[0]:g}")
+    return Fault(f"all {len(values)} completions got the reward {values[0]:g}")
 
 
-def rewards_are_missing(record: AuditRecord) -> Trouble | None:
+def rewards_are_missing(record: AuditRecord) -> Fault | None:
     """More than a twentieth of a function's scores are missing, of completions that others have scored."""
     for name in record.functions:
         scores = [s.rewards.get(name) for _, _, s in record.samples if s.rewards]
@@ -168,14 +168,14 @@ def rewards_are_missing(record: AuditRecord) -> Trouble | None:
         # One of several functions may have nothing to say of some completions.
         counts = lacking == len(scores) or len(record.functions) == 1
         if len(scores) >= MIN_COMPLETIONS and lacking > 0.05 * len(scores) and counts:
-            return Trouble(f"{name} gave {lacking} of {len(scores)} completions no number")
+            return Fault(f"{name} gave {lacking} of {len(scores)} completions no number")
     return None
 
 
-def weight_is_zero(record: AuditRecord) -> Trouble | None:
+def weight_is_zero(record: AuditRecord) -> Fault | None:
     """All reward functions have the weight 0."""
     if record.functions and not any(weights_of(record, record.functions)):
-        return Trouble("every reward function has the weight 0")
+        return Fault("every reward function has the weight 0")
     return None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from covey.audit.as_log import arrays_of, by_step, lacking, log_of, metrics_of
 from covey.audit.check import apply
-from covey.audit.course import course_of
+from covey.audit.course import findings_from_metrics
 from covey.audit.record import FORMAT, AuditRecord
 from covey.audit.recorder import tokenizer_file
 from covey.audit.sources import LOSSES, is_foreign, open_run
@@ -207,7 +207,7 @@ def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, object]]:
     """
     report = apply(CHECKS, record)
     places = _places(record)
-    for finding in (*report.findings, *course_of(record)):
+    for finding in (*report.findings, *findings_from_metrics(record)):
         fields = finding.record()
         step, completion = fields["evidence"].get("step"), fields["evidence"].get("completion")
         page = places.get((step, completion)) if completion is not None else None

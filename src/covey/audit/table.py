@@ -25,8 +25,8 @@ from covey.audit import (
     updates,
     uses,
 )
-from covey.audit.check import Check, Predicate, Report, Words, apply
-from covey.audit.course import course_of
+from covey.audit.check import Check, CheckText, Predicate, Report, apply
+from covey.audit.course import findings_from_metrics
 from covey.audit.record import AuditRecord
 from covey.audit.sources import open_run
 from covey.insight.show import finding_lines
@@ -51,7 +51,7 @@ PREDICATES: Mapping[str, Predicate] = {
 
 def _checks() -> tuple[Check, ...]:
     text = (files("covey") / "audit" / "checks.yaml").read_text(encoding="utf-8")
-    words = TypeAdapter(dict[str, Words]).validate_python(yaml.safe_load(text))
+    words = TypeAdapter(dict[str, CheckText]).validate_python(yaml.safe_load(text))
     return tuple(Check(name, PREDICATES[name], row) for name, row in words.items())
 
 
@@ -65,21 +65,21 @@ def audit(path: Path) -> tuple[AuditRecord, Report]:
     return record, apply(CHECKS, record)
 
 
-def record_of(record: AuditRecord, report: Report) -> dict[str, object]:
+def audit_as_json(record: AuditRecord, report: Report) -> dict[str, object]:
     """Return an audit as JSON."""
     return {
         "framework": record.header.framework,
         "updates": len(record.updates),
         "completions": len(record.samples),
         "findings": [finding.record() for finding in report.findings],
-        "course": [finding.record() for finding in course_of(record)],
+        "course": [finding.record() for finding in findings_from_metrics(record)],
         "checks": report.judged,
         "cannot_be_judged_without": report.unjudged,
         "notes": record.notes,
     }
 
 
-def lines_of(path: Path, record: AuditRecord, report: Report) -> Iterator[str]:
+def audit_lines(path: Path, record: AuditRecord, report: Report) -> Iterator[str]:
     """Yield an audit in words: what was read, what is wrong, what could not be judged."""
     framework = f"{record.header.framework or 'unknown framework'} {record.header.framework_version}".strip()
     sizes = f"{len(record.updates)} updates, {len(record.samples)} completions"
@@ -87,7 +87,7 @@ def lines_of(path: Path, record: AuditRecord, report: Report) -> Iterator[str]:
     yield from (f"note: {note}" for note in record.notes)
     yield ""
     yield from finding_lines(path, report.findings) if report.findings else ("no mistake found",)
-    course = course_of(record)
+    course = findings_from_metrics(record)
     if course:
         yield ""
         yield "how it went, by its metrics:"

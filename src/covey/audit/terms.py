@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median, mode
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.record import AuditRecord
 
 MIN_CALLS = 2
@@ -20,35 +20,35 @@ def factor_of(record: AuditRecord, name: str) -> float | None:
     return median(term.factor / whole[term.call] for term in terms) if len(terms) >= MIN_CALLS else None
 
 
-def kl_is_subtracted(record: AuditRecord) -> Trouble | None:
+def kl_is_subtracted(record: AuditRecord) -> Fault | None:
     """The KL of the loss has a negative factor."""
     factor = factor_of(record, "kl")
     if factor is None or factor >= 0:
         return None
     sentence = f"the KL enters the loss times {factor:.4g}"
-    return Trouble(f"{sentence}: the policy is paid for leaving its reference")
+    return Fault(f"{sentence}: the policy is paid for leaving its reference")
 
 
-def kl_has_its_arguments_exchanged(record: AuditRecord) -> Trouble | None:
+def kl_has_its_arguments_exchanged(record: AuditRecord) -> Fault | None:
     """The KL of the loss gets the reference's log-probs as the policy's, and the reverse."""
     exchanged = [term.exchanged for term in record.terms if term.name == "kl" and term.exchanged is not None]
     if len(exchanged) < MIN_CALLS or not all(exchanged):
         return None
     sentence = "the KL in the loss has its arguments exchanged"
-    return Trouble(f"{sentence}: it is the KL of the reference to the policy")
+    return Fault(f"{sentence}: it is the KL of the reference to the policy")
 
 
-def entropy_enters_with_the_wrong_sign(record: AuditRecord) -> Trouble | None:
+def entropy_enters_with_the_wrong_sign(record: AuditRecord) -> Fault | None:
     """The entropy has a positive factor in the loss, its coefficient being positive."""
     factor = factor_of(record, "entropy")
     coef = record.number(COEFFICIENTS["entropy"], 0.0)
     if factor is None or factor <= 0 or coef <= 0:
         return None
     name = record.own_name(COEFFICIENTS["entropy"])
-    return Trouble(f"the entropy enters the loss times {factor:.4g}: {name}={coef:g} drives it down")
+    return Fault(f"the entropy enters the loss times {factor:.4g}: {name}={coef:g} drives it down")
 
 
-def coefficient_is_another(record: AuditRecord) -> Trouble | None:
+def coefficient_is_another(record: AuditRecord) -> Fault | None:
     """The KL or the entropy enters the loss with another factor than its coefficient."""
     for term, setting in COEFFICIENTS.items():
         factor, coef = factor_of(record, term), record.number(setting, 0.0)
@@ -59,11 +59,11 @@ def coefficient_is_another(record: AuditRecord) -> Trouble | None:
         sentence = (
             f"the {term} enters the loss times {factor:.4g} where {record.own_name(setting)} is {coef:g}"
         )
-        return Trouble(sentence)
+        return Fault(sentence)
     return None
 
 
-def gradient_is_rescaled(record: AuditRecord) -> Trouble | None:
+def gradient_is_rescaled(record: AuditRecord) -> Fault | None:
     """Between calls of the loss without a step of the optimizer, the gradient so far is multiplied by a
     number other than 1: probably it was clipped after each micro-batch.
     """
@@ -74,10 +74,10 @@ def gradient_is_rescaled(record: AuditRecord) -> Trouble | None:
         return None
     call, by = scaled[0]
     sentence = f"between micro-batches of an update the gradient is multiplied by {by:.3g}"
-    return Trouble(f"{sentence} (before call {call}): the last ones count most")
+    return Fault(f"{sentence} (before call {call}): the last ones count most")
 
 
-def micro_batches_have_own_means(record: AuditRecord) -> Trouble | None:
+def micro_batches_have_own_means(record: AuditRecord) -> Fault | None:
     """In OpenRLHF, the loss divides by the tokens of its micro-batch and not of the update: in one call a
     token counts 1.1 times as much as in another, though the two terms have the same factor.
     """
@@ -91,7 +91,7 @@ def micro_batches_have_own_means(record: AuditRecord) -> Trouble | None:
         return None
     sentence = f"each micro-batch has a mean of its own: a token of one of {min(sizes)} tokens"
     times = max(sizes) / min(sizes)
-    return Trouble(f"{sentence} counts {times:.2g} times as much as a token of one of {max(sizes)}")
+    return Fault(f"{sentence} counts {times:.2g} times as much as a token of one of {max(sizes)}")
 
 
 CHECKS = {

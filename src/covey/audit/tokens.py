@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from covey.audit.check import Lacking, Trouble
+from covey.audit.check import Fault, MissingField
 from covey.audit.record import AuditRecord, Use
 
 MIN_COMPLETIONS = 4
@@ -15,13 +15,13 @@ IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
 MOSTLY = 0.75
 """Fraction of completions without an end from which a run has too little room."""
-SHARED = 8
+MIN_COMMON_START = 8
 """Characters that prompts of one template begin with."""
-END = 20
+MIN_COMMON_ENDING = 20
 """Characters that they end with, of which a lost end is told."""
-SHORTER = 0.8
+MIN_LENGTH_RATIO = 0.8
 """A prompt of the same number of tokens as another one has at least this part of its characters."""
-CALLS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
+TOOL_ANSWER_MARKS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
 """Marks around what a tool has said, in the templates of Qwen and Mistral."""
 
 
@@ -37,7 +37,7 @@ def _most(
     shows: Callable[[Use, list[int], list[bool]], int | None],
     words: str,
     fraction: float,
-) -> Trouble | None:
+) -> Fault | None:
     """Return trouble if more than ``fraction`` of the trained completions have the fault.
 
     ``shows`` returns the token of the fault, -1 if there is none, and None if a completion cannot show it.
@@ -48,9 +48,7 @@ def _most(
     if len(able) < MIN_COMPLETIONS or len(shown) <= fraction * len(able):
         return None
     use, token = shown[0]
-    return Trouble(
-        f"{words} in {len(shown)} of {len(able)} completions", use.update.step, location(use, token)
-    )
+    return Fault(f"{words} in {len(shown)} of {len(able)} completions", use.update.step, location(use, token))
 
 
 def location(use: Use, token: int | None = None) -> dict[str, int | float]:
@@ -64,7 +62,7 @@ def _end(record: AuditRecord, ids: list[int]) -> int | None:
     return len(ids) - 1 if ids[-1] in record.header.tokens.eos else None
 
 
-def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
+def other_tokens_are_trained(record: AuditRecord) -> Fault | None:
     """The ids in an update are not the sampled ids."""
     for use in record.uses:
         trained, sampled = use.row.ids, use.sample.ids
@@ -74,11 +72,11 @@ def other_tokens_are_trained(record: AuditRecord) -> Trouble | None:
         if first is not None:
             pair = f"was sampled as {sampled[first]} and is trained as {trained[first]}"
             sentence = f"token {first} of a completion {pair}"
-            return Trouble(sentence, use.update.step, location(use, first))
+            return Fault(sentence, use.update.step, location(use, first))
     return None
 
 
-def mask_is_shifted(record: AuditRecord) -> Trouble | None:
+def mask_is_shifted(record: AuditRecord) -> Fault | None:
     """The mask leaves out the first token and reaches one place beyond the last, or the reverse, in more than
     half of the completions.
     """
@@ -94,7 +92,7 @@ def mask_is_shifted(record: AuditRecord) -> Trouble | None:
     return _most(record, shows, "the mask is shifted by one place", 0.5)
 
 
-def end_is_untrained(record: AuditRecord) -> Trouble | None:
+def end_is_untrained(record: AuditRecord) -> Fault | None:
     """The end token is sampled and all tokens before it are trained, but the mask leaves it out, in more than
     half of the completions that end.
     """
@@ -108,8 +106,8 @@ def end_is_untrained(record: AuditRecord) -> Trouble | None:
     return _most(record, shows, "the end token is not trained", 0.5)
 
 
-def padding_is_trained(record: AuditRecord) -> Trouble | None:
-    """The mask is 1 behind the last token of a completion."""
+def padding_is_trained(record: AuditRecord) -> Fault | None:
+    """The mask is 1 after the last token of a completion."""
 
     def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
         return next((n for n in range(len(ids), len(mask)) if mask[n]), -1)
@@ -117,7 +115,7 @@ def padding_is_trained(record: AuditRecord) -> Trouble | None:
     return _most(record, shows, "tokens behind the end are trained", 0.0)
 
 
-def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
+def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
     """Tokens that a tool wrote are trained: those declared as inserted, or two in a row whose log-prob the
     sampler gives as 0 or not at all and the trainer as less than -1, where the two agree on the others.
     """
@@ -145,13 +143,13 @@ def inserted_tokens_are_trained(record: AuditRecord) -> Trouble | None:
     return _most(record, shows, "what a tool wrote is trained as if the model had written it", 0.1)
 
 
-def tools_answers_are_written_by_the_model(record: AuditRecord) -> Trouble | None:
+def tools_answers_are_written_by_the_model(record: AuditRecord) -> Fault | None:
     """Most completions have what stands between a template's marks of a tool's answer, and it is trained."""
     names = {int(i): text for i, text in record.header.tokens.names.items()}
 
     def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
         texts = [names.get(i, "") for i in ids]
-        spans = [(texts.index(a), texts.index(b)) for a, b in CALLS if a in texts and b in texts]
+        spans = [(texts.index(a), texts.index(b)) for a, b in TOOL_ANSWER_MARKS if a in texts and b in texts]
         return next(
             (n for start, end in spans for n in range(start + 1, end) if mask[n : n + 1] == [True]), -1
         )
@@ -159,7 +157,7 @@ def tools_answers_are_written_by_the_model(record: AuditRecord) -> Trouble | Non
     return _most(record, shows, "a tool's answer, by its marks, is trained", 0.5)
 
 
-def completions_begin_with_their_prompt(record: AuditRecord) -> Trouble | None:
+def completions_begin_with_their_prompt(record: AuditRecord) -> Fault | None:
     """Nine in ten completions begin with the last token of their prompt, though the model gives that a joint
     probability below e^-25.
     """
@@ -179,10 +177,10 @@ def completions_begin_with_their_prompt(record: AuditRecord) -> Trouble | None:
     sentence = (
         f"{len(shown)} of {able} completions begin with the last token of their prompt, at log-probs of"
     )
-    return Trouble(f"{sentence} {doubt / able:.2g} on average", shown[0].update.step, location(shown[0], 0))
+    return Fault(f"{sentence} {doubt / able:.2g} on average", shown[0].update.step, location(shown[0], 0))
 
 
-def end_is_lost(record: AuditRecord) -> Trouble | None:
+def end_is_lost(record: AuditRecord) -> Fault | None:
     """More than half of the completions that are shorter than the limit have no end token."""
     limit = record.number("max_completion_length", 0)
     shorter = [(step, n, s) for step, n, s in record.samples if s.ids and len(s.ids) < limit]
@@ -190,10 +188,10 @@ def end_is_lost(record: AuditRecord) -> Trouble | None:
     if len(shorter) < MIN_COMPLETIONS or len(lost) <= 0.5 * len(shorter):
         return None
     sentence = f"{len(lost)} of {len(shorter)} completions stop before the limit without an end token"
-    return Trouble(sentence, lost[0][0], {"completion": lost[0][1]})
+    return Fault(sentence, lost[0][0], {"completion": lost[0][1]})
 
 
-def nothing_ends(record: AuditRecord) -> Trouble | None:
+def nothing_ends(record: AuditRecord) -> Fault | None:
     """Most completions reach the limit without an end token: more than three in four, by 3.5 standard errors
     over prompts; of fewer than three prompts, each by those over its completions.
     """
@@ -207,7 +205,7 @@ def nothing_ends(record: AuditRecord) -> Trouble | None:
     if len(flags) < 16 or _least_fraction([*truncated.values()]) <= MOSTLY:
         return None
     scope = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
-    return Trouble(f"{sum(flags)} of {len(flags)} completions{scope} reach the limit of {limit:.0f} tokens")
+    return Fault(f"{sum(flags)} of {len(flags)} completions{scope} reach the limit of {limit:.0f} tokens")
 
 
 def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
@@ -227,7 +225,7 @@ def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
     return min(fraction - 3.5 * error, 1 - 3 / total)
 
 
-def prompts_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
+def prompts_are_cut(record: AuditRecord) -> Fault | MissingField | None:
     """More than a quarter of the prompts, and at least four, are exactly as long as the limit, and none is
     longer, though the settings cut prompts; or more than a tenth of the prompts, the longest, lack the end of
     at least 20 characters that the others have in common, and have none in common, though all begin alike.
@@ -242,31 +240,35 @@ def prompts_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
         return None
     step, n = prompts[full[0]]
     sentence = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
-    return Trouble(f"{sentence}: longer ones are truncated", step, {"completion": n})
+    return Fault(f"{sentence}: longer ones are truncated", step, {"completion": n})
 
 
-def _ends_are_cut(record: AuditRecord) -> Trouble | Lacking | None:
+def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
     texts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
     prompts = sorted(texts, key=len)
     if not prompts:
-        return Lacking("settings.max_prompt_length")
-    if len(prompts) < MIN_COMPLETIONS or len(_common(prompts)) < SHARED:
+        return MissingField("settings.max_prompt_length")
+    if len(prompts) < MIN_COMPLETIONS or len(_common(prompts)) < MIN_COMMON_START:
         return None
     backwards = [prompt[::-1] for prompt in prompts]
     # Shorter prompts share their end until the first one that was cut.
-    whole = next((n for n in range(2, len(prompts)) if len(_common(backwards[: n + 1])) < END), len(prompts))
+    whole = next(
+        (n for n in range(2, len(prompts)) if len(_common(backwards[: n + 1])) < MIN_COMMON_ENDING),
+        len(prompts),
+    )
     end = _common(backwards[:whole])
     lacking = [back for back in backwards if not back.startswith(end)]
+    if len(end) < MIN_COMMON_ENDING or len(lacking) <= 0.1 * len(prompts):
+        return None
     longest = max(len(back) for back in backwards if back.startswith(end))
     # Prompts of another kind have an end of their own in common, and prompts that were cut have none.
-    are_cut = (
-        len(_common(lacking)) < MIN_COMPLETIONS and len(lacking[0]) >= SHORTER * longest if lacking else False
-    )
-    if len(end) < END or len(lacking) <= 0.1 * len(prompts) or not are_cut:
+    if len(_common(lacking)) >= MIN_COMPLETIONS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
         return None
     step, n = texts[lacking[0][::-1]]
     sentence = f"{len(lacking)} of {len(prompts)} prompts, the longest, lack the end of the others,"
-    return Trouble(f"{sentence} {end[::-1][-END:]!r}: they are truncated", step, {"completion": n})
+    return Fault(
+        f"{sentence} {end[::-1][-MIN_COMMON_ENDING:]!r}: they are truncated", step, {"completion": n}
+    )
 
 
 def _common(texts: Sequence[str]) -> str:
@@ -275,25 +277,25 @@ def _common(texts: Sequence[str]) -> str:
     return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
-def begin_is_doubled(record: AuditRecord) -> Trouble | None:
+def begin_is_doubled(record: AuditRecord) -> Fault | None:
     """A prompt begins with two begin-of-sequence tokens."""
     bos = record.header.tokens.bos
     for step, n, sample in record.samples:
         if bos is not None and sample.prompt_ids and sample.prompt_ids[:2] == [bos, bos]:
-            return Trouble("prompts begin with two begin-of-sequence tokens", step, {"completion": n})
+            return Fault("prompts begin with two begin-of-sequence tokens", step, {"completion": n})
     return None
 
 
-def update_trains_no_token(record: AuditRecord) -> Trouble | None:
+def update_trains_no_token(record: AuditRecord) -> Fault | None:
     """The masks of an update are 0 everywhere."""
     for update in record.updates:
         masks = [row.mask for row in update.rows]
         if masks and not any(any(mask) for mask in masks if mask is not None) and None not in masks:
-            return Trouble("an update trains no token: every mask is 0", update.step)
+            return Fault("an update trains no token: every mask is 0", update.step)
     return None
 
 
-def prompts_are_ended(record: AuditRecord) -> Trouble | None:
+def prompts_are_ended(record: AuditRecord) -> Fault | None:
     """Every prompt, of at least four, ends with an end token."""
     ends = record.header.tokens.eos
     prompts = [(step, n, s.prompt_ids) for step, n, s in record.samples if s.prompt_ids]
@@ -301,10 +303,10 @@ def prompts_are_ended(record: AuditRecord) -> Trouble | None:
         return None
     step, n, ids = prompts[0]
     evidence = {"completion": n, "token": len(ids) - 1}
-    return Trouble("every prompt ends with the end token, and the answer comes after it", step, evidence)
+    return Fault("every prompt ends with the end token, and the answer comes after it", step, evidence)
 
 
-def template_is_applied_twice(record: AuditRecord) -> Trouble | None:
+def template_is_applied_twice(record: AuditRecord) -> Fault | None:
     """A message of a prompt contains the text of the end token, which a template writes between messages;
     or all prompts, of at least four, begin with a text of eight characters or more and the same once more.
     """
@@ -312,18 +314,16 @@ def template_is_applied_twice(record: AuditRecord) -> Trouble | None:
     ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
     texts = {s.prompt for _, _, s in record.samples if isinstance(s.prompt, str)}
     start = _common(sorted(texts)) if len(texts) >= MIN_COMPLETIONS else ""
-    twice = [n for n in range(SHARED, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
+    twice = [n for n in range(MIN_COMMON_START, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
     if twice and len(set(start[: twice[0]])) > MIN_COMPLETIONS:
-        return Trouble(
-            f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice"
-        )
+        return Fault(f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice")
     for step, n, sample in record.samples:
         messages = sample.prompt if isinstance(sample.prompt, list) else ()
         shown = [
             end for end in ends for m in messages if m.get("role") == "user" and end in str(m.get("content"))
         ]
         if shown:
-            return Trouble(
+            return Fault(
                 f"a user's message contains {shown[0]}: it is a prompt already", step, {"completion": n}
             )
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise, takewhile
 
-from covey.audit.check import Trouble
+from covey.audit.check import Fault
 from covey.audit.logprobs import after, before, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Update, Use
 from covey.audit.tokens import location
@@ -21,7 +21,7 @@ LEAST_RATE = 1e-10
 """A learning rate below moves no weight, whatever its precision."""
 
 
-def step_goes_the_wrong_way(record: AuditRecord) -> Trouble | None:
+def step_goes_the_wrong_way(record: AuditRecord) -> Fault | None:
     """Over the first updates on rollouts, completions with a positive advantage become less likely and those
     with a negative one more likely: advantage times change is negative, beyond chance by 3.5 standard errors.
     """
@@ -33,7 +33,7 @@ def step_goes_the_wrong_way(record: AuditRecord) -> Trouble | None:
         return None
     use = min(terms, key=lambda term: term[1])[0]
     sentence = "updates make completions with positive advantages less likely and others more likely"
-    return Trouble(
+    return Fault(
         f"{sentence}, by {abs(sum(gains) / error):.1f} standard errors", use.update.step, location(use)
     )
 
@@ -45,7 +45,7 @@ def _gain(use: Use) -> float:
     return use.row.advantage * sum(y - x for _, x, y in pairs(use, before, after))
 
 
-def rate_is_zero(record: AuditRecord) -> Trouble | None:
+def rate_is_zero(record: AuditRecord) -> Fault | None:
     """The learning rate is at most 1e-10 in every update, or in all of the last quarter of the run, at least
     eight updates.
     """
@@ -53,14 +53,14 @@ def rate_is_zero(record: AuditRecord) -> Trouble | None:
     idle = list(takewhile(lambda update: update[1] <= LEAST_RATE, reversed(rates)))
     if len(rates) >= MIN_UPDATES and len(idle) == len(rates):
         most = max(rate for _, rate in rates)
-        return Trouble(f"the learning rate is at most {most:g} in all {len(rates)} updates", rates[0][0])
+        return Fault(f"the learning rate is at most {most:g} in all {len(rates)} updates", rates[0][0])
     if len(idle) < IDLE_UPDATES or len(idle) < 0.25 * len(rates):
         return None
     sentence = f"the learning rate is 0 in the last {len(idle)} of {len(rates)} updates"
-    return Trouble(f"{sentence}: its schedule ends before the run", idle[-1][0])
+    return Fault(f"{sentence}: its schedule ends before the run", idle[-1][0])
 
 
-def warmup_is_longer_than_the_run(record: AuditRecord) -> Trouble | None:
+def warmup_is_longer_than_the_run(record: AuditRecord) -> Fault | None:
     """The warm-up takes at least as many steps as the run."""
     warmup, steps = record.number("warmup_steps", 0), record.number("max_steps", -1)
     rates = [u.learning_rate for u in record.updates if u.learning_rate is not None]
@@ -68,12 +68,12 @@ def warmup_is_longer_than_the_run(record: AuditRecord) -> Trouble | None:
         return None
     due = record.number("learning_rate", 0.0)
     reached = f"the learning rate of {due:g} is never reached, {max(rates):.2g} at most"
-    return Trouble(
+    return Fault(
         f"the warm-up takes {warmup:g} steps and the run {steps:g}: {reached}", record.updates[0].step
     )
 
 
-def weights_do_not_move(record: AuditRecord) -> Trouble | None:
+def weights_do_not_move(record: AuditRecord) -> Fault | None:
     """Weights are the same after updates with a gradient and a learning rate above 0; where they are unknown,
     log-probs are the same bit for bit after updates with advantages, outside of a warm-up.
     """
@@ -83,13 +83,11 @@ def weights_do_not_move(record: AuditRecord) -> Trouble | None:
         if (u.learning_rate or 0) > LEAST_RATE and (u.grad_norm or 0) > 0 and u.weights_changed is not None
     ]
     if len(steps) >= MIN_UPDATES and not any(u.weights_changed for u in steps):
-        return Trouble("no weight has changed, though the gradient is not 0", steps[0].step)
+        return Fault("no weight has changed, though the gradient is not 0", steps[0].step)
     updates = [u for u in record.updates if u.weights_changed is None and _motions(record, u)]
     if len(updates) < MIN_UPDATES or any(max(_motions(record, u)) > 0 for u in updates):
         return None
-    return Trouble(
-        f"log-probs are the same after each of {len(updates)} updates, bit for bit", updates[0].step
-    )
+    return Fault(f"log-probs are the same after each of {len(updates)} updates, bit for bit", updates[0].step)
 
 
 def _motions(record: AuditRecord, update: Update) -> list[float]:
@@ -102,7 +100,7 @@ def _motions(record: AuditRecord, update: Update) -> list[float]:
     return [abs(x - y) for use in uses for _, x, y in pairs(use, before, after)]
 
 
-def gradients_are_kept(record: AuditRecord) -> Trouble | None:
+def gradients_are_kept(record: AuditRecord) -> Fault | None:
     """After steps that have moved a weight, its gradient is not 0 when the next one is computed; or an update
     whose advantages and loss are all 0, of a run without a KL, has a gradient, above a thousandth of the
     largest.
@@ -114,10 +112,10 @@ def gradients_are_kept(record: AuditRecord) -> Trouble | None:
     calls = [term.call for term in record.terms if term.call in moved and term.gradient_kept]
     if len(calls) < MIN_UPDATES:
         return None
-    return Trouble(f"the gradient of a step is added to earlier steps' gradients (call {calls[0]})")
+    return Fault(f"the gradient of a step is added to earlier steps' gradients (call {calls[0]})")
 
 
-def _gradient_of_nothing(record: AuditRecord) -> Trouble | None:
+def _gradient_of_nothing(record: AuditRecord) -> Fault | None:
     norms = [u.grad_norm for u in record.updates if u.grad_norm is not None and math.isfinite(u.grad_norm)]
     if record.number("beta", 0.0) or "ref_logprobs" in record.fields:
         return None
@@ -128,11 +126,11 @@ def _gradient_of_nothing(record: AuditRecord) -> Trouble | None:
             if (update.grad_norm or 0.0) <= 1e-3 * max(norms):
                 continue
             sentence = f"an update whose advantages are all 0 has a gradient of norm {update.grad_norm:.3g}"
-            return Trouble(f"{sentence}: earlier steps' gradients are still in it", update.step)
+            return Fault(f"{sentence}: earlier steps' gradients are still in it", update.step)
     return None
 
 
-def rate_restarts(record: AuditRecord) -> Trouble | None:
+def rate_restarts(record: AuditRecord) -> Fault | None:
     """The learning rate has fallen for at least four updates and is then a fifth higher or more, at least
     twice, though the settings ask for no restarts.
     """
@@ -147,10 +145,10 @@ def rate_restarts(record: AuditRecord) -> Trouble | None:
         return None
     step, low, high = jumps[0]
     sentence = f"the learning rate falls and begins anew {len(jumps)} times"
-    return Trouble(f"{sentence}, first from {low:.3g} to {high:.3g}", step)
+    return Fault(f"{sentence}, first from {low:.3g} to {high:.3g}", step)
 
 
-def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
+def weights_are_too_coarse(record: AuditRecord) -> Fault | None:
     """With weights in bfloat16 or float16, every update changes less than a fifth of them."""
     dtype = str(record.setting("dtype", ""))
     changed = [
@@ -163,38 +161,38 @@ def weights_are_too_coarse(record: AuditRecord) -> Trouble | None:
     rate = max(u.learning_rate or 0 for u in record.updates)
     part = percent(max(changed), ".2g")
     sentence = f"an update at the learning rate {rate:g} changes {part} of the {dtype} weights"
-    return Trouble(f"{sentence}: the others are rounded back", record.updates[0].step)
+    return Fault(f"{sentence}: the others are rounded back", record.updates[0].step)
 
 
-def gradient_is_zero(record: AuditRecord) -> Trouble | None:
+def gradient_is_zero(record: AuditRecord) -> Fault | None:
     """The gradient norm is 0 in every update, though advantages are not all 0."""
     norms = [u.grad_norm for u in record.updates if u.grad_norm is not None]
     advantages = [use.row.advantage for use in record.uses if isinstance(use.row.advantage, float)]
     if len(norms) < MIN_UPDATES or any(norms) or (advantages and not any(advantages)):
         return None
-    return Trouble("the gradient is 0 in every update", record.updates[0].step)
+    return Fault("the gradient is 0 in every update", record.updates[0].step)
 
 
-def gradient_is_always_clipped(record: AuditRecord) -> Trouble | None:
+def gradient_is_always_clipped(record: AuditRecord) -> Fault | None:
     """The gradient norm is more than a hundred times its bound in every update."""
     bound = record.number("max_grad_norm", math.inf)
     norms = [u.grad_norm for u in record.updates if u.grad_norm]
     if len(norms) < MIN_UPDATES or bound <= 0 or min(norms) <= 100 * bound:
         return None
     sentence = f"every gradient is clipped, from a norm of {min(norms):.3g} or more to {bound:g}"
-    return Trouble(f"{sentence}: its size says nothing", record.updates[0].step)
+    return Fault(f"{sentence}: its size says nothing", record.updates[0].step)
 
 
-def clipping_cannot_act(record: AuditRecord) -> Trouble | None:
+def clipping_cannot_act(record: AuditRecord) -> Fault | None:
     """A clip bound of 1 or more lets every ratio pass."""
     for setting in ("epsilon", "eps_clip"):
         bound, name = record.number(setting, 0.0), record.own_name(setting)
         if bound >= 1 and str(record.setting("loss_type", "grpo")) not in ("cispo", "sapo", "vespo"):
-            return Trouble(f"{name} is {bound:g}: a ratio between 0 and {1 + bound:g} is never clipped")
+            return Fault(f"{name} is {bound:g}: a ratio between 0 and {1 + bound:g} is never clipped")
     return None
 
 
-def penalties_are_not_trained(record: AuditRecord) -> Trouble | None:
+def penalties_are_not_trained(record: AuditRecord) -> Fault | None:
     """Sampling has a repetition penalty, or draws from the likelier half of the probability alone (top_p up
     to .5), which no trainer applies.
     """
@@ -202,11 +200,11 @@ def penalties_are_not_trained(record: AuditRecord) -> Trouble | None:
         neutral = 1.0 if name == "repetition_penalty" else 0.0
         value = record.number(name, neutral)
         if value != neutral:
-            return Trouble(f"tokens are sampled with {name} {value:g}, and log-probs are without it")
+            return Fault(f"tokens are sampled with {name} {value:g}, and log-probs are without it")
     top_p = record.number("top_p", 1.0)
     if 0 < top_p <= 0.5:
         name = record.own_name("top_p")
-        return Trouble(f"tokens are sampled with {name} {top_p:g}, and log-probs are of all tokens")
+        return Fault(f"tokens are sampled with {name} {top_p:g}, and log-probs are of all tokens")
     return None
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from covey.audit.advantages import common_advantage, explained_by
-from covey.audit.check import Lacking, Trouble
+from covey.audit.check import Fault, MissingField
 from covey.audit.record import AuditRecord, Use
 
 MIN_BELOW = 16
 """Completions with a negative advantage, of which some would be trained."""
 
 
-def negatives_are_dropped(record: AuditRecord) -> Trouble | Lacking | None:
+def negatives_are_dropped(record: AuditRecord) -> Fault | MissingField | None:
     """The advantages are the expected ones, but 0 where they are negative: nothing becomes less likely. Or no
     completion with a negative advantage is trained, of at least 16, and all with a positive one are.
     """
@@ -28,11 +28,11 @@ def negatives_are_dropped(record: AuditRecord) -> Trouble | Lacking | None:
     if len(below) >= MIN_BELOW and left_out and above and above <= trained:
         rollout, index = below[0]
         sentence = f"all {len(below)} completions with a negative advantage are left out of the updates"
-        return Trouble(f"{sentence}: nothing becomes less likely", rollout.step, {"completion": index})
+        return Fault(f"{sentence}: nothing becomes less likely", rollout.step, {"completion": index})
     return explained_by("negatives_dropped")(record)
 
 
-def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
+def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
     """An update uses another advantage than the completion got from its rollout, and the update's numbers
     are among the rollout's numbers.
     """
@@ -49,11 +49,11 @@ def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
         if moved and all(round(a, 5) in rollout_values for _, a, _ in pairs):
             use, value, due = moved[0]
             sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
-            return Trouble(sentence, use.update.step, {"completion": use.row.completion})
+            return Fault(sentence, use.update.step, {"completion": use.row.completion})
     return None
 
 
-def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
+def rows_are_reordered_alone(record: AuditRecord) -> Fault | None:
     """The ids of an update belong to other completions of the rollout, whose advantages stayed behind."""
     for rollout in record.rollouts:
         sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
@@ -66,7 +66,7 @@ def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
             use, n = moved[0]
             sentence = "completions are trained with the advantages of others"
             evidence = {"completion": n or 0}
-            return Trouble(f"{sentence}: {n} with {use.row.completion}'s", use.update.step, evidence)
+            return Fault(f"{sentence}: {n} with {use.row.completion}'s", use.update.step, evidence)
     return None
 
 

@@ -58,10 +58,10 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
 
     path = Path(what)
     if what and (path.is_dir() or path.suffix) and is_foreign(path):
-        from covey.audit.table import audit, lines_of, record_of
+        from covey.audit.table import audit, audit_as_json, audit_lines
 
         record, report = audit(path)
-        print_result(as_json, record_of(record, report), lines_of(path, record, report))
+        print_result(as_json, audit_as_json(record, report), audit_lines(path, record, report))
         return 0
     if what and path.is_dir():
         from covey.insight.findings.watch import explain_run
@@ -154,10 +154,10 @@ def command_audit(run: Path, *, as_json: Json = False) -> int:
         folder of TRL, prime-rl or covey, `trainer_state.json`, verl's rollout dumps, or a log: an export of
         Weights & Biases (CSV, JSON), an event file of TensorBoard, trackio's database.
     """
-    from covey.audit.table import audit, lines_of, record_of
+    from covey.audit.table import audit, audit_as_json, audit_lines
 
     record, report = audit(run)
-    print_result(as_json, record_of(record, report), lines_of(run, record, report))
+    print_result(as_json, audit_as_json(record, report), audit_lines(run, record, report))
     return int(any(f.severity == "severe" for f in report.findings))
 
 
