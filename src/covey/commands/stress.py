@@ -33,7 +33,7 @@ from covey_verify.stress import (
     battery,
     correct_completion,
     different,
-    paid,
+    find_paid_attacks,
     unavailable,
 )
 from covey_verify.types import Row, Score
@@ -130,7 +130,7 @@ def _attack(
     findings = [
         *_failures(tested, reward, unopened, in_turns),
         *report.findings,
-        *paid(reward, row, unfinished, partial(_judge, tested, reward, marked_problem)),
+        *find_paid_attacks(reward, row, unfinished, partial(_judge, tested, reward, marked_problem)),
     ]
     return Report(report.tried + len(in_turns) + len(unfinished), tuple(findings), report.notes)
 

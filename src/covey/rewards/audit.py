@@ -146,7 +146,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
                 # An accepted correct canary resets the count.
                 counts[reward.name] = counts.get(reward.name, 0) + 1 if score.value < FULL else 0
             if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= PATIENCE:
-                raise reward.broken(
+                raise reward.error_in_row(
                     problem.id,
                     f"gives {score.value:g} ({score.status}) to a completion known to be {kind}: "
                     f"{text[:200]!r}. The verifier cannot be trusted, so training stops",

@@ -158,11 +158,11 @@ class Reward(RewardFunction):
         # TRL's convention: the completions have the form of the prompt, strings or messages.
         texts = [text if in_text else [{"role": "assistant", "content": text}] for text in answers]
         row = Row(problem.id, prompt, problem.columns)
-        available = self.offered(row, texts, [c.text for c in completions])
+        available = self.offer_arguments(row, texts, [c.text for c in completions])
         if not self.per_sample:
             available["completion_ids"] = [c.tokens.tolist() for c in completions]
         available |= self._made_of(replies, context, available)
-        return {**self.accepted(available), **context.provided(self)}
+        return {**self.choose_arguments(available), **context.provided(self)}
 
     def _made_of(
         self, replies: Sequence[Reply], context: Context, columns: Container[str]

@@ -18,7 +18,7 @@ from typing import Any, NotRequired, TypedDict
 
 from covey.rewards.contract import Context, Reward
 from covey_verify.contract import own_copy
-from covey_verify.errors import CoveyError, described, trace_of
+from covey_verify.errors import CoveyError, describe_error, trace_of
 from covey_verify.sandbox.driver import CHANNEL, PEER, receive, send
 from covey_verify.sandbox.wire import decode_value
 from covey_verify.usercode import load_function
@@ -91,7 +91,7 @@ def serve_user(setup: UserSetup) -> None:
     try:
         reward = _reward_of(setup)
     except BaseException as error:
-        send(CHANNEL, {"raised": described(error, "")})
+        send(CHANNEL, {"raised": describe_error(error, "")})
         return
     send(CHANNEL, {"ready": True})
     # Several threads send replies, and their frames must not be interleaved.
@@ -129,7 +129,7 @@ def answer_once(setup: UserSetup, request: CallRequest) -> CallReply:
     try:
         reward = _reward_of(setup)
     except BaseException as error:
-        return {"raised": described(error, ""), "trace": trace_of(error)}
+        return {"raised": describe_error(error, ""), "trace": trace_of(error)}
     if reward.is_async:
         return asyncio.run(handle_call_async(reward, request))
     return handle_call(reward, request)
@@ -212,7 +212,7 @@ def _failure(reward: Reward, error: BaseException) -> CallReply:
     if isinstance(error, CoveyError):
         return {"refused": str(error), "code": error.code}
     return {
-        "raised": described(error, reward.file),
+        "raised": describe_error(error, reward.file),
         "trace": trace_of(error),
         "by_text": _by_text(error),
     }

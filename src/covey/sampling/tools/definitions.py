@@ -26,7 +26,7 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 from covey.config.algorithm import hint
 from covey.config.sampling import ToolUse
 from covey.sampling.tools.builtin import BUILT_IN_TOOLS
-from covey_verify.calls.arguments import Misfit, fitting
+from covey_verify.calls.arguments import Misfit, convert_value
 from covey_verify.errors import ConfigError
 from covey_verify.hosting import module_of
 from covey_verify.usercode import load_function
@@ -85,7 +85,7 @@ class Tool:
         typed: object = {n: v for n, v in arguments.items() if n not in nulls}
         tool_schema: Mapping[str, Any] = self.schema
         for schema in (row_schema, tool_schema["function"]["parameters"]):
-            typed = fitting(typed, schema, name)
+            typed = convert_value(typed, schema, name)
         assert isinstance(typed, dict)
         return {**typed, **nulls}
 
