@@ -229,7 +229,7 @@ MUTANTS = [
     ),
     *of(
         "objective/corrections.py",
-        ("sampler over trainer", "mismatch_at_level(mismatch, level).exp().clamp(max=cap)", "(-mismatch_at_level(mismatch, level)).exp().clamp(max=cap)"),
+        ("sampler over trainer", "_at_level(mismatch, level).exp().clamp(max=cap)", "(-_at_level(mismatch, level)).exp().clamp(max=cap)"),
         ("truncated from below", ".exp().clamp(max=cap)", ".exp().clamp(min=cap)"),
         ("mask keeps what lies outside", "weight * ((weight >= low) & (weight <= high))", "weight * ((weight < low) | (weight > high))"),
         ("mask without its lower bound", "weight * ((weight >= low) & (weight <= high))", "weight * (weight <= high)"),
@@ -309,6 +309,7 @@ MUTANTS = [
     ),
     *of(
         "objective/data.py",
+        ("OPO's lengths count untrained tokens", "return self.mask.sum(-1).double()", "return self.mask.new_full((len(self.mask),), self.mask.shape[1], dtype=self.rewards.dtype)"),
         ("padding not removed", "value.where(self.mask, value.new_zeros(()))", "value"),
         ("old log-probs carry gradient", "value if name in _CARRY_GRADIENT else value.detach()", "value"),
         ("trainer and sampler swapped", "bounded(self.old_logprobs - self.sampler_logprobs)", "bounded(self.sampler_logprobs - self.old_logprobs)"),
@@ -383,7 +384,6 @@ MUTANTS = [
         ("old for adaptive coefficient", "coef = kl.coef if coef is None else coef", "coef = kl.coef"),
         ("untrained completions in the batch statistics", "trained = torch.nonzero(batch.mask.any(-1))[:, 0]", "trained = torch.nonzero(~batch.rewards.isnan())[:, 0]"),
         ("padding looks like a token", "padding_value=-1)", "padding_value=0)"),
-        ("OPO's lengths count untrained tokens", "lengths=rows.mask.sum(-1).double()", "lengths=torch.tensor([len(t) for t in rows.tokens]).double()"),
         ("KL of the first group in every reward", "penalty.completion[rows]", "penalty.completion[: len(rows)]"),
         ("KL of untrained completions in the reward", ".where(batch.mask, 0.0).double()", ".double()"),
     ),

@@ -579,7 +579,7 @@ SURROGATES = (
         by_tokens([[-1.5 + 2 * log(1.5), -1], [0.5, 1, 1.8], [-2]]),
         "both tokens of the first completion; 2 |log rho|",
         surrogate={"name": "kl_on_selected", "coef": 2.0},
-        select_tokens={"name": "top_covariance", "share": 0.2},
+        select_tokens={"name": "top_covariance", "fraction": 0.2},
     ),
     token_loss(
         "surrogate",
@@ -835,16 +835,16 @@ WEIGHTS = (
         "The 80/20 rule: only the half with the highest entropy; the mean counts all tokens.",
         by_tokens(times([[1, 0], [0, 1, 0], [1]]), times([[1, 0], [0, 1, 0], [1]], SLOPES)),
         "entropies .5, .9, .4",
-        select_tokens={"name": "top_entropy", "share": 0.5},
+        select_tokens={"name": "top_entropy", "fraction": 0.5},
         token_weights="selected_only",
     ),
     token_loss(
         "weight",
         "top_entropy_rounded",
-        "A share that is no whole number of tokens is rounded: .24 of 6 is 1.",
+        "A fraction that is no whole number of tokens is rounded: .24 of 6 is 1.",
         by_tokens(times([[0, 0], [0, 1, 0], [0]]), times([[0, 0], [0, 1, 0], [0]], SLOPES)),
         "entropy .9",
-        select_tokens={"name": "top_entropy", "share": 0.24},
+        select_tokens={"name": "top_entropy", "fraction": 0.24},
         token_weights="selected_only",
     ),
     token_loss(
@@ -853,7 +853,7 @@ WEIGHTS = (
         "Clip-Cov: one token of the band gets no gradient, the one with the highest noise.",
         by_tokens([[-1.2, 0], *CLIPPED[1:]], [[0, 0], *SLOPES[1:]]),
         "the band has the first completion's two tokens, noise .3 and .8",
-        select_tokens={"name": "random_covariant", "share": 0.2, "low": 0.0},
+        select_tokens={"name": "random_covariant", "fraction": 0.2, "low": 0.0},
         token_weights="unselected_only",
     ),
     token_loss(

@@ -123,13 +123,17 @@ def algorithm_page() -> str:
     rows = [*algorithm_rows(), *loss_rows()]
     parts = [setting(row, row.key) for row in rows if not row.owner]
     for axis, functions in AXES.items():
-        place = "algorithm.kl.estimator" if axis == "estimator" else f"algorithm.{axis}"
-        parts.append(f"## Functions of `{place.removeprefix('algorithm.')}` {{ #functions-{axis} }}\n")
+        parts.append(f"## Functions of `{axis}` {{ #functions-{axis} }}\n")
         for function in functions:
             users = [name for name, preset in PRESETS.items() if function in functions_of(preset)]
             parts.append(f"### `{axis}: {function.__name__}` {{ #{axis}-{function.__name__} }}\n")
             parts.append(f"{prose(function.__doc__)}\n\n{used_by(users)}")
-            own = [row for row in rows if row.key.startswith(place) and row.owner == function.__name__]
+            key = f"algorithm.{axis}"
+            own = [row for row in rows if row.key.startswith(key) and row.owner == function.__name__]
+                row
+                for row in rows
+                if row.key.startswith(f"algorithm.{axis}") and row.owner == function.__name__
+            ]
             parts += [setting(row, f"{row.key} of {row.owner}") for row in own]
     for record in ("kl", "entropy", "critic"):
         parts.append(f"## `{record}` {{ #record-{record} }}\n")

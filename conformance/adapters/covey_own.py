@@ -129,7 +129,6 @@ def group_data(given: Case, rows: Tensor, mask: Tensor, response: Tensor, by_tok
         rewards=rewards,
         components=rewards[None] if components is None else components[:, rows],
         weights=torch.tensor(given.get("weights", [1.0]), dtype=torch.float64),
-        lengths=mask[rows].sum(-1).double(),
         mask=mask[rows],
         tokens=torch.tensor(tokens)[rows],
         steps=[steps],

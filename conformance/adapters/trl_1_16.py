@@ -206,7 +206,7 @@ def extras(axes: Case, case: Case) -> dict[str, Any]:
     if "select_tokens" in axes or axes.get("token_weights"):
         if axes.get("select_tokens", {}).get("name") != "top_entropy":
             raise NotImplementedError
-        found["top_entropy_quantile"] = axes["select_tokens"]["share"]
+        found["top_entropy_quantile"] = axes["select_tokens"]["fraction"]
     if axes.get("correction"):
         one = axes["correction"][0]
         if one["name"] != "off_policy_mask":

@@ -240,8 +240,10 @@ def policy_loss(case: Case) -> tuple[str, dict[str, Any]]:  # noqa: C901 - a cas
             "clip_ratio_c": surrogate["cap"],
         }
     if kind == "kl_on_selected":
-        share = axes["select_tokens"]["share"]
-        return "kl_cov", {"policy_loss": SimpleNamespace(kl_cov_ratio=share, ppo_kl_coef=surrogate["coef"])}
+        fraction = axes["select_tokens"]["fraction"]
+        return "kl_cov", {
+            "policy_loss": SimpleNamespace(kl_cov_ratio=fraction, ppo_kl_coef=surrogate["coef"])
+        }
     raise NotImplementedError
 
 

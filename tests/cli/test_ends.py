@@ -166,6 +166,22 @@ def test_resume_gives_the_same_command_again(project: Path, capsys, monkeypatch)
     assert "this folder has no run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("save_every", "says"),
+    [(10, "2 steps were not saved; repeating from step 1"), (1, "resuming after step 2 of 4")],
+)
+def test_after_a_kill_the_run_says_which_steps_it_repeats(
+    project: Path, capsys, save_every: int, says: str
+) -> None:
+    write(project, save_every=save_every)
+    command = [sys.executable, "-m", "covey", "train", str(project / "run.yaml"), "--inject", "step.kill@3"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
+    assert train(project) == 0
+    out = capsys.readouterr().out
+    assert says in out
+    assert ("not saved" in out) == (save_every > 1)
+
+
 def test_changes_are_shown_judged_and_need_resume(project: Path, capsys) -> None:
     assert train(project, "--inject", "step.sigterm@3") == 75
     assert train(project, "--train.lr", "0.5") == 2

@@ -272,17 +272,20 @@ def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
 
 
 class SlowModel:
-    """A sampler whose clock runs ``seconds`` for a token of each running completion; all have ``length``."""
+    """A sampler whose clock runs ``seconds`` for a token of each running completion; all have ``length``.
 
-    def __init__(self, seconds: float, length: int) -> None:
-        self.seconds, self.length, self.now = seconds, length, 0.0
+    It runs ``reading`` more for a token of all of them, as if the weights were read.
+    """
+
+    def __init__(self, seconds: float, length: int, reading: float = 0.0) -> None:
+        self.seconds, self.length, self.reading, self.now = seconds, length, reading, 0.0
 
     def monotonic(self) -> float:
         return self.now
 
     def sample(self, requests: list[Request], params: SamplingParams) -> Iterator[Sampled]:
         tokens = min(self.length, params.max_tokens)
-        self.now += self.seconds * tokens * sum(len(r.streams) for r in requests)
+        self.now += tokens * (self.reading + self.seconds * sum(len(r.streams) for r in requests))
         finish = "stop" if tokens < params.max_tokens else "length"
         for number, request in enumerate(requests):
             for sample in range(len(request.streams)):
@@ -310,9 +313,12 @@ class MeasuredRun:
         """Report nothing."""
 
 
-def pilot_of(model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch) -> Pilot:
+def pilot_of(
+    model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch, **rollout: object
+) -> Pilot:
     monkeypatch.setattr("covey.commands.preview_sampling.time", model)
-    stage = load_config(values={"model": "tiny", "rewards": rewards, "rollout": {"max_tokens": 512}})
+    settings = {"rollout": {"max_tokens": 512, **rollout}}
+    stage = load_config(values={"model": "tiny", "rewards": rewards, **settings})
     problems = [Prompted(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
     own = rewards_of(stage, stage.config.rewards)
     return Pilot(MeasuredRun(stage, model, own, Quiet()), problems)  # type: ignore[arg-type]
@@ -341,6 +347,33 @@ def test_all_that_was_asked_for_is_sampled_however_long_it_takes(monkeypatch: py
     model = SlowModel(1.0, 200)
     found = sampled(pilot_of(model, ["math_answer"], monkeypatch), range(8, 9), None)
     assert (len(found.groups), found.limit, found.by_time) == (32, None, False)
+
+
+@pytest.mark.parametrize("seconds", [27.0, None])
+@pytest.mark.parametrize(("prompts", "size"), [(2, 8), (3, 8), (4, 12), (16, 8)])
+def test_sampling_is_timed_with_as_many_completions_at_once_as_a_step_has(
+    prompts: int, size: int, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 434 tokens/s, the speed of 64 at once, a step of 16 was forecast; it ran at 262."""
+    reading, width = 0.01, prompts * size
+    model = SlowModel(1e-4, 200, reading)
+    rollout = {"prompts_per_step": prompts, "group_size": size}
+    pilot = pilot_of(model, ["math_answer"], monkeypatch, **rollout)
+    found = sampled(pilot, range(4, 9), seconds)
+    # A token of one completion: its own seconds, and its part of the reading.
+    assert found.seconds == pytest.approx((1e-4 + reading / width) * 200 * 8 * len(found.groups))
+    assert model.now < 60 or seconds is None
+
+
+def test_an_evaluation_is_timed_with_its_own_number_of_completions_at_once() -> None:
+    values = {"rollout": {"prompts_per_step": 2, "group_size": 4}, "eval": {"problems": 10, "samples": 1}}
+    stage = load_config(values={"data": {"task": "sums"}, **values})
+    paces = {8: 0.3, 16: 0.2, 32: 0.15}  # 0.1 s for a token, and 1.6 s for a token of all
+    groups = [scored([1, 0, 1, 0])]
+    measured = Measured(groups, 1.0, 1, ScoringStats(), paces=paces, update=1, update_tokens=9)
+    expected = Preview(stage, measured, {}, 0, held_out=10, problems=40).forecast()
+    assert expected is not None
+    assert expected.evaluation == pytest.approx(20 * 60 * (0.1 + 1.6 / 20))
 
 
 def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:

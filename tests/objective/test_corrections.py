@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from covey.objective.corrections import (
+    _at_level,
     decoupled,
     geometric_mask,
     masked,
-    mismatch_at_level,
     off_policy_mask,
     truncated,
 )
@@ -57,7 +57,7 @@ def test_decoupled_has_no_cap() -> None:
 
 def test_sequence_weights_stay_finite_on_long_completions() -> None:
     long = torch.full((1, 100), 1.0)
-    assert mismatch_at_level(long, "sequence").tolist() == [[20.0] * 100]
+    assert _at_level(long, "sequence").tolist() == [[20.0] * 100]
     assert truncated(long, cap=1e12, level="sequence").isfinite().all()
 
 

@@ -69,7 +69,7 @@ def test_the_functions_of_an_axis_are_all_there() -> None:
         "whiten",
         "ratio",
         "surrogate",
-        "estimator",
+        "kl.estimator",
         "reduce",
         "correction",
         "token_weights",

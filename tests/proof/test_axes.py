@@ -55,7 +55,7 @@ def left_over() -> Iterator[tuple[str, str]]:
     proved = proved_by_presets()
     for axis, functions in AXES.items():
         for function in functions:
-            if axis not in ("filter", "estimator") and function not in proved:
+            if axis not in ("filter", "kl.estimator") and function not in proved:
                 yield axis, function.__name__
 
 
@@ -148,7 +148,7 @@ def test_the_constant_length_is_that_of_the_config_not_of_the_longest(tmp_path: 
 
 
 def test_marks_drawn_by_chance_are_drawn_alike(tmp_path: Path, model: Model) -> None:
-    mark = {"name": "random_covariant", "share": 0.3, "low": -99.0, "high": 99.0}
+    mark = {"name": "random_covariant", "fraction": 0.3, "low": -99.0, "high": 99.0}
     proof(tmp_path / "run", model, {"name": "clip_cov", "filter": None, "select_tokens": mark})
 
 
@@ -241,7 +241,7 @@ def kls() -> Iterator[dict[str, Any]]:
 
     ``full`` is exact and by token; k1 by its formula is refused in the loss, where it teaches nothing.
     """
-    estimators = [f.__name__ for f in AXES["estimator"] if f.__name__ != "full"]
+    estimators = [f.__name__ for f in AXES["kl.estimator"] if f.__name__ != "full"]
     yield {"estimator": "full"}
     for i, (estimator, gradient) in enumerate(
         product(estimators, ("formula", "straight_through", "ratio", "score"))

@@ -98,7 +98,7 @@ def _used_values(samples: Sequence[Sample], uses: Sequence[Use]) -> UsedValues:
     # What an update used counts, the first time: an earlier use replaces a later one.
     first_uses = {use.row.completion: use for use in reversed(uses)}
     for index, use in first_uses.items():
-        advantages[index] = _common_advantage(use.row)
+        advantages[index] = common_advantage(use.row)
         lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
         kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
     return UsedValues(advantages, lengths, kl)
@@ -108,7 +108,7 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
     samples = rollout.completions
     uses = [u for u in record.uses if u.row.rollout == rollout.number and u.row.advantage is not None]
     values = _used_values(samples, uses)
-    has_common = all(_common_advantage(use.row) is not None for use in uses)
+    has_common = all(common_advantage(use.row) is not None for use in uses)
     untrained = {use.row.completion for use in uses if use.row.mask and not any(use.row.mask)}
     rewards, components, weights = totals(record, samples)
     counts = ~rewards.isnan()
@@ -138,7 +138,7 @@ def _padding(samples: Sequence[Sample], untrained: AbstractSet[int]) -> list[int
     return [index for index in sorted(untrained) if keys[index] in trained]
 
 
-def _common_advantage(row: Row) -> float | None:
+def common_advantage(row: Row) -> float | None:
     """Return the advantage of a completion whose tokens all have the same; None if they differ or it is
     unknown.
     """
@@ -364,50 +364,6 @@ def explained_by(name: str) -> Predicate:
     return check
 
 
-def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
-    """An update uses another advantage than the completion got from its rollout, and the update's numbers
-    are among the rollout's numbers.
-    """
-    for rollout in record.rollouts:
-        rollout_values = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
-        # Each use of a completion: the advantage in its update, and in its rollout.
-        used = [
-            (use, _common_advantage(use.row), use.sample.advantage)
-            for use in record.uses
-            if use.row.rollout == rollout.number
-        ]
-        pairs = [(use, a, due) for use, a, due in used if a is not None and due is not None]
-        moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
-        if moved and all(round(a, 5) in rollout_values for _, a, _ in pairs):
-            use, value, due = moved[0]
-            sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
-            return Trouble(sentence, use.update.step, {"completion": use.row.completion})
-    return None
-
-
-def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
-    """The ids of an update belong to other completions of the rollout, whose advantages stayed behind."""
-    for rollout in record.rollouts:
-        sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
-        uses = [use for use in record.uses if use.row.rollout == rollout.number]
-        ids = [(use, _trained_ids(use)) for use in uses if use.row.ids and any(use.row.mask or ())]
-        moved = [
-            (use, sampled.get(trained)) for use, trained in ids if tuple(use.sample.ids or ()) != trained
-        ]
-        if len(moved) > 1 and all(n is not None for _, n in moved):
-            use, n = moved[0]
-            sentence = "completions are trained with the advantages of others"
-            evidence = {"completion": n or 0}
-            return Trouble(f"{sentence}: {n} with {use.row.completion}'s", use.update.step, evidence)
-    return None
-
-
-def _trained_ids(use: Use) -> tuple[int, ...]:
-    """Return the ids of an update's row as far as its mask reaches."""
-    mask, ids = use.row.mask or [], use.row.ids or []
-    return tuple(ids[: max(n + 1 for n, is_trained in enumerate(mask) if is_trained)])
-
-
 def advantages_are_huge(record: AuditRecord) -> Trouble | None:
     """An advantage is larger than fifty times the range of its rollout's rewards, a KL in them included, and
     than a std of so many completions allows.
@@ -427,8 +383,6 @@ def advantages_are_huge(record: AuditRecord) -> Trouble | None:
 
 
 CHECKS: dict[str, Predicate] = {
-    "reordered_alone": rows_are_reordered_alone,
-    "advantages_moved": advantages_of_updates_differ,
     "advantages_huge": advantages_are_huge,
     **{name: explained_by(name) for name in EXPLANATIONS},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from torch import Tensor
@@ -14,12 +15,13 @@ from covey.config.algorithm import build_algorithm
 from covey.config.trl import LOSS
 from covey.config.trl_loss import algorithm_of
 from covey.objective import corrections, reductions, surrogates
+from covey.objective.advantages import group_centered
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind
 from covey.objective.dialects import DIALECTS
 from covey_verify.errors import ConfigError
 
-COMMON = ("grpo", "dr_grpo", "rloo")
+COMMON = ("grpo", "dr_grpo", "rloo", "reinforce")
 """Algorithms of which a run may be, if its settings do not say."""
 LOSSES = ("dapo", "grpo", "dr_grpo")
 """TRL's names of their losses."""
@@ -36,6 +38,12 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
     """
     algorithm = convention_of(record)
     if algorithm is not None:
+        is_own = record.header.framework not in FRAMEWORKS
+        # TRL's words have no leave-one-out baseline, and no baseline for a single completion of a prompt.
+        if is_own and record.number("num_generations", 0.0) == 1:
+            return ()
+        if is_own and algorithm.advantage.function is group_centered:
+            return (algorithm, algorithm.variant("", advantage=PRESETS["rloo"].advantage))
         return (algorithm,)
     return (
         ()
@@ -120,7 +128,8 @@ def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
     """
     algorithm = convention_of(record)
     if algorithm is not None:
-        return (algorithm,) if _is_like_trl(record) and _same_loss(record) else ()
+        is_same = _is_like_trl(record) and _same_loss(record)
+        return _own_losses(record, algorithm) if is_same else ()
     if algorithm_setting(record) is None or record.header.framework in FRAMEWORKS:
         return ()
     settings = _loss_settings(record)
@@ -132,6 +141,24 @@ def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         return tuple(build_algorithm(algorithm_of(one)) for one in variants)
     except ConfigError:
         return ()
+
+
+def _own_losses(record: AuditRecord, algorithm: Algorithm) -> tuple[Algorithm, ...]:
+    """Return the losses that TRL's settings mean: in a loop of no framework, also without TRL's own ways."""
+    losses = [algorithm]
+    if record.header.framework in FRAMEWORKS:
+        return (algorithm,)
+    if algorithm.kl is not None:
+        # TRL weighs the KL of a token by its ratio.
+        losses.insert(0, algorithm.variant("", kl=replace(algorithm.kl, gradient="formula")))
+    if all(use.first for use in record.uses):
+        losses += [one.variant("", surrogate=bind(log_likelihood)) for one in losses]
+    return tuple(losses)
+
+
+def log_likelihood(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    """-A log pi: REINFORCE's loss, whose gradient is that of any ratio before the policy has moved."""
+    return -advantages * logprobs
 
 
 def entropy_coefficient(record: AuditRecord) -> float:

@@ -109,11 +109,15 @@ def group_mixes_prompts(record: AuditRecord) -> Trouble | None:
 
 
 def groups_have_one_completion(record: AuditRecord) -> Trouble | None:
-    """Every group of a rollout has one completion, though prompts occur several times in it."""
+    """Every group of a rollout has one completion, though prompts occur twice in it on average or more often.
+    Not asked of a run whose settings want one completion of each prompt.
+    """
+    if record.number("num_generations", 0.0) == 1:
+        return None
     for rollout in record.rollouts:
         numbers = [s.group for s in rollout.completions]
         prompts = {s.prompt_text for s in rollout.completions}
-        if None not in numbers and len(set(numbers)) == len(numbers) > len(prompts):
+        if None not in numbers and len(set(numbers)) == len(numbers) >= 2 * len(prompts):
             sentence = f"{len(numbers)} completions of {len(prompts)} prompts are groups of one"
             evidence = {"group": numbers[0] or 0, "completion": 0}
             return Trouble(f"{sentence}, compared with nothing", rollout.step, evidence)

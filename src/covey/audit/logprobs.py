@@ -38,6 +38,10 @@ reference: Select = attrgetter("row.ref_logprobs")
 
 
 WHOSE = {old: "the old", trainer: "the trainer's", reference: "the reference's", sampler: "the sampler's"}
+EQUAL_NATS = 1e-3
+"""Nats a token, up to which two passes in float32 may differ."""
+MIN_SURPRISE = 0.3
+"""Nats a token of a completion in which a difference would show."""
 DTYPE_BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of a dtype."""
 DTYPE_VALUES = 64
@@ -129,6 +133,45 @@ def _apart(
     )
 
 
+def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Trouble | None:
+    """Return trouble if two log-probs agree in a quarter of a rollout's completions and differ by more than
+    .05 nats per token in a tenth, at least four of all rollouts: precision would not spare the others.
+    """
+    different = list[Use]()
+    compared = 0
+    for uses in _by_rollout(record).values():
+        # What is nearly certain agrees whatever the precision.
+        off = [(use, distance([use], a, b)) for use in uses if _surprise(use, b) > MIN_SURPRISE]
+        apart = [use for use, nats in off if nats > OTHER_PROGRAM_NATS]
+        alike = sum(nats < EQUAL_NATS for _, nats in off)
+        if alike >= 0.25 * len(off) and len(apart) >= 0.1 * len(off):
+            different += apart
+            compared += len(off)
+    if len(different) < MIN_COMPLETIONS:
+        return None
+    use, token = _worst(different, a, b)
+    nats = distance(different, a, b)
+    sentence = f"{words}, by {nats:.2g} nats per token, in {len(different)} of {compared}"
+    return Trouble(
+        f"{sentence} completions, and others of the same rollouts agree",
+        use.update.step,
+        location(use, token),
+    )
+
+
+def _by_rollout(record: AuditRecord) -> dict[int, list[Use]]:
+    """Return the completions of each rollout's first update."""
+    by_rollout: dict[int, list[Use]] = {}
+    for use in _fresh(record):
+        by_rollout.setdefault(use.row.rollout, []).append(use)
+    return by_rollout
+
+
+def _surprise(use: Use, select: Select) -> float:
+    """Return the mean of a completion's negative log-probs, in nats; 0 without any."""
+    return fmean([-x for _, x, _ in pairs(use, select, select)] or [0.0])
+
+
 def numbers_are_not_finite(record: AuditRecord) -> Trouble | None:
     """A log-prob of a trained token, a loss or a gradient norm is NaN or infinite."""
     for use in record.uses:
@@ -163,9 +206,12 @@ def temperature_is_missing(record: AuditRecord) -> Trouble | None:
 
 
 def trainer_differs_from_the_model(record: AuditRecord) -> Trouble | None:
-    """The trainer's log-probs differ from a plain forward pass by more than .05 nats per token."""
+    """The trainer's log-probs differ from a plain forward pass by more than .05 nats per token, on average or
+    in more than a tenth of a rollout's completions, while a quarter of them agree to .001.
+    """
     sentence = "the trainer's log-probs differ from its own model's"
-    return _apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
+    everywhere = _apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
+    return everywhere or _apart_in_some(record, trainer, recomputed, sentence)
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Trouble | None:
@@ -241,22 +287,24 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Trouble | None:
 
 
 def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
-    """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first and in none
-    that follows: they differ five times as much in each of them, by more than .02 nats per token in the last.
-    Of a run that corrects for that by importance weights, if the distance of the second half is also a
-    quarter larger than that of the first: a sampler that is some updates behind by design keeps its distance.
+    """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first, and in those
+    before a weight has changed, and in none that follows: they differ five times as much in each of them, by
+    more than .02 nats per token in the last. Of a run that corrects for that by importance weights, if the
+    distance of the second half is also a quarter larger than that of the first: a sampler that is some
+    updates behind by design keeps its distance.
     """
-    by_rollout: dict[int, list[Use]] = {}
-    for use in _fresh(record):
-        by_rollout.setdefault(use.row.rollout, []).append(use)
-    off = [distance(uses, sampler, present) for uses in by_rollout.values()]
+    by_rollout = list(_by_rollout(record).values())
+    # Before a weight has changed, all rollouts are like the first one.
+    unchanged = [uses for uses in by_rollout if not any(use.changed_before for use in uses)]
+    by_rollout = by_rollout[max(len(unchanged) - 1, 0) :]
+    off = [distance(uses, sampler, present) for uses in by_rollout]
     off = [value for value in off if not math.isnan(value)]
     if len(off) < 3 or not (off[0] < UNEXPLAINED_PART * min(off[1:]) and off[-1] > SAME_PROGRAM_NATS):
         return None
     half = (len(off) + 1) // 2
     if _corrects(record) and fmean(off[half:]) <= 1.25 * fmean(off[1:half]):
         return None
-    last = list(by_rollout.values())[-1]
+    last = by_rollout[-1]
     use, token = _worst(last, sampler, present)
     sentence = (
         f"sampler and trainer differ by {off[0]:.2g} nats per token at first and by {off[-1]:.2g} at last"
@@ -268,7 +316,8 @@ def sampler_is_left_behind(record: AuditRecord) -> Trouble | None:
 
 def sampler_differs(record: AuditRecord) -> Trouble | None:
     """Sampler and trainer differ by more than .05 nats per token; by more than .2, if the run corrects for
-    that by importance weights.
+    that by importance weights. Or, without such weights, they differ by more than .05 in more than a tenth of
+    a rollout's completions, while a quarter of them agree to .001.
     """
     limit = 0.2 if _corrects(record) else OTHER_PROGRAM_NATS
     first = [use for use in _fresh(record) if use.row.rollout == record.rollouts[0].number]
@@ -277,7 +326,10 @@ def sampler_differs(record: AuditRecord) -> Trouble | None:
     words = "sampler and trainer differ"
     if _draws_from_a_part(record):
         words = "the sampler draws from the likelier tokens alone (top_p, top_k, min_p): above the trainer's"
-    return _apart(record, sampler, present, f"{words}, {since},", limit=limit)
+    everywhere = _apart(record, sampler, present, f"{words}, {since},", limit=limit)
+    if everywhere is not None or _corrects(record):
+        return everywhere
+    return _apart_in_some(record, sampler, present, "sampler and trainer differ")
 
 
 def _corrects(record: AuditRecord) -> bool:

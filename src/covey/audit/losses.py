@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -26,59 +26,36 @@ from covey.audit.conventions import (
     losses_of,
 )
 from covey.audit.corrections import exchanged_weights, weights_are_inverted
+from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.groups import groups_of
-from covey.audit.record import AuditRecord, LossCall, LossRow, Numbers, Update, Use
+from covey.audit.record import AuditRecord, LossCall, LossRow, Numbers, Row, Update, Use
 from covey.audit.terms import entropy_enters_with_the_wrong_sign, kl_is_subtracted
-from covey.objective import ratios, surrogates
+from covey.audit.variations import (
+    LossCase,
+    Variation,
+    bounds_exchanged,
+    clipped_outside,
+    corrected_the_wrong_way,
+    entropy_added,
+    kl_exchanged,
+    not_clipped,
+    not_corrected,
+    of_another_level,
+    of_the_product,
+    over_padding,
+    varied,
+)
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import Bound, bind
+from covey.objective.bound import bind
 from covey.objective.data import LossInputs
-from covey.objective.loss import Loss, policy_loss
 from covey.objective.reductions import Totals, token_mean
 
 CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
+LEAST_FACTOR = 1e-5
+"""A KL that is charged has at least this coefficient."""
 SMALLEST = 1e-30
 """A weight below counts as this, so that its logarithm is a number."""
-
-
-@dataclass(frozen=True)
-class LossCase:
-    """A loss that a run computed, with what it was computed from."""
-
-    step: int
-    words: str
-    """Which loss it is, in words."""
-    recorded: float
-    """The value that the run has computed."""
-    algorithm: Algorithm
-    inputs: LossInputs
-    mismatch: Tensor | None = None
-    """(N, T) log-ratio of trainer and sampler; None where the loss has no correction for that."""
-    weigh: Callable[[Tensor], Tensor] = torch.exp
-    """Mismatch -> the weight of each token's loss."""
-    bonus: float = 0.0
-    """The entropy times its coefficient, which is subtracted."""
-    precision: float = 5e-3
-    """Relative difference that rounding may make; a fiftieth of it, absolute."""
-
-    def is_that_of(self, candidate: LossCase) -> bool:
-        """Whether covey's formula gives the recorded loss in another case."""
-        return _alike(self.recorded, candidate.due, self.precision)
-
-    @property
-    def due(self) -> float:
-        """The loss with the entropy bonus."""
-        return float(self.value().total) - self.bonus
-
-    def value(self) -> Loss:
-        """Return the loss by covey's own formula, without an entropy bonus."""
-        loss = policy_loss(self.algorithm, self.inputs)
-        if self.mismatch is None:
-            return loss
-        weight = loss.weight[:, None] * self.inputs.mask * self.weigh(self.mismatch)
-        total = (loss.tokens.value * weight).sum()
-        return replace(loss, total=total, policy=total)
 
 
 @lru_cache(maxsize=8)
@@ -90,7 +67,7 @@ def differing(record: AuditRecord) -> tuple[tuple[LossCase, ...], ...]:
     alternatives = []
     for algorithm in losses_of(record) or (None,):
         cases = (*(() if algorithm is None else _of_updates(record, algorithm)), *of_calls)
-        off = tuple(case for case in cases if not _alike(case.recorded, case.due, case.precision))
+        off = tuple(case for case in cases if not case.agrees(case.recorded, case.due))
         if not off:
             return ()
         alternatives.append(off)
@@ -110,7 +87,10 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
             }
             inputs = _inputs(_rows_of(uses), totals, references)
             bonus = coef * (update.metrics.get("entropy") or 0.0)
-            yield LossCase(update.step, "", update.loss, algorithm, inputs, bonus=bonus)
+            case = LossCase(update.step, "", update.loss, algorithm, inputs, bonus=bonus)
+            is_part = len(uses) < _sampled(record, {use.row.rollout for use in uses})
+            case = replace(case, is_part=is_part)
+            yield case if record.header.framework in FRAMEWORKS else _corrected(case, [u.row for u in uses])
 
 
 def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
@@ -124,7 +104,17 @@ def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: S
     # A mean over tokens is TRL's mean over a whole rollout, so the update must be all of one.
     numbers = {r.rollout for r in rows}
     is_one_rollout = len(numbers) == 1 and len(rows) == _sampled(record, numbers)
-    return is_one_rollout or algorithm.reduce.function is not token_mean
+    is_own = record.header.framework not in FRAMEWORKS
+    return is_one_rollout or is_own or algorithm.reduce.function is not token_mean
+
+
+def _corrected(case: LossCase, rows: Sequence[Row] | Sequence[LossRow]) -> LossCase:
+    """Return a case with the importance weights of its completions, if all have them."""
+    weights = [row.corrections for row in rows if row.corrections is not None]
+    if len(weights) < len(rows):
+        return case
+    logs = [[math.log(max(w or 0.0, SMALLEST)) for w in row] for row in weights]
+    return replace(case, mismatch=_padded(logs, case.inputs.mask))
 
 
 def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
@@ -139,12 +129,9 @@ def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
         case = LossCase(
             0, f" (call {call.step} of {call.name})", call.loss, algorithm, inputs, precision=1e-3
         )
-        weights = [row.corrections for row in call.rows if row.corrections is not None]
+        case = _corrected(case, call.rows)
         sampler = [row.sampler_logprobs for row in call.rows if row.sampler_logprobs is not None]
-        if len(weights) == len(call.rows):
-            logs = [[math.log(max(w or 0.0, SMALLEST)) for w in row] for row in weights]
-            case = replace(case, mismatch=_padded(logs, inputs.mask))
-        elif weigh is not None and len(sampler) == len(call.rows):
+        if case.mismatch is None and weigh is not None and len(sampler) == len(call.rows):
             mismatch = inputs.old_logprobs - _padded(sampler, inputs.mask)
             case = replace(case, mismatch=mismatch, weigh=weigh)
         yield case
@@ -210,10 +197,6 @@ def _padded(rows: Sequence[Numbers] | Sequence[Sequence[float]], mask: Tensor | 
     return result
 
 
-def _alike(recorded: float, due: float, precision: float) -> bool:
-    return abs(recorded - due) <= precision * (0.02 + abs(due))
-
-
 def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase], bool]) -> Trouble | None:
     for off in differing(record):
         if all(map(explains, off)):
@@ -229,61 +212,24 @@ def _unless_guessed(record: AuditRecord) -> Lacking | None:
     return None if setting is None else Lacking(setting)
 
 
-# --- variations of the algorithm ------------------------------------------------------------------
-
-Variation = Callable[[LossCase], LossCase | None]
-"""A case as a mistake would make it; None where it would make no difference."""
+# --- checks --------------------------------------------------------------------------------------
 
 
-def bounds_exchanged(case: LossCase) -> LossCase | None:
-    """Return the case with the lower clip bound as the upper one, and the reverse."""
-    settings = dict(case.algorithm.surrogate.settings)
-    low, high = settings.get("clip_low"), settings.get("clip_high")
-    if low is None or low == high:
-        return None
-    return _with(case, surrogate=Bound(surrogates.clip, {**settings, "clip_low": high, "clip_high": low}))
+def _varied(record: AuditRecord, variation: Variation, words: str) -> Trouble | None:
+    """Return trouble if a variation explains all losses that differ."""
 
+    def fits(case: LossCase) -> bool:
+        other = variation(case)
+        return other is not None and case.is_that_of(other)
 
-def not_clipped(case: LossCase) -> LossCase | None:
-    """Return the case without a clip."""
-    clipped = case.algorithm.surrogate.function is surrogates.clip
-    return _with(case, surrogate=bind(surrogates.unclipped)) if clipped else None
-
-
-def not_corrected(case: LossCase) -> LossCase | None:
-    """Return the case without its importance correction."""
-    return None if case.mismatch is None else replace(case, mismatch=None)
-
-
-def corrected_the_wrong_way(case: LossCase) -> LossCase | None:
-    """Return the case with the sampler over the trainer in its correction."""
-    return None if case.mismatch is None else replace(case, mismatch=-case.mismatch)
-
-
-def _with(case: LossCase, **axes: object) -> LossCase:
-    return replace(case, algorithm=case.algorithm.variant(case.algorithm.paper, **axes))
-
-
-def of_another_level(case: LossCase) -> LossCase | None:
-    """Return the case with the ratio of tokens in the place of the completion's, or the reverse."""
-    is_of_tokens = case.algorithm.ratio.function is ratios.token
-    return _with(case, ratio=bind(ratios.sequence if is_of_tokens else ratios.token))
-
-
-def entropy_added(case: LossCase) -> LossCase | None:
-    """Return the case with the entropy added to the loss."""
-    return replace(case, bonus=-case.bonus) if case.bonus else None
+    return _explained(record, words, fits)
 
 
 def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Trouble | None]:
     """Return the check that speaks if a variation explains all losses that differ."""
 
-    def fits(case: LossCase) -> bool:
-        varied = variation(case)
-        return varied is not None and case.is_that_of(varied)
-
     def check(record: AuditRecord) -> Trouble | None:
-        return _explained(record, words, fits)
+        return _varied(record, variation, words)
 
     check.__doc__ = condition
     return check
@@ -294,12 +240,15 @@ def correction_is_inverted(record: AuditRecord) -> Trouble | Lacking | None:
     loss has such weights, or gets the two log-probs in the other order.
     """
     sentence = "the importance correction is the inverse of the right one"
-    in_losses = explained_by(corrected_the_wrong_way, sentence, "")
-    return weights_are_inverted(record) or exchanged_weights(record) or in_losses(record)
+    return (
+        weights_are_inverted(record)
+        or exchanged_weights(record)
+        or _varied(record, corrected_the_wrong_way, sentence)
+    )
 
 
 def reduction_is_another(record: AuditRecord) -> Trouble | Lacking | None:
-    """The loss has another mean: over tokens, over completions, or a sum."""
+    """The loss has another mean: over tokens, over completions, over all places and padding, or a sum."""
     lacking = _unless_guessed(record)
     if lacking is not None:
         return lacking
@@ -307,8 +256,7 @@ def reduction_is_another(record: AuditRecord) -> Trouble | Lacking | None:
 
         def fits(case: LossCase, mean: Callable[..., Tensor] = mean) -> bool:
             asked_for = case.algorithm.reduce.function
-            varied = _with(case, reduce=bind(mean))
-            return asked_for is not mean and case.is_that_of(varied)
+            return asked_for is not mean and case.is_that_of(varied(case, reduce=bind(mean)))
 
         off = [case for cases in differing(record) for case in cases]
         asked_for = {case.algorithm.reduce.function.__name__ for case in off}
@@ -316,21 +264,22 @@ def reduction_is_another(record: AuditRecord) -> Trouble | Lacking | None:
         trouble = _explained(record, sentence.replace("_", " "), fits)
         if trouble is not None:
             return trouble
-    return None
+    words = "the mean of the loss is over all places, the padding included"
+    return _varied(record, over_padding, words)
 
 
 def loss_is_negated(record: AuditRecord) -> Trouble | None:
     """The loss has the other sign than the one computed from its own numbers."""
 
     def negated(case: LossCase) -> bool:
-        return _alike(-case.recorded, case.due, case.precision) and abs(case.recorded) > 1e-3
+        return case.agrees(-case.recorded, case.due) and abs(case.recorded) > 1e-3
 
     return _explained(record, "the loss has the wrong sign", negated)
 
 
 def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
     """The coefficient of the KL is negative, or its factor in the loss; or the loss is the expected one
-    with the KL subtracted.
+    with the KL subtracted; or the KL is added to the rewards of tokens.
     """
     name = "beta" if record.setting("beta") is not None else "kl_coef"
     coef = record.number(name, 0.0)
@@ -338,19 +287,34 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
         return Trouble(f"{record.own_name(name)} is {coef:g}: the policy is paid for leaving its reference")
 
     in_the_loss = kl_is_subtracted(record)
-    if in_the_loss is not None:
-        return in_the_loss
+    in_the_reward = _kl_is_paid(record)
+    if in_the_loss is not None or in_the_reward is not None:
+        return in_the_loss or in_the_reward
     if record.setting("algorithm.use_kl_in_reward") is True:
-        return _kl_is_paid(record)
+        return _kl_is_paid_by_verl(record)
 
     def subtracted(case: LossCase) -> bool:
         kl = float(case.value().kl)
-        return kl > 1e-4 and _alike(case.recorded, case.due - 2 * coef * kl, case.precision)
+        return kl > 1e-4 and case.agrees(case.recorded, case.due - 2 * coef * kl)
 
     return _explained(record, "the KL is subtracted from the loss", subtracted)
 
 
 def _kl_is_paid(record: AuditRecord) -> Trouble | None:
+    """Compare the rewards of tokens with their scores: the recorded KL, times a number, is the difference."""
+    rows = [(use.row.token_rewards, use.row.token_scores, use.row.kl) for use in record.uses]
+    tokens = [t for row in rows if all(row) for t in zip(*map(list, filter(None, row)), strict=False)]
+    known = [(reward - score, kl) for reward, score, kl in tokens if None not in (reward, score, kl)]
+    squares = sum(kl * kl for _, kl in known)
+    factor = sum(change * kl for change, kl in known) / squares if squares else 0.0
+    left = sum((change - factor * kl) ** 2 for change, kl in known)
+    if factor < LEAST_FACTOR or left > 0.01 * sum(change**2 for change, _ in known):
+        return None
+    sentence = f"the KL is added to the rewards of tokens, times {factor:.4g}"
+    return Trouble(f"{sentence}: the policy is paid for leaving its reference")
+
+
+def _kl_is_paid_by_verl(record: AuditRecord) -> Trouble | None:
     """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
     coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
     paid = fined = 0
@@ -371,13 +335,20 @@ def _kl_is_paid(record: AuditRecord) -> Trouble | None:
     )
 
 
+def kl_of_the_loss_is_exchanged(record: AuditRecord) -> Trouble | None:
+    """The KL of the loss has its arguments exchanged."""
+    words = "the KL in the loss is that of the reference to the policy"
+    return _varied(record, kl_exchanged, words)
+
+
 def loss_is_scaled(record: AuditRecord) -> Trouble | None:
     """The loss is the expected one times the number of accumulated micro-batches, or over it."""
     count = record.number("gradient_accumulation_steps", 1)
 
     def scaled(case: LossCase) -> bool:
         sides = (case.recorded / count, case.recorded * count)
-        return count > 1 and any(_alike(side, case.due, case.precision) for side in sides)
+        # The part of a rollout may be a mean over the rollout's tokens.
+        return count > 1 and not case.is_part and any(case.agrees(side, case.due) for side in sides)
 
     sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
     return _explained(record, sentence, scaled)
@@ -386,23 +357,35 @@ def loss_is_scaled(record: AuditRecord) -> Trouble | None:
 def loss_differs(record: AuditRecord) -> Trouble | Lacking | None:
     """The loss differs from covey's loss of the same log-probs, masks and advantages."""
     sentence = "the loss is not the one of its settings"
-    return _unless_guessed(record) or _explained(record, sentence, lambda _case: True)
+    return _unless_guessed(record) or _explained(record, sentence, lambda case: not case.is_part)
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
     """The entropy is added to the loss and not subtracted, its coefficient being positive."""
     words = "the entropy is added to the loss, which drives it down"
-    in_losses = explained_by(entropy_added, words, "")
-    return entropy_enters_with_the_wrong_sign(record) or in_losses(record)
+    return entropy_enters_with_the_wrong_sign(record) or _varied(record, entropy_added, words)
+
+
+def ratio_is_of_another_level(record: AuditRecord) -> Trouble | None:
+    """The loss has the ratio of each token where the settings ask for the completion's, or the reverse; or
+    the product of the tokens' ratios where they ask for the geometric mean.
+    """
+    words = "the ratio is of another level than the settings ask for, a token's or a completion's"
+    product = "the ratio of a completion is the product of its tokens' ratios, not their geometric mean"
+    return _varied(record, of_another_level, words) or _varied(record, of_the_product, product)
+
+
+def clip_is_missing(record: AuditRecord) -> Trouble | None:
+    """The loss is that without a clip, where the settings have one; or the clip takes the larger one of PPO's
+    two objectives.
+    """
+    larger = "the clip takes the larger objective: a ratio is held only where it went against its advantage"
+    return _varied(record, not_clipped, "no ratio is clipped") or _varied(record, clipped_outside, larger)
 
 
 CHECKS = {
     "entropy_sign": entropy_has_the_wrong_sign,
-    "ratio_level": explained_by(
-        of_another_level,
-        "the ratio is of another level than the settings ask for, a token's or a completion's",
-        "The loss has the ratio of each token where the settings ask for the completion's, or the reverse.",
-    ),
+    "ratio_level": ratio_is_of_another_level,
     "kl_sign": kl_has_the_wrong_sign,
     "loss_negated": loss_is_negated,
     "loss_scaled": loss_is_scaled,
@@ -411,9 +394,7 @@ CHECKS = {
         "the clip bounds are exchanged, the lower one is the upper one",
         "The loss has the clip bounds exchanged: the lower bound is the upper one.",
     ),
-    "clip_missing": explained_by(
-        not_clipped, "no ratio is clipped", "The loss is that without a clip, where the settings have one."
-    ),
+    "clip_missing": clip_is_missing,
     "correction_missing": explained_by(
         not_corrected,
         "the importance correction is left out of the loss",

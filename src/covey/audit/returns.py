@@ -13,6 +13,7 @@ from torch import Tensor
 
 from covey.audit.check import Lacking, Trouble
 from covey.audit.frameworks import FRAMEWORKS
+from covey.audit.losses import kl_of_the_loss_is_exchanged
 from covey.audit.record import AuditRecord, Numbers, Use
 from covey.audit.rescored import sum_of
 from covey.audit.terms import kl_has_its_arguments_exchanged
@@ -138,9 +139,10 @@ def _estimator(record: AuditRecord) -> Callable[[Tensor], Tensor] | None:
 
 def kl_is_another(record: AuditRecord) -> Trouble | None:
     """The charged KL is not what the settings' estimator gives: its arguments are exchanged, or it comes from
-    another estimator. It is computed again from the log-probs of the policy and the reference.
+    another estimator. It is computed again from the log-probs of the policy and the reference. Or the loss
+    is the expected one with them exchanged in its KL.
     """
-    in_the_loss = kl_has_its_arguments_exchanged(record)
+    in_the_loss = kl_has_its_arguments_exchanged(record) or kl_of_the_loss_is_exchanged(record)
     if in_the_loss is not None:
         return in_the_loss
     estimator = _estimator(record)

@@ -12,6 +12,7 @@ from covey.audit.check import Trouble
 from covey.audit.groups import groups_of, totals, weights_of
 from covey.audit.record import AuditRecord, Sample
 from covey.audit.rescored import NOISE, rewards_of, sum_of
+from covey.audit.tokens import location
 from covey.objective.data import rows_of_groups
 from covey.system.text import percent
 
@@ -115,8 +116,12 @@ def penalty_pays(record: AuditRecord) -> Trouble | None:
 
 def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
     """In verl, without a KL in the reward, the reward that advantages are made of is not the score of its
-    function, in more than a tenth of the completions.
+    function, in more than a tenth of the completions. Or tokens have no score in more than a tenth of the
+    completions with a reward, at least eight, and those of all others add up to the reward.
     """
+    lost = _scores_are_lost(record)
+    if lost is not None:
+        return lost
     if record.header.framework != "verl" or record.setting("algorithm.use_kl_in_reward") is True:
         return None
     sums = [(step, n, s.reward, sum_of(record, s.rewards)) for step, n, s in record.samples if s.rewards]
@@ -130,6 +135,21 @@ def trained_reward_is_another(record: AuditRecord) -> Trouble | None:
     sentence = f"{len(differing)} of {len(complete)} completions are trained with another reward"
     sentence += " than they were given"
     return Trouble(f"{sentence}: {trained:.4g} for {due:.4g}", step, {"completion": n})
+
+
+def _scores_are_lost(record: AuditRecord) -> Trouble | None:
+    rewarded = [use for use in record.uses if use.first and use.sample.reward and use.row.token_scores]
+    lost = [use for use in rewarded if not any(use.row.token_scores or ())]
+    kept = [use for use in rewarded if any(use.row.token_scores or ())]
+    for use in kept:
+        total = sum(score or 0.0 for score in use.row.token_scores or ())
+        if not math.isclose(total, use.sample.reward or 0.0, rel_tol=1e-3, abs_tol=1e-4):
+            return None
+    if len(lost) < MIN_COMPLETIONS or len(lost) <= 0.1 * len(rewarded):
+        return None
+    use = lost[0]
+    sentence = f"{len(lost)} of {len(rewarded)} rewards have been lost on the way to the tokens"
+    return Trouble(f"{sentence}: {use.sample.reward:.4g} has no token", use.update.step, location(use))
 
 
 def rewards_are_constant(record: AuditRecord) -> Trouble | None:

@@ -23,6 +23,7 @@ from covey.audit import (
     terms,
     tokens,
     updates,
+    uses,
 )
 from covey.audit.check import Check, Predicate, Report, Words, apply
 from covey.audit.course import course_of
@@ -36,6 +37,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **exchanges.CHECKS,
     **groups.CHECKS,
     **advantages.CHECKS,
+    **uses.CHECKS,
     **rescored.CHECKS,
     **rewards.CHECKS,
     **data.CHECKS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from covey.audit.check import Trouble
 from covey.audit.logprobs import after, before, pairs, ratios_are_wide
@@ -15,6 +15,8 @@ MIN_UPDATES = 2
 """Updates that a check of all of them needs."""
 FALLS = 4
 """Updates over which a learning rate falls before it begins anew."""
+IDLE_UPDATES = 8
+"""Updates without a learning rate that are more than the end of a schedule."""
 LEAST_RATE = 1e-10
 """A learning rate below moves no weight, whatever its precision."""
 
@@ -44,13 +46,18 @@ def _gain(use: Use) -> float:
 
 
 def rate_is_zero(record: AuditRecord) -> Trouble | None:
-    """The learning rate is at most 1e-10 in every update."""
-    rates = [u.learning_rate for u in record.updates if u.learning_rate is not None]
-    if len(rates) < MIN_UPDATES or max(rates) > LEAST_RATE:
+    """The learning rate is at most 1e-10 in every update, or in all of the last quarter of the run, at least
+    eight updates.
+    """
+    rates = [(u.step, u.learning_rate) for u in record.updates if u.learning_rate is not None]
+    idle = list(takewhile(lambda one: one[1] <= LEAST_RATE, reversed(rates)))
+    if len(rates) >= MIN_UPDATES and len(idle) == len(rates):
+        most = max(rate for _, rate in rates)
+        return Trouble(f"the learning rate is at most {most:g} in all {len(rates)} updates", rates[0][0])
+    if len(idle) < IDLE_UPDATES or len(idle) < 0.25 * len(rates):
         return None
-    return Trouble(
-        f"the learning rate is at most {max(rates):g} in all {len(rates)} updates", record.updates[0].step
-    )
+    sentence = f"the learning rate is 0 in the last {len(idle)} of {len(rates)} updates"
+    return Trouble(f"{sentence}: its schedule ends before the run", idle[-1][0])
 
 
 def warmup_is_longer_than_the_run(record: AuditRecord) -> Trouble | None:

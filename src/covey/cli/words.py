@@ -49,7 +49,7 @@ def _functions(name: str) -> Iterator[Entry]:
             if function.__name__ == name:
                 users = [n for n, preset in PRESETS.items() if function in _functions_of(preset)]
                 uses = f"used by {', '.join(users)}" if users else ""
-                where = f"algorithm.{'kl.' * (axis == 'estimator')}{axis}"
+                where = f"algorithm.{axis}"
                 yield word(name, where, _doc(function), range=uses, source=_sources(function, users))
 
 

@@ -14,6 +14,7 @@ import torch
 from covey.config.schema import Config
 from covey.errors import Stopped
 from covey.insight.answers import AnswerVariant, Readings, answer_forms
+from covey.insight.forecast import pace_at, sampled_at_once
 from covey.insight.preview import Longer, Measured
 from covey.learner.batching import with_signal
 from covey.learner.objectives import PolicyObjective
@@ -79,26 +80,30 @@ class Wave(NamedTuple):
     """Groups that were sampled together."""
 
     groups: list[Group]
+    width: int
+    """Number of completions at once."""
     seconds: float
     stop: Stopped | None = None
     """The stop that ended it before its last group."""
 
 
 def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
-    """Sample each problem, in waves that fit into ``seconds``; None: all problems at once.
+    """Sample each problem, in waves that fit into ``seconds``; None: all problems, however long they take.
 
     ``samples`` are the numbers of completions that a problem may get: fewer where the model is slow, and then
     shorter ones. After a stop the complete groups are kept. Raises Stopped if there is none.
     """
     count = len(pilot.problems)
-    max_tokens = pilot.config.rollout.max_tokens
     step = _seconds_of_step(pilot, samples[-1])
-    size = count
+    rollout = pilot.config.rollout
+    width = sampled_at_once(pilot.config, rollout.prompts_per_step * rollout.group_size)
     group_size = samples[-1]
-    limit = max_tokens
+    limit = rollout.max_tokens
+    # Without a limit, as many completions as a step samples, to learn its speed, and then the rest.
+    size = min(max(1, width // group_size), count)
     if seconds is not None:
         size = min(FIRST, count)
-        group_size, limit = _fitting(samples, max_tokens, WORST * seconds / (step * size))
+        group_size, limit = _fitting(samples, limit, WORST * seconds / (step * size))
     scorer = Scorer(pilot.run.rewards)
     waves = list[Wave]()
     waiting = list(pilot.problems)
@@ -108,23 +113,39 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
             raise wave.stop
         waves.append(wave)
         waiting = waiting[size:]
-        if wave.stop or seconds is None:
+        if wave.stop:
             break
+        if seconds is None:
+            size = len(waiting)
+            continue
         # Each wave is twice as large as the one before, if that fits into the time that is left.
         fits = int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds)
         size = max(0, min(2 * size, fits, len(waiting)))
-    # Small waves are slower, token by token, than a step's waves: the fastest one says what a step takes.
-    pace = min(w.seconds / max(_sampled_tokens(w.groups), 1) for w in waves)
     groups = [group for wave in waves for group in wave.groups]
+    paces = _paces(waves)
     return Measured(
         groups,
-        pace * max(_sampled_tokens(groups), 1),
+        pace_at(paces, width) * max(_sampled_tokens(groups), 1),
         count,
         scorer.stats,
         waves[-1].stop is not None,
-        limit=limit if limit < max_tokens else None,
+        paces=paces,
+        limit=limit if limit < rollout.max_tokens else None,
         by_time=seconds is not None,
     )
+
+
+def _paces(waves: Sequence[Wave]) -> dict[int, float]:
+    """Return the seconds per token by the number of completions at once; of equal waves the fastest counts.
+
+    A wave that was stopped counts only if there is no other.
+    """
+    complete = [w for w in waves if w.stop is None] or waves
+    paces = dict[int, float]()
+    for wave in complete:
+        pace = wave.seconds / max(_sampled_tokens(wave.groups), 1)
+        paces[wave.width] = min(pace, paces.get(wave.width, pace))
+    return paces
 
 
 def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
@@ -146,14 +167,15 @@ def _wave(pilot: Pilot, problems: Sequence[Prompted], group_size: int, limit: in
         f"sampling {_problems(len(problems))}, {group_size} completions each", len(problems) * group_size
     )
     temperature = pilot.config.rollout.temperature
+    width = sampled_at_once(pilot.config, len(problems) * group_size)
     groups = list[Group]()
     start = time.monotonic()
     try:
         for group in _draw(pilot, problems, group_size, temperature, limit, scorer):
             groups.append(group)
     except Stopped as stop:
-        return Wave(groups, time.monotonic() - start, stop)
-    return Wave(groups, time.monotonic() - start)
+        return Wave(groups, width, time.monotonic() - start, stop)
+    return Wave(groups, width, time.monotonic() - start)
 
 
 def _sampled_tokens(groups: Sequence[Group]) -> int:

@@ -132,7 +132,7 @@ def _choice(
     folder: Path | None,
     dialect: Framework | None = None,
 ) -> AnyBound:
-    key = _key(axis)
+    key = f"algorithm.{axis}"
     settings = _mapping(key, value)
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
@@ -154,7 +154,7 @@ def _choice(
 
 
 def _function(axis: str, spec: str | Callable[..., object], folder: Path) -> Callable[..., object]:
-    key = _key(axis)
+    key = f"algorithm.{axis}"
     functions = _names(axis)
     if callable(spec) and spec in functions.values():
         return spec
@@ -184,11 +184,6 @@ def _with_name(function: Callable[..., object], folder: Path) -> Callable[..., o
     return result
 
 
-def _key(axis: str) -> str:
-    """Return the key of an axis in a config."""
-    return "algorithm.kl.estimator" if axis == "estimator" else f"algorithm.{axis}"
-
-
 def _names(axis: str) -> dict[str, Callable[..., object]]:
     return {f.__name__: f for f in AXES[axis]}
 
@@ -202,7 +197,7 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path | N
         if key not in parameters:
             raise ConfigError(f"algorithm.{axis}.{key}: there is no such setting{hint(key, parameters)}")
         if key == "estimator":
-            settings[key] = _choice(key, record.estimator, item, folder)
+            settings[key] = _choice("kl.estimator", record.estimator, item, folder)
         else:
             settings[key] = _validated(f"algorithm.{axis}.{key}", parameters[key].annotation, item)
     return replace(record, **settings)
@@ -304,7 +299,7 @@ def algorithm_rows() -> tuple[SettingRow, ...]:
     return tuple(
         chain(
             _axis_rows(),
-            *(rows_of(f, _key(axis)) for axis, functions in AXES.items() for f in functions),
+            *(rows_of(f, f"algorithm.{axis}") for axis, functions in AXES.items() for f in functions),
             *(_record_rows(axis, record) for axis, record in RECORDS.items()),
         )
     )

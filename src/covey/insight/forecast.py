@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from covey.config.schema import Config
 from covey.objective.algorithms import Algorithm
 from covey.rollouts.segments import Continuations, expected_continuations
@@ -116,6 +118,21 @@ class Forecast:
                 "That does not fit. These need less: train.recompute_layers, lora, optimizer: adamw_8bit, "
                 "a smaller train.tokens_per_micro_batch or a smaller rollout.max_running."
             )
+
+
+def sampled_at_once(config: Config, completions: int) -> int:
+    """Return how many of so many completions are sampled at once."""
+    return min(completions, config.rollout.max_running)
+
+
+def pace_at(paces: Mapping[int, float], width: int) -> float:
+    """Return the seconds per token of ``width`` completions at once, from those of other widths.
+
+    With B completions a token takes about a / B + b seconds, because B completions read the weights once.
+    Beyond the widths that were measured, the nearest one counts.
+    """
+    widths = sorted(paces, reverse=True)
+    return float(np.interp(1 / width, [1 / w for w in widths], [paces[w] for w in widths]))
 
 
 def seconds_text(seconds: float) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from covey.config.load import ResolvedConfig
 from covey.insight import gpus
 from covey.insight.answers import PromptForm, Readings
-from covey.insight.forecast import Forecast, Workload, evaluations_of
+from covey.insight.forecast import Forecast, Workload, evaluations_of, pace_at, sampled_at_once
 from covey.insight.odds import Counts, dead_share, reward_counts
 from covey.objective.diagnostics import sampled_entropy
 from covey.objective.texts import text_metrics
@@ -38,11 +38,14 @@ class Measured:
 
     groups: Sequence[Group]
     seconds: float
+    """As the run takes them, which samples so many completions at once as a step has."""
     requested: int
     """Number of groups that were requested."""
     scoring: ScoringStats
     stopped: bool = False
     """Whether the user stopped before all groups were sampled; then nothing below is known."""
+    paces: Mapping[int, float] = field(default_factory=dict)
+    """Seconds per token by the number of completions that were sampled at once."""
     reward_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds per completion, by reward."""
     prepare: float = 0.0
@@ -207,6 +210,9 @@ class Preview:
         # With rewards and prompts included.
         seconds_per_token = measured.seconds / max(self.lengths.sum(), 1)
         count, completions = evaluations_of(config, self.held_out)
+        evaluated_per_token = seconds_per_token
+        if measured.paces and completions:
+            evaluated_per_token = pace_at(measured.paces, sampled_at_once(config, completions))
         prompt = float(np.mean([len(g.prompt) for g in measured.groups]))
         update_tokens = work.trained * (work.length + prompt / self.group_size)
         # The work of a step's updates, in units of the update that was measured.
@@ -216,7 +222,7 @@ class Preview:
         return Forecast(
             rollout=work.completions * (work.length * seconds_per_token + measured.continuing),
             update=(measured.prepare + measured.update) * updates,
-            evaluation=completions * work.length * seconds_per_token,
+            evaluation=completions * work.length * evaluated_per_token,
             steps=config.train.steps,
             evaluations=count,
             tokens=config.train.steps * (work.completions * work.length + continued) + prepass,

@@ -183,7 +183,6 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward, values: Tensor | 
         rewards=rewards,
         components=torch.from_numpy(components),
         weights=torch.tensor([part.weight for part in parts], dtype=torch.float64),
-        lengths=rows.mask.sum(-1).double(),
         mask=rows.mask,
         tokens=pad_sequence([torch.from_numpy(t) for t in rows.tokens], batch_first=True, padding_value=-1),
         steps=[list(compress(part.steps, scorable)) for part in parts],

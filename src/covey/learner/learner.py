@@ -21,6 +21,7 @@ from covey.errors import GuardStop, OutOfRoom, RestartRequired, out_of_memory
 from covey.learner.batching import Batch, MicroBatch, micro_batches
 from covey.learner.optimizer import Optimizer
 from covey.models.forward import Decoder
+from covey.models.internals import all_finite
 from covey.models.kernels.calls import threads_lent
 from covey.models.live_memory import Activations, alive_bytes
 from covey.models.logprobs import Head, TokenScores
@@ -228,7 +229,7 @@ class Learner(Generic[M]):
         trained = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
         # Policy and optimizer list their parameters in the same order; a head comes last.
         masters = zip((*trained, *self.policy.unsaved()), self.optimizer.masters, strict=False)
-        nonfinite = [n for n, m in masters if m.grad is not None and not local_part(m.grad).isfinite().all()]
+        nonfinite = [n for n, m in masters if m.grad is not None and not all_finite(local_part(m.grad))]
         return list(dict.fromkeys(name for names in gather(nonfinite) for name in names))
 
     def check_finite(self, what: str) -> None:
@@ -237,7 +238,7 @@ class Learner(Generic[M]):
 
     def _check_finite(self, what: str) -> None:
         for name, parameter in (*self.policy.model.named_parameters(), *self.policy.unsaved().items()):
-            if not bool(local_part(parameter).isfinite().all()):
+            if not all_finite(local_part(parameter)):
                 raise GuardStop(
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
                     "with a lower train.lr or train.grad_clip"

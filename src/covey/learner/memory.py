@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -307,9 +308,23 @@ def fitting_sizes(
     return tokens, running
 
 
-def program_bytes(device: torch.device, models: int) -> int:
-    """Return the bytes of program and libraries, measured once per process; ``models`` is subtracted."""
-    return _PROGRAM.setdefault(device.type, max(0, peak_bytes(device) - models))
+def program_bytes(device: torch.device, held: int) -> int:
+    """Return the bytes of program and libraries, measured once a process; tensors (``held``) do not count.
+
+    What loading a model has taken and given back does not count.
+    """
+    return _PROGRAM.setdefault(device.type, max(0, _present_bytes(device) - held))
+
+
+def _present_bytes(device: torch.device) -> int:
+    """Return the bytes that this process takes now; where only the most so far is known, that."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        return peak_bytes(device)
+    # The second number is of pages in memory, also those of mapped files, as a model's weights may be.
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
 
 
 def peak_bytes(device: torch.device) -> int:

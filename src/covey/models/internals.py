@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -13,3 +14,11 @@ def has_hooks(module: nn.Module) -> bool:
 def version_of(tensor: Tensor) -> int:
     """Count the times that a tensor was written to in place."""
     return tensor._version  # noqa: SLF001 - no public name
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether all values are finite.
+
+    ``isfinite`` would take twice the memory of the values, and the largest weights would be a run's peak.
+    """
+    return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())

@@ -139,7 +139,7 @@ class FusedLinear:
         )
         """Whether it is a plain product plus bias (LoRA merged in); otherwise its modules compute."""
         self.fleeting = False
-        """Whether its weights are gathered for each call (sharding), so that no copy may be kept."""
+        """Whether no packed copy is kept: its weights are gathered for each call, or are a reference's."""
         self._state: tuple[int, ...] = ()
         self._held: list[Tensor] = []
         self._forward: PackedWeight | None = None
@@ -165,6 +165,10 @@ class FusedLinear:
         """The packed copy of the weights that sampling reads, if there is one."""
         return self._forward and self._forward.panels
 
+    def drop_packed(self) -> None:
+        """Free the packed copy, if there is one."""
+        self._forward = None
+
     def product(self, x: Tensor) -> Tensor:
         """Compute x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
         if self.fleeting:
@@ -180,8 +184,7 @@ class FusedLinear:
 
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the same bits without a kept copy, for training: with many rows packing costs little."""
-        # Training changes the weights next, so a packed copy is of no more use.
-        self._forward = None
+        self.drop_packed()  # training changes the weights next
         numbers = self.numbers(x)
         if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))

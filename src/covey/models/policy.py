@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -23,6 +22,7 @@ from transformers import (
 from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
+from covey.models.ends import configured_ends, end_ids, generation_config
 from covey.models.forward import (
     LOGITS_CAP,
     Decoder,
@@ -280,8 +280,21 @@ class Policy:
         """Bytes of the copies of weights that the compiled operations multiply by when they sample."""
         if self.decoder is None or not self.decoder.ops.compiled:
             return 0
-        weights = [m.weight for linear in (*self.decoder.linears, self._head) for m in linear.modules]
+        weights = [m.weight for linear in self._linears() for m in linear.modules]
         return sum(w.numel() * (2 if self.rounds else w.element_size()) for w in weights)
+
+    def drop_packed(self) -> None:
+        """Free these copies until the next sampling."""
+        for linear in self._linears():
+            linear.drop_packed()
+
+    def keep_no_packed(self) -> None:
+        """Keep no such copies from now on, of a model that nothing samples from."""
+        for linear in self._linears():
+            linear.fleeting = True
+
+    def _linears(self) -> list[FusedLinear]:
+        return [self._head] if self.decoder is None else [*self.decoder.linears, self._head]
 
     def heads(self) -> list[nn.Module]:
         """The modules that give values."""
@@ -342,7 +355,8 @@ class Policy:
         out = model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
         return out.last_hidden_state if self.plain_head else out.logits
 
-    @torch.no_grad()
+    # With gradients, products keep no packed copy of the weights, which nothing would need afterwards.
+    @torch.enable_grad()
     def _decoder_explains_logits(self) -> bool:
         """Whether our own forward pass gives this model's distributions, up to rounding."""
         if getattr(self.model.get_output_embeddings(), "bias", None) is not None:
@@ -393,23 +407,6 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in weights.items()}
 
 
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, turn_ends: int | None) -> list[int]:
-    """Ids that end a completion, from the tokenizer, the generation config and the chat template."""
-    others = (tokenizer.eos_token_id, turn_ends)
-    return sorted({*_configured_ends(model), *(i for i in others if i is not None)})
-
-
-def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
-    """The generation config; models that cannot `generate`, such as reward models, have none."""
-    return getattr(model, "generation_config", None)
-
-
-def _configured_ends(model: PreTrainedModel) -> set[int]:
-    configured = getattr(_generation_config(model), "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured]
-    return {i for i in ids if i is not None}
-
-
 def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     """Write a folder that `from_pretrained` loads.
 
@@ -417,8 +414,8 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     alone, which is smaller and loads where peft is installed.
     """
     # Other programs that sample from the folder should stop at the same tokens.
-    configured = _generation_config(policy.model)
-    if configured is not None and _configured_ends(policy.model) != set(policy.end_ids):
+    configured = generation_config(policy.model)
+    if configured is not None and configured_ends(policy.model) != set(policy.end_ids):
         configured.eos_token_id = policy.end_ids
     policy.tokenizer.save_pretrained(folder)
     if policy.adapter is None:
@@ -426,6 +423,7 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
         check_folder(folder, policy.model.state_dict())
     elif merged:
         policy.adapter.save_pretrained(folder / "adapter")
+        policy.drop_packed()  # room for the copy
         model = copy.deepcopy(policy.adapter).merge_and_unload()
         model.save_pretrained(folder)
         check_folder(folder, model.state_dict())
@@ -442,5 +440,5 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
     for name, weight in sorted(weights.items()):
         digest.update(name.encode())
         # As bytes, since numpy has no bfloat16.
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -19,6 +19,7 @@ from transformers.utils import cached_file
 
 from covey.errors import CheckpointError
 from covey.models.folder_trial import TEXT_BYTES, refuse_unusable, try_texts
+from covey.models.internals import all_finite
 from covey.system.integrity import MANIFEST, damage
 from covey.system.machine import available_memory
 from covey.system.opening import load_json, read_regular
@@ -322,7 +323,7 @@ def _check_whole(model: PreTrainedModel, report: Mapping[str, set[Any]], source:
 def check_finite(model: PreTrainedModel, source: str) -> None:
     """Raise ConfigError if a weight is not a number."""
     for name, weight in model.state_dict().items():
-        if weight.is_floating_point() and not bool(weight.isfinite().all()):
+        if weight.is_floating_point() and not all_finite(weight):
             raise ConfigError(f"model: {source}: {name} has values that are not finite")
 
 

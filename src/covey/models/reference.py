@@ -27,6 +27,7 @@ class Reference:
         if self._adapter is None:
             self._policy = replacement or policy.copied()
             self._policy.model.requires_grad_(False)
+            self._policy.keep_no_packed()
 
     @property
     def has_weights(self) -> bool:

@@ -68,7 +68,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         surrogates.kl_on_selected,
         surrogates.group_classification,
     ),
-    "estimator": (penalties.k1, penalties.k2, penalties.k3, penalties.absolute, penalties.full),
+    "kl.estimator": (penalties.k1, penalties.k2, penalties.k3, penalties.absolute, penalties.full),
     "reduce": (
         reductions.token_mean,
         reductions.sequence_mean,

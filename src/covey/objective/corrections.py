@@ -28,7 +28,7 @@ def truncated(
     level: Level = "token",
 ) -> Tensor:
     """min(e^mismatch, cap), by token or by the product over the sequence. (N, T) -> (N, T). TIS."""
-    return mismatch_at_level(mismatch, level).exp().clamp(max=cap)
+    return _at_level(mismatch, level).exp().clamp(max=cap)
 
 
 def masked(
@@ -42,7 +42,7 @@ def masked(
 
     By sequence the raw product is used: long completions fall out more often.
     """
-    weight = mismatch_at_level(mismatch, level).exp()
+    weight = _at_level(mismatch, level).exp()
     return weight * ((weight >= low) & (weight <= high))
 
 
@@ -92,7 +92,7 @@ def off_policy_mask(
     return (~drop).to(mismatch.dtype).expand_as(mismatch)
 
 
-def mismatch_at_level(mismatch: Tensor, level: str) -> Tensor:
+def _at_level(mismatch: Tensor, level: str) -> Tensor:
     """Return the mismatch itself, or its sum over the completion at every token. (N, T) -> (N, T)."""
     if level == "sequence":
         mismatch = mismatch.sum(-1, keepdim=True).expand_as(mismatch)

@@ -107,48 +107,39 @@ class GroupData:
     """(K, G) float64: reward by reward; NaN where one does not apply."""
     weights: Tensor
     """(K,) float64: the weight of each component."""
-    lengths: Tensor
-    """(G,) float64: trained tokens."""
     mask: Tensor
     """(G, T) bool: the trained tokens."""
     tokens: Tensor
     """(G, T) int64, -1 after a completion's end."""
-    steps: Sequence[Sequence[StepRewards]]
-    """(K, G): step rewards of each function; none for a function that scores whole completions."""
-    greedy_reward: float | None
-    """Reward of the greedy completion, which is sampled only if a function asks for this."""
-    old_logprobs: Tensor | None
-    """(G, T) float32."""
-    old_collision: Tensor | None
-    """(G, T) float32: sum_v pi(v)^2."""
     token_rewards: Tensor
     """(G, T) float64: the reward of each token; a row sums to its entry of ``rewards``."""
-    values: Tensor | None
+    steps: Sequence[Sequence[StepRewards]] = ()
+    """(K, G): step rewards of each function; none for a function that scores whole completions."""
+    greedy_reward: float | None = None
+    """Reward of the greedy completion, which is sampled only if a function asks for this."""
+    old_logprobs: Tensor | None = None
+    """(G, T) float32."""
+    old_collision: Tensor | None = None
+    """(G, T) float32: sum_v pi(v)^2."""
+    values: Tensor | None = None
     """(G, T) float64: the critic's value of the text before each token."""
     running_mean: Tensor | None = None
     """(G,) float64: mean of the rewards before each completion; see ``advantages.running_baseline``."""
     segments: Sequence[StepRewards] = ()
     """(G,): the values after each segment but the last; see ``credit.segment_difference``."""
 
+    @property
+    def lengths(self) -> Tensor:
+        """(G,) float64: trained tokens."""
+        return self.mask.sum(-1).double()
+
     @classmethod
     def scored(
         cls, rewards: Tensor, components: Tensor, weights: Tensor, mask: Tensor, greedy: float | None = None
     ) -> GroupData:
         """Return a group of which only rewards and mask are known, and perhaps the greedy reward."""
-        return cls(
-            rewards=rewards,
-            components=components,
-            weights=weights,
-            lengths=mask.sum(-1).double(),
-            mask=mask,
-            tokens=mask.long() - 1,  # no id is known: 0, and -1 after the end
-            steps=(),
-            greedy_reward=greedy,
-            old_logprobs=None,
-            old_collision=None,
-            token_rewards=mask.double() * 0.0,
-            values=None,
-        )
+        no_ids = mask.long() - 1  # 0, and -1 after the end
+        return cls(rewards, components, weights, mask, no_ids, mask.double() * 0.0, greedy_reward=greedy)
 
 
 def rows_of_groups(group: Tensor, among: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -233,13 +224,13 @@ _OF_LOSS = frozenset(
 )
 OFFERED: Mapping[str, frozenset[str]] = {
     **{
-        axis: frozenset(f.name for f in fields(kind))
+        axis: frozenset(f.name for f in fields(kind)) | ({"lengths"} if kind is GroupData else set())
         for axis, kind in {
             "advantage": GroupData,
             "whiten": BatchData,
             "filter": FilterData,
             "select_tokens": SelectionData,
-            "estimator": KLData,
+            "kl.estimator": KLData,
         }.items()
     },
     **dict.fromkeys(("surrogate", "reduce", "correction", "token_weights"), _OF_LOSS),

@@ -262,7 +262,7 @@ class Rollouts:
     def _take_sampled(
         self, prefetcher: Prefetcher[PendingGroup], step: int, tickets: range
     ) -> dict[int, PendingGroup]:
-        """Take this process' part of a round sampled ahead, and let the thread go on."""
+        """Take this process' part of a round sampled ahead, and let the thread continue."""
         own_tickets = self._own_tickets(tickets)
         # This round and the first rounds of the steps ahead are certain to be used, whatever is filtered.
         until = tickets.stop + self._steps_ahead(step) * self.rollout.prompts_per_step

@@ -201,15 +201,17 @@ class RunFolder:
                 complaints.append(str(error).partition(". Put the file back")[0])
         return complaints
 
-    def rewind(self, logged: LogState, step: int) -> None:
-        """Forget everything logged after a checkpoint.
+    def rewind(self, logged: LogState, step: int) -> int:
+        """Forget everything logged after a checkpoint; return the number of its steps.
 
         Truncates the streams, removes later rollouts, and blanks damaged lines.
         """
+        forgotten = 0
         for name in STREAMS:
             path = self.path / name
             (size, _) = logged.streams.get(name, (0, ""))
             whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
+            forgotten += whole[size:].count(b"\n") if name == "metrics.jsonl" else 0
             readable = _blanked(whole[:size])
             # Without a checkpoint the run begins again from its first step: nothing is kept.
             later = whole[size:].splitlines(keepends=True) if logged.streams else []
@@ -222,6 +224,7 @@ class RunFolder:
         for path, number in self.rollout_files().items():
             if number >= step:
                 path.unlink()
+        return forgotten
 
     def rollout_files(self) -> dict[Path, int]:
         """Return the files that ``write_rollouts`` wrote, with their steps; users may keep others there."""

@@ -11,7 +11,6 @@ from covey.learner.memory import (
     fitting_sizes,
     forecast,
     largest_step,
-    program_bytes,
     shape_of,
 )
 from covey.models.live_memory import alive_bytes
@@ -27,10 +26,10 @@ TRAINED = ("weights", "gradient", "optimizer")
 """The components that a model under training keeps between its steps."""
 
 
-def plan_memory(run: Run) -> dict[str, int]:
+def plan_memory(run: Run, program: int) -> dict[str, int]:
     """Report the memory forecast; pick the micro-batches and the number of completions at once that fit.
 
-    Returns bytes per component.
+    ``program``: bytes of program and libraries. Returns bytes per component.
 
     Micro-batch size affects rounding, so a resumed run keeps the size it started with.
     """
@@ -40,7 +39,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     # Processes on one machine share its memory equally.
     available = device_memory(device) // on_this_machine(device.type)
     largest = _largest_step(run)
-    expect = _expectation(run, largest)
+    expect = _expectation(run, largest, program)
     configured = config.train.tokens_per_micro_batch
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     # A changed setting makes a new plan; else the run's first plan holds.
@@ -82,20 +81,18 @@ def _largest_step(run: Run) -> LargestStep:
     )
 
 
-def _expectation(run: Run, largest: LargestStep) -> Expectation:
+def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
     """Return the forecast as a function of the micro-batch and of the number of completions at once."""
     learner = run.learner
     shape = shape_of(learner.policy.unsharded)
     copied = learner.reference is not None and learner.reference.has_weights
-    # Models loaded so far are no part of the program's own memory.
-    models = 1 + copied + (run.critic is not None)
     return partial(
         forecast,
         shape,
         run.loaded.config,
         largest,
         reference=copied,
-        program=program_bytes(learner.policy.device, shape.parameters * shape.bytes_each * models),
+        program=program,
         critic=sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0,
         judges=reward_model_bytes(run.rewards),
     )

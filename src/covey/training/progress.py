@@ -110,7 +110,7 @@ class Progress:
         """Return what a stop does now: when the run ends, what is repeated, what a second signal loses."""
         if self.clock.phase == "final":
             return (
-                f"the model is being written, then the run ends. {again} stops at once; the same command "
+                f"The model is being written, then the run ends. {again} stops at once; the same command "
                 "then writes it"
             )
         moment = time.monotonic()

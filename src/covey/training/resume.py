@@ -116,7 +116,10 @@ def _rewind(run: Run, logged: LogState) -> None:
     complaints += folder.damaged_rollouts(logged, step, every=run.options.strict)
     if complaints and run.options.strict:
         raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")
-    folder.rewind(logged, step)
+    repeated = folder.rewind(logged, step)
+    if repeated:
+        steps = "1 step was" if repeated == 1 else f"{repeated} steps were"
+        run.journal.say(f"{steps} not saved; repeating from step {step + 1}")
     for complaint in complaints:
         run.journal.say(complaint, "yellow")
     if complaints:

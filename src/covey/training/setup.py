@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
+from covey.learner.memory import program_bytes
 from covey.learner.process import set_process
 from covey.models.generation import sample_as_trained
+from covey.models.live_memory import alive_bytes
 from covey.models.load import pick_device, speed_notes
 from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
+from covey.rollouts.learned import reward_model_bytes
 from covey.runs.arithmetic import arithmetic_notes, follow_run
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -62,6 +65,9 @@ def set_up(
     # Before the model is loaded: it chooses the arithmetic that the run was begun with.
     follow_run(loaded.recorded_run or config.output, pick_device(config.device))
     policy, encoded = load_and_encode(task, loaded, console)
+    # Before further models take what loading has freed: a run leaves about as much unused.
+    held = alive_bytes(policy.model.parameters()) + reward_model_bytes(task.rewards)
+    program = program_bytes(policy.device, held)
     reference = reference_model(policy, loaded)  # before a critic puts a value head on the policy
     critic = load_critic(policy, loaded)
     learner = policy_learner(policy, loaded, reference)
@@ -84,7 +90,7 @@ def set_up(
     )
     try:
         connect(run)
-        resume_run(run, plan_memory(run))
+        resume_run(run, plan_memory(run, program))
     # The folder is locked by now; the handler of the error may want to open it again.
     except BaseException:
         run.journal.folder.close()

@@ -278,7 +278,7 @@ def kl_tool(
     distance = policy.log() - reference.log()
     grid = torch.linspace(-2, 2, 81, dtype=torch.float64)
     rows = []
-    for function in AXIS["estimator"]:
+    for function in AXIS["kl.estimator"]:
         if data_names(function) == ("ref_log_ratio",):
             estimator: Bound[KLData, Tensor] = bind(function)
             by_token = estimator(KLData(distance))

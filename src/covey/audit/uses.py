@@ -1,0 +1,83 @@
+"""Checks of what updates make of a rollout's completions: which are trained, with whose advantages."""
+
+from __future__ import annotations
+
+from covey.audit.advantages import common_advantage, explained_by
+from covey.audit.check import Lacking, Trouble
+from covey.audit.record import AuditRecord, Use
+
+MIN_BELOW = 16
+"""Completions with a negative advantage, of which some would be trained."""
+
+
+def negatives_are_dropped(record: AuditRecord) -> Trouble | Lacking | None:
+    """The advantages are the expected ones, but 0 where they are negative: nothing becomes less likely. Or no
+    completion with a negative advantage is trained, of at least 16, and all with a positive one are.
+    """
+    trained = {(use.row.rollout, use.row.completion) for use in record.uses if any(use.row.mask or (True,))}
+    used = {rollout for rollout, _ in trained}
+    given = [
+        (rollout, index, sample.advantage or 0.0)
+        for rollout in record.rollouts
+        for index, sample in enumerate(rollout.completions)
+        if rollout.number in used
+    ]
+    below = [(rollout, index) for rollout, index, advantage in given if advantage < 0]
+    above = {(rollout.number, index) for rollout, index, advantage in given if advantage > 0}
+    left_out = all((rollout.number, index) not in trained for rollout, index in below)
+    if len(below) >= MIN_BELOW and left_out and above and above <= trained:
+        rollout, index = below[0]
+        sentence = f"all {len(below)} completions with a negative advantage are left out of the updates"
+        return Trouble(f"{sentence}: nothing becomes less likely", rollout.step, {"completion": index})
+    return explained_by("negatives_dropped")(record)
+
+
+def advantages_of_updates_differ(record: AuditRecord) -> Trouble | None:
+    """An update uses another advantage than the completion got from its rollout, and the update's numbers
+    are among the rollout's numbers.
+    """
+    for rollout in record.rollouts:
+        rollout_values = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        # Each use of a completion: the advantage in its update, and in its rollout.
+        used = [
+            (use, common_advantage(use.row), use.sample.advantage)
+            for use in record.uses
+            if use.row.rollout == rollout.number
+        ]
+        pairs = [(use, a, due) for use, a, due in used if a is not None and due is not None]
+        moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
+        if moved and all(round(a, 5) in rollout_values for _, a, _ in pairs):
+            use, value, due = moved[0]
+            sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
+            return Trouble(sentence, use.update.step, {"completion": use.row.completion})
+    return None
+
+
+def rows_are_reordered_alone(record: AuditRecord) -> Trouble | None:
+    """The ids of an update belong to other completions of the rollout, whose advantages stayed behind."""
+    for rollout in record.rollouts:
+        sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
+        uses = [use for use in record.uses if use.row.rollout == rollout.number]
+        ids = [(use, _trained_ids(use)) for use in uses if use.row.ids and any(use.row.mask or ())]
+        moved = [
+            (use, sampled.get(trained)) for use, trained in ids if tuple(use.sample.ids or ()) != trained
+        ]
+        if len(moved) > 1 and all(n is not None for _, n in moved):
+            use, n = moved[0]
+            sentence = "completions are trained with the advantages of others"
+            evidence = {"completion": n or 0}
+            return Trouble(f"{sentence}: {n} with {use.row.completion}'s", use.update.step, evidence)
+    return None
+
+
+def _trained_ids(use: Use) -> tuple[int, ...]:
+    """Return the ids of an update's row as far as its mask reaches."""
+    mask, ids = use.row.mask or [], use.row.ids or []
+    return tuple(ids[: max(n + 1 for n, is_trained in enumerate(mask) if is_trained)])
+
+
+CHECKS = {
+    "reordered_alone": rows_are_reordered_alone,
+    "advantages_moved": advantages_of_updates_differ,
+    "negatives_dropped": negatives_are_dropped,
+}

@@ -1,0 +1,147 @@
+"""A loss that a run computed, and the variations of its algorithm that a mistake would make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from covey.objective import ratios, surrogates
+from covey.objective.algorithms import Algorithm
+from covey.objective.bound import Bound, bind
+from covey.objective.data import LossInputs
+from covey.objective.loss import Loss, policy_loss
+from covey.objective.reductions import constant_length
+
+ENTROPY_PART = 0.1
+"""A mean of the entropy over completions differs from that over tokens by at most this part."""
+
+
+@dataclass(frozen=True)
+class LossCase:
+    """A loss that a run computed, with what it was computed from."""
+
+    step: int
+    words: str
+    """Which loss it is, in words."""
+    recorded: float
+    """The value that the run has computed."""
+    algorithm: Algorithm
+    inputs: LossInputs
+    mismatch: Tensor | None = None
+    """(N, T) log-ratio of trainer and sampler; None where the loss has no correction for that."""
+    weigh: Callable[[Tensor], Tensor] = torch.exp
+    """Mismatch -> the weight of each token's loss."""
+    bonus: float = 0.0
+    """The entropy times its coefficient, which is subtracted."""
+    is_part: bool = False
+    """Whether the update trains a part of its rollout, whose mean need not be over this part alone."""
+    precision: float = 5e-3
+    """Relative difference that rounding may make; a fiftieth of it, absolute."""
+
+    def is_that_of(self, candidate: LossCase) -> bool:
+        """Whether covey's formula gives the recorded loss in another case."""
+        return self.agrees(self.recorded, candidate.due)
+
+    def agrees(self, recorded: float, due: float) -> bool:
+        """Whether two losses are equal as far as rounding, and the kind of the entropy's mean, tell."""
+        rounding = self.precision * (0.02 + abs(due))
+        return abs(recorded - due) <= rounding + ENTROPY_PART * abs(self.bonus)
+
+    @property
+    def due(self) -> float:
+        """The loss with the entropy bonus."""
+        return float(self.value().total) - self.bonus
+
+    def value(self) -> Loss:
+        """Return the loss by covey's own formula, without an entropy bonus."""
+        loss = policy_loss(self.algorithm, self.inputs)
+        if self.mismatch is None:
+            return loss
+        weight = loss.weight[:, None] * self.inputs.mask * self.weigh(self.mismatch)
+        policy = (loss.tokens.value * weight).sum()
+        return replace(loss, total=loss.total - loss.policy + policy, policy=policy)
+
+
+Variation = Callable[[LossCase], LossCase | None]
+"""A case as a mistake would make it; None where it would make no difference."""
+
+
+def bounds_exchanged(case: LossCase) -> LossCase | None:
+    """Return the case with the lower clip bound as the upper one, and the reverse."""
+    settings = dict(case.algorithm.surrogate.settings)
+    low, high = settings.get("clip_low"), settings.get("clip_high")
+    if low is None or low == high:
+        return None
+    return varied(case, surrogate=Bound(surrogates.clip, {**settings, "clip_low": high, "clip_high": low}))
+
+
+def not_clipped(case: LossCase) -> LossCase | None:
+    """Return the case without a clip."""
+    clipped = case.algorithm.surrogate.function is surrogates.clip
+    return varied(case, surrogate=bind(surrogates.unclipped)) if clipped else None
+
+
+def clipped_outside(case: LossCase) -> LossCase | None:
+    """Return the case with the larger one of PPO's two objectives."""
+    rule = case.algorithm.surrogate
+    if rule.function is not surrogates.clip:
+        return None
+
+    def larger(ratio: Tensor, advantages: Tensor) -> Tensor:
+        # With the other sign of the advantages, the larger objective is the smaller one.
+        return -surrogates.clip(ratio, -advantages, **rule.settings)
+
+    return varied(case, surrogate=bind(larger))
+
+
+def not_corrected(case: LossCase) -> LossCase | None:
+    """Return the case without its importance correction."""
+    return None if case.mismatch is None else replace(case, mismatch=None)
+
+
+def corrected_the_wrong_way(case: LossCase) -> LossCase | None:
+    """Return the case with the sampler over the trainer in its correction."""
+    return None if case.mismatch is None else replace(case, mismatch=-case.mismatch)
+
+
+def varied(case: LossCase, **axes: object) -> LossCase:
+    """Return a case with other axes of its algorithm."""
+    return replace(case, algorithm=case.algorithm.variant(case.algorithm.paper, **axes))
+
+
+def of_another_level(case: LossCase) -> LossCase | None:
+    """Return the case with the ratio of tokens in the place of the completion's, or the reverse."""
+    is_of_tokens = case.algorithm.ratio.function is ratios.token
+    return varied(case, ratio=bind(ratios.sequence if is_of_tokens else ratios.token))
+
+
+def of_the_product(case: LossCase) -> LossCase | None:
+    """Return the case with the product of its tokens' ratios as a completion's, not their geometric mean."""
+    is_of_tokens = case.algorithm.ratio.function is ratios.token
+    return None if is_of_tokens else varied(case, ratio=bind(ratios.completion))
+
+
+def kl_exchanged(case: LossCase) -> LossCase | None:
+    """Return the case with the KL of the reference to the policy."""
+    kl = case.algorithm.kl
+    if kl is None:
+        return None
+    estimator = kl.estimator.function
+
+    def exchanged(ref_log_ratio: Tensor) -> Tensor:
+        return estimator(-ref_log_ratio)
+
+    return varied(case, kl=replace(kl, estimator=bind(exchanged)))
+
+
+def over_padding(case: LossCase) -> LossCase:
+    """Return the case with a mean over all places of the batch, the padding included."""
+    return varied(case, reduce=bind(constant_length, length=case.inputs.mask.shape[1], rows="all"))
+
+
+def entropy_added(case: LossCase) -> LossCase | None:
+    """Return the case with the entropy added to the loss."""
+    return replace(case, bonus=-case.bonus) if case.bonus else None
