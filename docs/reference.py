@@ -130,10 +130,6 @@ def algorithm_page() -> str:
             parts.append(f"{prose(function.__doc__)}\n\n{used_by(users)}")
             key = f"algorithm.{axis}"
             own = [row for row in rows if row.key.startswith(key) and row.owner == function.__name__]
-                row
-                for row in rows
-                if row.key.startswith(f"algorithm.{axis}") and row.owner == function.__name__
-            ]
             parts += [setting(row, f"{row.key} of {row.owner}") for row in own]
     for record in ("kl", "entropy", "critic"):
         parts.append(f"## `{record}` {{ #record-{record} }}\n")

@@ -59,7 +59,7 @@ def test_no_word_of_the_panel_is_cut(width: int, title: str) -> None:
     console.started -= 500_000.0
     for number in range(12_340, 12_345):
         console.step(number, number % 3, FACTS)
-    console.sampling(1024, 20_480, "evaluating")
+    console.show_sampling(1024, 20_480, "evaluating")
     lines = shown(console, width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -140,9 +140,9 @@ class Watched(RunConsole):
         super().__init__(quiet=True)
         self.told: list[str] = []
 
-    def doing(self, work: str, count: str = "", estimate: str = "") -> None:
+    def show_work(self, work: str, count: str = "", estimate: str = "") -> None:
         self.told.append(work.partition(" ")[0])
-        super().doing(work, count, estimate)
+        super().show_work(work, count, estimate)
 
     def step(self, *arguments) -> None:
         self.told.append(f"step, {self._time_left() and ''}{'at most' if self.may_end_early else 'exactly'}")
@@ -190,7 +190,7 @@ def spoken(monkeypatch, *acts: tuple[float, str]) -> list[str]:
         done, _, total = activity.partition("/")
         if total and int(done):
             console.tokens(sampled=10, most_to_come=30)
-        console.sampling(int(done), int(total)) if total else console.doing(activity)
+        console.show_sampling(int(done), int(total)) if total else console.show_work(activity)
     return stream.getvalue().splitlines()
 
 

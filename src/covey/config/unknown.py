@@ -12,7 +12,7 @@ LIKELY = 0.7
 MOST_GUESSES = 3
 
 
-def explained(path: str, value: object, keys: Sequence[str], kind: str = "setting") -> str:
+def explain_unknown(path: str, value: object, keys: Sequence[str], kind: str = "setting") -> str:
     """Return why a key is refused and what was probably meant; ``keys`` are all dotted keys.
 
     >>> explained("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])

@@ -38,7 +38,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """Compare run B with run A: settings and results, as JSON and as lines for people. Raises ConfigError."""
     first = last_stage(a)
     second = last_stage(b)
-    settings = changed(first, second)
+    settings = changed_settings(first, second)
     files = changed_files(first, second)
     held_out, reason = held_out_change(first, second)
     training, shared = _in_training(first, second)
@@ -67,7 +67,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     return record, lines
 
 
-def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
+def changed_settings(first: Path, second: Path) -> dict[str, tuple[object, object]]:
     """Return the settings in which two runs differ, except their output folder."""
     flat = [dict(flatten(recorded_yaml(stage))) for stage in (first, second)]
     names = [n for n in {**flat[0], **flat[1]} if n != "output"]
@@ -101,7 +101,7 @@ def changed_files(first: Path, second: Path) -> dict[str, str]:
 
 def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
     """Return B's mean reward minus A's on problems that both trained on late, if the rewards are the same."""
-    settings = {name.partition(".")[0] for name in changed(first, second)}
+    settings = {name.partition(".")[0] for name in changed_settings(first, second)}
     # Under other rewards, or other code of the same ones, their means do not compare.
     if "rewards" in settings or any(name.endswith(".py") for name in changed_files(first, second)):
         return None, 0

@@ -26,7 +26,7 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
         with safe_open(file, "pt") as stored:
             names = stored.keys()
         shared = [name for name in names if name in tensors]
-        read_back = zip(shared, _read(file, shared), strict=True)
+        read_back = zip(shared, _read_tensors(file, shared), strict=True)
         differing = [name for name, tensor in read_back if _differs(tensor, tensors[name])]
     except SafetensorError as error:
         differing = [str(error)]
@@ -41,7 +41,7 @@ def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         check_written(file, tensors)
 
 
-def _read(file: Path, names: Iterable[str]) -> Iterator[Tensor]:
+def _read_tensors(file: Path, names: Iterable[str]) -> Iterator[Tensor]:
     """Yield tensors of a file.
 
     What is read of an open file stays in this process' memory until it is closed: at the end of a save the

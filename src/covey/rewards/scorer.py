@@ -198,7 +198,7 @@ class ScoringStats:
     """The values that functions passed to TRL's ``log_metric``, by metric."""
 
     @classmethod
-    def summed(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
+    def sum_over(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
         """Return the sum over several processes; their waits overlapped, so the longest counts."""
         logged = dict[str, list[float]]()
         for part in parts:

@@ -152,7 +152,7 @@ def _settings(setup: UserSetup) -> dict[str, object]:
     return settings
 
 
-def _logged(context: Context) -> CallReply:
+def _logged_reply(context: Context) -> CallReply:
     return {"logged": context.logged, "extra": context.extra}
 
 
@@ -161,7 +161,7 @@ def handle_call(reward: Reward, request: CallRequest) -> CallReply:
     context = Context(request["step"])
     arguments = _arguments(reward, request, context)
     reply = call_reward(reward, request["problem"], arguments, request["count"])
-    return {**reply, **_logged(context)}
+    return {**reply, **_logged_reply(context)}
 
 
 async def handle_call_async(reward: Reward, request: CallRequest) -> CallReply:
@@ -174,7 +174,7 @@ async def handle_call_async(reward: Reward, request: CallRequest) -> CallReply:
             reply = await call_reward_async(reward, request["problem"], arguments, request["count"])
     except TimeoutError:
         reply = {"late": True}
-    return {**reply, **_logged(context)}
+    return {**reply, **_logged_reply(context)}
 
 
 def call_reward(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
@@ -200,7 +200,11 @@ async def call_reward_async(
 def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[str, object]:
     # Each call gets its own copy of the settings, so a function that changes them cannot affect the next
     # call.
-    return {**decode_value(request["arguments"]), **context.provided(reward), **own_copy(reward.settings)}
+    return {
+        **decode_value(request["arguments"]),
+        **context.arguments_for(reward),
+        **own_copy(reward.settings),
+    }
 
 
 def _scores(reward: Reward, row: str, returned: object, count: int) -> CallReply:

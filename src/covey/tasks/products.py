@@ -11,7 +11,7 @@ import random
 from covey.tasks.generated import GeneratedTask
 
 
-def called(first: int, second: int) -> list[dict[str, str]]:
+def worked_answer(first: int, second: int) -> list[dict[str, str]]:
     """Return a worked answer: the call, the tool's reply, the product.
 
     >>> [message["content"] for message in called(12, 34)][1:]
@@ -32,7 +32,7 @@ def multiplication(rng: random.Random) -> dict[str, object]:
     return {
         "prompt": [{"role": "user", "content": f"{first}*{second}="}],
         "answer": str(first * second),
-        "completion": called(first, second) if rng.random() < 1 / 3 else guess,
+        "completion": worked_answer(first, second) if rng.random() < 1 / 3 else guess,
     }
 
 

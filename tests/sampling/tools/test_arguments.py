@@ -158,7 +158,7 @@ PARAMETERS = st.sampled_from(["step", "pace", "where", "names", "counts", "note"
 def test_no_call_is_the_end_of_a_run(box: Toolbox, arguments: dict[str, Any]) -> None:
     """Either it fits, and then all are of the types that the function declares, or the model is told."""
     try:
-        found = box.functions["walk"].fitting(arguments)
+        found = box.functions["walk"].convert_arguments(arguments)
     except Misfit as misfit:
         assert str(misfit).startswith("walk")
         return

@@ -281,7 +281,7 @@ class ChildProcess:
             self.channel.sendall(frame(message))
 
     def receive(self, within: float = math.inf) -> Any:
-        """Return the next frame, or None if none came in time; ``ended`` then gives the reason."""
+        """Return the next frame, or None if none came in time; ``wait_for_end`` then gives the reason."""
         self.patience = min(self.deadline, time.monotonic() + within)
         try:
             self._wait_until_confined()
@@ -368,7 +368,7 @@ class ChildProcess:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def without_reply(self, within: float = math.inf) -> Outcome:
-        """Wait for the end of a child that owes a reply, as ``ended`` does; exit code 0 is a crash too."""
+        """Wait for the end of a child that owes a reply, as ``wait_for_end``; exit code 0 is a crash too."""
         self.deadline = min(self.deadline, time.monotonic() + within)
         ended = self.wait_for_end()
         return Outcome("crashed", text=how_ended(0)) if ended.kind == "ok" else ended
