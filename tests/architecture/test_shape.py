@@ -269,7 +269,7 @@ def test_a_variable_is_named_by_the_thing_that_it_holds() -> None:
 
 
 SHARED_PARTICIPLES = {
-    *("setting",),  # a noun, in a config and in a record of it
+    *("setting", "embed"),  # a noun in a config and in a record of it; and a verb
     # In the audit, whose functions are still to be renamed.
     *("corrected", "lacking", "logged", "negated", "sampled", "scaled", "scored", "trained", "varied"),
 }
