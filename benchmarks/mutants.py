@@ -368,7 +368,7 @@ MUTANTS = [
         ("a failure behind a closed gate loses the completion", "return failed and _is_paid(reward, scores, sample)", "return failed"),
     ),
     *of(
-        "rewards/audit.py",
+        "rewards/reward_checks.py",
         ("scores that failed hide behind sound ones", "count = sum(len(g.completions) for g in groups)", "count = sum(len(g.completions) * len(g.components) for g in groups)"),
         ("a window that is not full stops a run", "often = len(recent) == window and failed", "often = failed"),
     ),
@@ -427,7 +427,7 @@ MUTANTS = [
     *of(
         "training/learners.py",
         ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
-        ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
+        ("a frozen policy is pulled by its critic", "head.pull = 0.0 if policy_frozen else critic.pull", "head.pull = critic.pull"),
     ),
     *of(
         "training/supervisor.py",

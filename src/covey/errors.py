@@ -98,13 +98,13 @@ def cause_of_signal(number: int) -> str:
     """Return why a process was ended by this signal, as far as the number tells.
 
     >>> cause_of_signal(signal.SIGTERM)
-    'somebody sent the signal'
+    'another process sent the signal'
     """
     if number in CRASHES:
         return "a reward or a library crashed; a trace, if any, is above"
     if number == signal.SIGKILL:
-        return "the system does this when memory runs out; otherwise somebody sent the signal"
-    return "somebody sent the signal"
+        return "the system does this when memory runs out; otherwise another process sent the signal"
+    return "another process sent the signal"
 
 
 def is_panic(error: BaseException) -> bool:

@@ -137,6 +137,15 @@ class SamplingMask:
         rows = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=first))
         return rows * vocabulary + self.ids[first : first + len(rows)]
 
+    def until(self, length: int) -> SamplingMask:
+        """Return the mask of the first ``length`` positions.
+
+        >>> SamplingMask.of([np.array([4, 7]), np.array([2])]).until(1).ids.tolist()
+        [4, 7]
+        """
+        ends = self.ends[:length]
+        return SamplingMask(self.ids[: int(ends[-1]) if length else 0], ends)
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -227,6 +236,23 @@ class Completion:
         # A completion without tokens is split into one empty run, which is dropped.
         runs = zip(np.split(self.drawn, edges), np.split(self.tokens, edges), strict=True)
         return [(bool(drawn[0]), tokens) for drawn, tokens in runs if len(tokens)]
+
+    def until(self, length: int) -> Completion:
+        """Return the first ``length`` tokens; the text is still that of all.
+
+        >>> Completion(np.array([5, 8]), np.zeros(2), "ab", "stop").until(1).tokens.tolist()
+        [5]
+        """
+        versions = self.provenance.versions
+        mask = self.sampling_mask
+        return replace(
+            self,
+            tokens=self.tokens[:length],
+            logprobs=self.logprobs[:length],
+            provenance=replace(self.provenance, versions=None if versions is None else versions[:length]),
+            sampled=None if self.sampled is None else self.sampled[:length],
+            sampling_mask=None if mask is None else mask.until(length),
+        )
 
     def then(self, more: Completion) -> Completion:
         """Join this completion with the one that continues it.

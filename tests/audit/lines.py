@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from covey.audit.table import CHECKS
 
 EOS, BOS = 2, 1
 Lines = list[dict[str, Any]]
+WORDS = ("loss_type", "beta")
+"""Settings of TRL that say which algorithm it is."""
 
 
 def sound() -> Lines:
@@ -163,3 +166,25 @@ def updates(lines: Lines) -> Lines:
 
 def rows(lines: Lines) -> Lines:
     return [row for line in updates(lines) for row in line["rows"]]
+
+
+def own(lines: Lines, *words: str, **settings: Any) -> Lines:
+    """Return the record as that of a loop of one's own. ``words``: settings of TRL's that it keeps."""
+    lines[0]["framework"] = "mine"
+    kept = {n: v for n, v in lines[0]["settings"].items() if n not in WORDS or n in words}
+    lines[0]["settings"] = kept | settings
+    return [line for line in lines if line.get("kind") not in ("loss", "term")]
+
+
+def retrain(lines: Lines, give: Callable[[int, list[float]], list[float]]) -> None:
+    """Give each rollout's completions other advantages, in its updates too; their losses are unknown."""
+    for line in rollouts(lines):
+        new = give(line["number"], [s["advantage"] for s in line["completions"]])
+        for sample, value in zip(line["completions"], new, strict=True):
+            sample["advantage"] = value
+        for row in rows(lines):
+            if row["rollout"] == line["number"]:
+                row["advantage"] = new[row["completion"]]
+                row.pop("after_logprobs", None)
+    for update in updates(lines):
+        update["loss"] = None

@@ -14,18 +14,19 @@ from covey.audit.check import Report, apply
 from covey.audit.returns import returns_of
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
-from tests.audit.lines import Lines, found, rollouts, rows, samples, sound, updates, written
-
-WORDS = ("loss_type", "beta")
-"""Settings of TRL that say which algorithm it is."""
-
-
-def own(lines: Lines, *words: str, **settings: Any) -> Lines:
-    """Return the record as that of a loop of one's own. ``words``: settings of TRL's that it keeps."""
-    lines[0]["framework"] = "mine"
-    kept = {n: v for n, v in lines[0]["settings"].items() if n not in WORDS or n in words}
-    lines[0]["settings"] = kept | settings
-    return [line for line in lines if line.get("kind") not in ("loss", "term")]
+from tests.audit.lines import (
+    WORDS,
+    Lines,
+    found,
+    own,
+    retrain,
+    rollouts,
+    rows,
+    samples,
+    sound,
+    updates,
+    written,
+)
 
 
 def report_of(lines: Lines, folder: Path) -> Report:
@@ -38,20 +39,6 @@ def test_a_loop_that_names_no_algorithm_is_told_what_to_name(tmp_path: Path) -> 
     assert {"std_missing", "advantages_differ", "loss_differs"} <= set(report.unjudged["settings.loss_type"])
     report = report_of(own(sound(), *WORDS), tmp_path)
     assert [str(f) for f in report.findings] == [] and "settings.loss_type" not in report.unjudged
-
-
-def retrain(lines: Lines, give: Callable[[int, list[float]], list[float]]) -> None:
-    """Give each rollout's completions other advantages, in its updates too; their losses are unknown."""
-    for line in rollouts(lines):
-        new = give(line["number"], [s["advantage"] for s in line["completions"]])
-        for sample, value in zip(line["completions"], new, strict=True):
-            sample["advantage"] = value
-        for row in rows(lines):
-            if row["rollout"] == line["number"]:
-                row["advantage"] = new[row["completion"]]
-                row.pop("after_logprobs", None)
-    for update in updates(lines):
-        update["loss"] = None
 
 
 @pytest.mark.parametrize("words", [(), WORDS])

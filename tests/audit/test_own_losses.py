@@ -12,8 +12,7 @@ import pytest
 from covey.audit.check import apply
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
-from tests.audit.lines import Lines, found, rollouts, rows, samples, sound, updates
-from tests.audit.test_own_loops import own, retrain
+from tests.audit.lines import Lines, found, own, retrain, rollouts, rows, samples, sound, updates
 
 Formula = Callable[[float, float], float]
 """Ratio, advantage -> the gain of a token."""
@@ -131,6 +130,15 @@ def test_a_kl_is_subtracted_from_the_rewards_of_tokens(sign: int, names: list[st
         row |= {"returns": None, "values": None}
     shown = found(lines, tmp_path / "run.jsonl")
     assert [name for name in shown if name != "reference_differs"] == names
+
+
+@pytest.mark.parametrize(("value", "names"), [(0.0, ["advantages_scaled"]), (0.1, [])])
+def test_advantages_of_a_critic_follow_from_no_group(value: float, names: list[str], tmp_path: Path) -> None:
+    lines = own(sound(), "loss_type")
+    retrain(lines, lambda _n, old: [0.5 * a + 0.2 for a in old])
+    for row in rows(lines):
+        row |= {"values": [value] * len(row["mask"]), "returns": None}
+    assert found(lines, tmp_path / "run.jsonl") == names
 
 
 def test_a_score_on_padding_is_lost(tmp_path: Path) -> None:

@@ -26,7 +26,10 @@ def said(folder: Path, template: str, capsys: pytest.CaptureFixture[str]) -> str
         (SWITCHED, 'closes an empty pair; the model thinks under {"enable_thinking": true}'),
         (CHANNELS, "<|channel|>analysis<|message|> ... <|end|>: the model opens them"),
         (OPEN + "{{ strftime_now('%Y') }}", "in a run, its first day"),
-        (OPEN + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}", "2 of them stand behind"),
+        (
+            OPEN + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}",
+            "2 end tokens follow the last answer",
+        ),
         ("{{ raise_exception('never') }}", "refused"),
     ],
 )

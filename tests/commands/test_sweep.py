@@ -214,7 +214,7 @@ def test_runs_before_and_after_a_change_of_the_reward_are_not_called_alike(
     assert record["changed_between"] == ["mine.py"]
 
 
-def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) -> None:
+def test_a_stopped_sweep_continues_and_its_runs_are_ordinary_ones(tmp_path: Path) -> None:
     plan, quiet = grid(tmp_path, "train.lr=1e-3,2e-3"), RunConsole(quiet=True)
     counter = StopAt()
     elsewhere = Start(written(tmp_path), ("--output", str(tmp_path / "whole")))

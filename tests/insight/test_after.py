@@ -160,7 +160,20 @@ def test_diff_says_what_was_read_that_is_not_the_same(runs, capsys, monkeypatch:
     monkeypatch.setattr(difference, "read_environment", lambda stage: {"files": {"mine.py": stage.name}})
     text = out(capsys, "diff", *runs)
     assert "mine.py: changed" in text
-    assert "training reward" not in text, "another function may pay for other things"
+    assert "training rewards are not compared: mine.py differs" in text, "it may pay for other things"
+    assert "both met late" not in text
+
+
+def test_labels_that_a_run_has_flipped_are_no_change_of_rewards(runs, tmp_path: Path, capsys) -> None:
+    noisy = tmp_path / "noisy"
+    settings = {"rewards": (by_digits,), "rollout": FRONTIER, "train": {"steps": 3, "lr": 1e-3}}
+    start(noisy, scoring={"noise": 0.5}, **settings)
+    found = json.loads(out(capsys, "diff", runs[0], noisy, "--json"))
+    assert found["settings"] == {"scoring.noise": [0.0, 0.5]}
+    assert found["training"] is None
+    assert found["training_note"].startswith("training rewards are not compared: scoring.noise")
+    assert json.loads(out(capsys, "diff", *runs, "--json"))["training_note"] == ""
+    assert "the run has flipped 50 % of its labels (scoring.noise)" in out(capsys, "rescore", noisy, noisy)
 
 
 def test_paired_bootstrap_finds_a_shift_and_not_noise() -> None:
@@ -196,13 +209,18 @@ def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> 
 
 def test_a_run_that_credits_steps_is_rescored_by_their_sum(tmp_path: Path, capsys) -> None:
     steps = "def r(completion):\n    first = (0, 1, float(sum(map(ord, completion)) % 5))\n"
-    steps += "    return Score(0.5, steps=(first,))\n"
+    steps += "    return Score(sum(map(ord, completion)) % 3 / 2, steps=(first,))\n"
     (tmp_path / "r.py").write_text(f"from covey_verify.types import Score\n\n\n{steps}")
     algorithm = {"name": "grpo_process", "kl": None}
     rewards = (f"{tmp_path / 'r.py'}:r",)
     start(tmp_path / "run", algorithm=algorithm, rewards=rewards, train={"steps": 1})
     found = json.loads(out(capsys, "rescore", tmp_path / "run", tmp_path / "run", "--json"))
     assert all(row["old"] == row["new"] for row in found["of_groups"])
+    # Under another algorithm the same reward is another number.
+    plain = {"name": "grpo", "kl": None}
+    start(tmp_path / "plain", algorithm=plain, rewards=rewards, train={"steps": 1})
+    text = out(capsys, "diff", tmp_path / "run", tmp_path / "plain")
+    assert "training rewards are not compared: " in text
 
 
 def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> None:

@@ -100,7 +100,7 @@ def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights()
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["adamw", EIGHT_BIT])
-def test_a_restored_optimizer_goes_on_with_the_same_bits(
+def test_a_restored_optimizer_continues_with_the_same_bits(
     tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
     train = Train(optimizer=kind, lr=1e-2, weight_decay=0.1)
@@ -157,7 +157,7 @@ def test_without_its_library_the_config_is_refused(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_another_optimizer(tmp_path: Path) -> None:
     start(tmp_path / "run", train={"steps": 1})
     with pytest.raises(ConfigError, match=r"train\.optimizer is adamw there, adamw_8bit here \(refused\)"):
         start(tmp_path / "run", train={"steps": 1, "optimizer": "adamw_8bit"})

@@ -63,7 +63,7 @@ def model_folder(folder: Path, name: str = "llama", kind: str = "gpt 2") -> Path
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_a_model_comes_back_with_its_weights_and_its_tokens(tmp_path: Path, name: str, kind: str) -> None:
     folder = model_folder(tmp_path / "model", name, kind)
-    write_gguf(folder, tmp_path / "model.gguf", "f32")
+    write_gguf(folder, tmp_path / "model.gguf", "f32", "mine")
     back = folder_of_gguf(tmp_path / "model.gguf")
     ours, theirs = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (folder, back))
     assert ours.keys() == theirs.keys()
@@ -77,7 +77,7 @@ def test_a_model_comes_back_with_its_weights_and_its_tokens(tmp_path: Path, name
 def test_a_file_in_a_model_folder_keeps_its_chat_template(tmp_path: Path) -> None:
     """`covey export --gguf` writes it there."""
     folder = model_folder(tmp_path / "model", "qwen3")
-    write_gguf(folder, folder / "model.gguf", "f32")
+    write_gguf(folder, folder / "model.gguf", "f32", "mine")
     template = AutoTokenizer.from_pretrained(folder).chat_template
     back = folder_of_gguf(folder / "model.gguf")
     assert template
@@ -88,7 +88,7 @@ def test_llamas_heads_are_turned_as_llama_cpp_turns_them(tmp_path: Path) -> None
     """llama.cpp pairs neighbouring rows of a head, transformers a row with the one half a head further."""
     config = CONFIGS["llama"]
     folder = model_folder(tmp_path / "model")
-    write_gguf(folder, tmp_path / "model.gguf", "f32")
+    write_gguf(folder, tmp_path / "model.gguf", "f32", "mine")
     from gguf import GGUFReader
 
     by_name = {t.name: t.data for t in GGUFReader(tmp_path / "model.gguf").tensors}
@@ -101,7 +101,7 @@ def test_llamas_heads_are_turned_as_llama_cpp_turns_them(tmp_path: Path) -> None
 
 
 def test_a_model_is_dequantized_once_and_sampled(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write_gguf(model_folder(tmp_path / "model", "qwen3"), tmp_path / "model.gguf", "q8_0")
+    write_gguf(model_folder(tmp_path / "model", "qwen3"), tmp_path / "model.gguf", "q8_0", "mine")
     assert main(["sample", str(tmp_path / "model.gguf"), "1", "--max-tokens", "3"]) == 0
     assert "dequantizing model.gguf once" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "model.gguf")]) == 0
@@ -120,7 +120,7 @@ def test_a_model_is_dequantized_once_and_sampled(tmp_path: Path, capsys: pytest.
 )
 def test_a_damaged_file_is_named_and_leaves_nothing(tmp_path: Path, spoil, said: str) -> None:
     file = tmp_path / "model.gguf"
-    write_gguf(model_folder(tmp_path / "model", "qwen3"), file, "f16")
+    write_gguf(model_folder(tmp_path / "model", "qwen3"), file, "f16", "mine")
     file.write_bytes(spoil(file.read_bytes()))
     with pytest.raises(ConfigError, match=said):
         folder_of_gguf(file)
@@ -142,7 +142,7 @@ def test_an_unknown_way_to_split_texts_is_said_and_nothing_is_guessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("covey.models.gguf_writer._splits", lambda *_: "of-tomorrow")
-    write_gguf(model_folder(tmp_path / "model", "qwen2"), tmp_path / "model.gguf", "f32")
+    write_gguf(model_folder(tmp_path / "model", "qwen2"), tmp_path / "model.gguf", "f32", "mine")
     with pytest.warns(UserWarning, match=r"how it splits texts \(of-tomorrow\) is not known"):
         back = folder_of_gguf(tmp_path / "model.gguf")
     # Those of Qwen's class stay, which transformers took for the architecture.
@@ -151,7 +151,7 @@ def test_an_unknown_way_to_split_texts_is_said_and_nothing_is_guessed(
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_gguf(model_folder(tmp_path / "model", "qwen3"), tmp_path / "model.gguf", "f16")
+    write_gguf(model_folder(tmp_path / "model", "qwen3"), tmp_path / "model.gguf", "f16", "mine")
     full = type("Usage", (), {"free": 1000})()
     monkeypatch.setattr("covey.models.gguf.shutil.disk_usage", lambda _: full)
     with pytest.raises(ConfigError, match="GB are free"):
@@ -162,7 +162,7 @@ def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(("name", "said"), [("gpt2", "not gpt2"), ("llama3_rope", "of the type 'llama3'")])
 def test_what_cannot_be_written_faithfully_is_refused(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        write_gguf(model_folder(tmp_path / "model", name), tmp_path / "model.gguf", "f16")
+        write_gguf(model_folder(tmp_path / "model", name), tmp_path / "model.gguf", "f16", "mine")
     assert not (tmp_path / "model.gguf").exists()
 
 
@@ -176,7 +176,7 @@ def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(tmp_path: Pa
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.save_pretrained(folder)
     with pytest.raises(ConfigError, match=r"changes texts|splits texts"):
-        write_gguf(folder, tmp_path / "model.gguf", "f16")
+        write_gguf(folder, tmp_path / "model.gguf", "f16", "mine")
 
 
 def test_the_demos_model_is_taken_from_a_package_and_nothing_else_is(

@@ -100,7 +100,7 @@ def test_auto_rounds_under_adapters_too(monkeypatch, dtype: str) -> None:
     assert load_policy(load_config(values=values), ["1+1=2"] * 5).rounds is (dtype == "float32")
 
 
-def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
+def test_a_run_continues_as_it_began(monkeypatch, tmp_path) -> None:
     """Also where it would round, or not, if it began now: the record decides, not the measurement."""
     values = {
         "model": "tiny",

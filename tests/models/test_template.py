@@ -219,7 +219,7 @@ def test_only_a_models_own_mark_ends_its_thoughts(close: str) -> None:
 
 
 def test_a_correct_canary_is_not_refused_where_the_prompt_opens_thoughts() -> None:
-    from covey.rewards.audit import ask_canaries
+    from covey.rewards.reward_checks import ask_canaries
     from covey.rewards.scorer import Scorer
 
     rewards = load_rewards([{"math_answer": {"rule": "answer_tag"}}], Path.cwd())

@@ -95,7 +95,7 @@ def test_every_damage_to_a_run_that_has_ended_is_named(runs: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timings.jsonl", "events.jsonl"])
 @pytest.mark.parametrize("how", ["zeros", "zeros at the end", "flipped", "not text"])
-def test_a_run_goes_on_over_a_damaged_log_and_says_so(
+def test_a_run_continues_over_a_damaged_log_and_says_so(
     runs: Path, tmp_path: Path, capsys, file: str, how: str
 ) -> None:
     code, said = resumed(runs / "killed", tmp_path / "run", file, how, capsys)

@@ -10,9 +10,9 @@ import pytest
 from tests.fakes import completion
 
 from covey.objective.diagnostics import score_metrics
-from covey.rewards.audit import PATIENCE, ask_canaries, paid_elsewhere
 from covey.rewards.contract import Reward
 from covey.rewards.loading import BUILT_IN, load_rewards
+from covey.rewards.reward_checks import PATIENCE, ask_canaries, paid_elsewhere
 from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem
 from covey_verify.contract import canaries, reward
@@ -126,7 +126,7 @@ def test_built_in_verifiers_have_canaries_and_pass(name: str) -> None:
     assert ask_canaries(Scorer(rewards), problem, {}) == {name: 0}
 
 
-def test_programs_that_go_on_have_canaries_of_their_own() -> None:
+def test_programs_that_continue_have_canaries_of_their_own() -> None:
     row = {
         "setup": "def f(x):\n",
         "solution": "    return x * x\n",

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.fakes import completion
 
 from covey.config.schema import Data
-from covey.rewards.audit import check_columns
 from covey.rewards.contract import Reward
 from covey.rewards.groups import combine
 from covey.rewards.loading import load_rewards
+from covey.rewards.reward_checks import check_columns
 from covey.rewards.scorer import Scorer
 from covey.tasks.files import read_problems
 from covey.types import Problem

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
-from covey.rewards.audit import count_failures, rehearse
 from covey.rewards.contract import Reward
 from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.loading import load_rewards
+from covey.rewards.reward_checks import count_failures, rehearse
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.system.signals import StopSignal
 from covey.types import Problem
@@ -38,7 +38,7 @@ def of(*functions, **settings) -> Rewards:
     return Rewards([Reward(f.__name__, f) for f in functions], **settings)
 
 
-def test_results_stand_by_sample_whatever_arrives_first() -> None:
+def test_scores_keep_the_order_of_samples_whatever_ends_first() -> None:
     @reward(concurrent=True)
     def slower_for_early_ones(completion):
         time.sleep(0.02 * (4 - int(completion)))

@@ -12,7 +12,7 @@ from covey.cli import main
 from covey.commands.stress import attack_rewards
 from covey.rewards.loading import BUILT_IN, load_rewards
 from covey.types import Problem
-from covey_verify.stress import HACKS
+from covey_verify.stress import HACKS, StressFinding
 from covey_verify.texts.judge import endpoint
 
 __all__ = ["stub"]
@@ -388,3 +388,9 @@ def test_a_judge_that_answers_is_attacked(stub: Stub, verdict: bool) -> None:
     endpoint(stub.url).cache.clear()
     report = attack_rewards(PROBLEMS[:2], load_rewards([asked, *others], Path()))
     assert {f.attack for f in report.findings} == ({"the correct answer is not paid"} if verdict else set())
+
+
+def test_a_paid_part_is_written_as_a_person_would() -> None:
+    """A third of .3 was printed as 0.09999999999999999."""
+    finding = StressFinding("fields", "another row's answer", "train.jsonl:1", 0.3 * 1 / 3, "ok", "7;Ito")
+    assert str(finding) == "fields: another row's answer on train.jsonl:1: 0.1 (ok) for '7;Ito'"

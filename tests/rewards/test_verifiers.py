@@ -17,10 +17,10 @@ from tests.fakes import completion
 from covey.cli import main
 from covey.config.load import load_config
 from covey.models.tiny import build_tokenizer
-from covey.rewards.audit import ask_canaries, check_references, rehearse
 from covey.rewards.ends import token_ends
 from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
+from covey.rewards.reward_checks import ask_canaries, check_references, rehearse
 from covey.rewards.scorer import Scorer
 from covey.tasks.gym import gym_problems
 from covey.types import Completion, Group, Problem

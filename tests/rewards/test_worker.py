@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
-from covey.rewards.audit import ask_canaries, count_failures, rehearse
 from covey.rewards.contract import Reward
 from covey.rewards.loading import load_rewards
+from covey.rewards.reward_checks import ask_canaries, count_failures, rehearse
 from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem
 from covey_verify.errors import RewardError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -14,16 +14,16 @@ from tests.rollouts.small_rollouts import rollouts
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.rewards.audit import PATIENCE
 from covey.rewards.contract import Reward
 from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
+from covey.rewards.reward_checks import PATIENCE
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
-from covey.rollouts.segments import Cut, SegmentSettings, with_segments
-from covey.sampling.base import SamplingParams
+from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
+from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem, Provenance
@@ -344,6 +344,28 @@ def test_continuations_that_nobody_could_judge_do_not_count() -> None:
     (segments,) = found.baselines.segments
     assert dict(zip(segments.ends, segments.values, strict=True)) == {0: 1.0, 2: 0.5}
     assert tokens == 2 * 2 + 2 * 1, "without the tokens that each continues"
+
+
+def test_a_continuation_ends_at_a_stop_string_that_its_prefix_begins() -> None:
+    """Tokens are letters: the prefix ends with the first half of the stop string."""
+
+    def letters(tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens))
+
+    class Writes(ScriptedSampler):
+        def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+            for number in range(len(requests)):
+                ids = np.array(list(map(ord, "D, and more")))
+                yield Sampled(number, 0, Completion(ids, np.zeros(len(ids), np.float32), "", "length"))
+
+    kept = np.array(list(map(ord, "so EN")))
+    whole = Completion(kept, np.zeros(len(kept), np.float32), "so EN", "length")
+    sampler = PrefixSampler(Writes(half_right), {7: (whole, 4)}, letters)
+    (found,) = sampler.sample([Request(kept, [7])], SamplingParams(20, stop=("END",)))
+    assert (found.completion.text, found.completion.finish) == ("so END", "stop")
+    assert letters(found.completion.tokens.tolist()) == "so END"
+    (other,) = sampler.sample([Request(kept, [7])], SamplingParams(20, stop=("NOT",)))
+    assert (other.completion.text, other.completion.finish) == ("so END, and more", "length")
 
 
 def test_staleness_is_that_of_the_tokens_that_were_drawn() -> None:

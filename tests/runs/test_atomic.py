@@ -6,6 +6,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import numpy as np
 import pytest
 from tests.fakes import group
 
-from covey.errors import CheckpointError, FolderBusy
-from covey.runs.atomic import clear_leftovers, committed_folder, write_file
+from covey.errors import CheckpointError, FolderBusy, Stopped
+from covey.runs.atomic import clear_killed, clear_leftovers, committed_folder, write_file
 from covey.runs.folder import RunFolder
 from covey.system.integrity import damage
+from covey.system.signals import raising_stopped
 from covey.types import SamplingMask
 
 
@@ -29,6 +31,32 @@ def write_two(target: Path, text: str) -> None:
         (folder / "a.txt").write_text(text)
         (folder / "sub").mkdir()
         (folder / "sub" / "b.txt").write_text(text * 2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_removes_what_is_half_written(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    before = signal.getsignal(number)
+    with (
+        pytest.raises(Stopped, match=f"stopped by {number.name}; nothing was written") as stopped,
+        raising_stopped("nothing was written"),
+        committed_folder(tmp_path / "x") as folder,
+    ):
+        (folder / "a.txt").write_text("half")
+        os.kill(os.getpid(), number)
+    assert stopped.value.code == code
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(number) == before
+
+
+def test_what_a_killed_writer_has_left_is_cleared_for_its_target_alone(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in (f".tmp-x.{ended.pid}", f".tmp-x.{os.getpid()}", f".tmp-y.{ended.pid}", ".tmp-x.mine"):
+        (tmp_path / name).mkdir()
+    clear_killed(tmp_path / "x")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([f".tmp-x.{os.getpid()}", f".tmp-y.{ended.pid}", ".tmp-x.mine"])
+    clear_killed(tmp_path / "none" / "x")
 
 
 def test_a_committed_folder_replaces_the_old_one_and_is_intact(tmp_path: Path) -> None:

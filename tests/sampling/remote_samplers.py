@@ -43,7 +43,7 @@ def sampler(
     probes = random_prompts(4, 6, 8)
     made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, transport=transport, lags=lags)
     made.said = []
-    made.fleet.say = made.said.append
+    made.fleet.on_event = made.said.append
     return made
 
 

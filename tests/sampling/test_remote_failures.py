@@ -126,7 +126,7 @@ def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path
             assert len(together(list(made.sample(asked(12), PARAMS)))) == 36
         with running(other, int(other.url.rpartition(":")[2])):
             other.before = good.before = lambda: None
-            made.fleet.servers[1].tried = 0.0
+            made.fleet.servers[1].last_tried = 0.0
             moved(policy)
             made.sync(Version(1))
             assert len(list(made.sample(asked(), PARAMS))) == 15

@@ -145,9 +145,13 @@ def test_a_run_that_is_stopped_keeps_the_same(tmp_path: Path, worse: Path) -> No
 
 def test_adapters_are_exported_as_they_are_finished(tmp_path: Path) -> None:
     pytest.importorskip("peft")
+    GGUFReader = pytest.importorskip("gguf").GGUFReader  # noqa: N806 - a class
     run = tmp_path / "run"
     start(run, lora={"rank": 2})
-    assert main(["export", str(run), "--step", "4", "-o", str(tmp_path / "out")]) == 0
+    out = tmp_path / "out"
+    assert main(["export", str(run), "--step", "4", "-o", str(out), "--gguf", "q8_0"]) == 0
+    assert GGUFReader(out / "run-q8_0.gguf").fields["general.name"].contents() == "run"
+    assert "A checkpoint of the run `run`" in (out / "adapter/README.md").read_text()
     final = load_file(run / "final/model.safetensors")
     assert all((final[n] == w).all() for n, w in load_file(tmp_path / "out/model.safetensors").items())
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

@@ -90,7 +90,7 @@ def test_the_critic_learns_alone_at_first_and_the_log_has_its_values(
     np.testing.assert_allclose(arrays["advantages"], expected, atol=1e-5)
 
 
-def test_a_critic_goes_on_from_a_finished_run_and_from_nothing_else(tmp_path: Path) -> None:
+def test_a_critic_continues_from_a_finished_run_and_from_nothing_else(tmp_path: Path) -> None:
     start(tmp_path / "one", **ppo("own"), train={"steps": 2})
     saved = tmp_path / "one" / "final" / "critic"
     assert isinstance(AutoModelForTokenClassification.from_pretrained(saved).config.num_labels, int)

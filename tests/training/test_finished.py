@@ -40,7 +40,7 @@ def test_more_steps_are_trained_as_if_they_had_been_asked_for_at_once(tmp_path: 
     assert fingerprint(tmp_path / "once") == fingerprint(tmp_path / "twice")
 
 
-def test_more_steps_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
+def test_more_steps_continue_where_they_were_interrupted(tmp_path: Path) -> None:
     start(tmp_path / "once", train={"steps": 8})
     start(tmp_path / "parts", train={"steps": 4})
     interrupted(tmp_path / "parts", 60, train={"steps": 8})
@@ -123,7 +123,7 @@ def pipeline(project: Path) -> None:
     (project / "run.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_a_pipeline_that_was_moved_in_its_second_stage_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_pipeline_that_was_moved_in_its_second_stage_continues(tmp_path: Path, monkeypatch, capsys) -> None:
     pipeline(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "run.yaml", "--output", "whole"]) in (0, 1)

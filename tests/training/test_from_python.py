@@ -131,7 +131,7 @@ def test_a_function_that_was_edited_is_loaded_anew(tmp_path: Path) -> None:
     assert load_function("edited.py:mine", tmp_path)("x", "y") == 0.5
 
 
-def test_a_pipeline_from_python_goes_on_from_the_command_line(tmp_path: Path, capsys) -> None:
+def test_a_pipeline_from_python_continues_from_the_command_line(tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
     stages = [{"method": "sft"}, {"method": "rl", "rewards": [plain_function]}]
     covey.train(**SMALL, stages=stages, output=run, quiet=True)

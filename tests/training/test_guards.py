@@ -327,7 +327,7 @@ def test_a_save_that_fails_once_is_tried_again_after_rotation(tmp_path: Path, fa
 
 
 @pytest.mark.parametrize("fault", ["save.full", "save.enospc", "save.eio"])
-def test_a_save_that_fails_leaves_a_folder_that_can_go_on(tmp_path: Path, fault: str) -> None:
+def test_a_save_that_fails_leaves_a_folder_that_can_continue(tmp_path: Path, fault: str) -> None:
     start(tmp_path / "whole", train={"save_every": 1})
     with pytest.raises(OutOfRoom) as caught:
         start(tmp_path / "run", options=failing(f"{fault}@3-4"), train={"save_every": 1})

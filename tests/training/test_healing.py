@@ -20,8 +20,8 @@ from covey.insight.findings.rule import Rule
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.records import run_page
 from covey.proof.check_run import check_run
+from covey.runs.attempts import HEALING, Attempt, read_attempts
 from covey.runs.folder import checkpoints, step_of
-from covey.runs.healing import HEALING, Attempt, read_attempts
 from covey.runs.reader import recorded_settings
 from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
@@ -158,7 +158,7 @@ def test_a_kill_while_the_run_goes_back_changes_nothing(
         assert not list((folder / "healed").glob("*.part"))
 
 
-def test_when_the_tries_are_used_the_run_goes_on(tmp_path: Path, capsys: Any) -> None:
+def test_when_the_tries_are_used_the_run_continues(tmp_path: Path, capsys: Any) -> None:
     config = tmp_path / "run.yaml"
     (tmp_path / "paid.py").write_text("def many(completion):\n    return float(len(set(completion)) >= 8)\n")
     guards = {**TINY["guards"], "heal_tries": 1}
@@ -168,7 +168,7 @@ def test_when_the_tries_are_used_the_run_goes_on(tmp_path: Path, capsys: Any) ->
     said = " ".join(capsys.readouterr().out.split())
     assert lines(run) == ["train.lr: 0.1"]
     assert "going back to the first model with train.lr: 0.1" in said
-    assert "leaps: nothing is tried: all 1 tries are used (guards.heal_tries)" in said
+    assert "leaps: no remedy tried: all 1 tries are used (guards.heal_tries)" in said
     assert len(metrics_of(run)) == 6
     assert "Went back to the first model with train.lr: 0.1; that helps" in said
     # Another value of the user's is not overwritten by what the run chose.

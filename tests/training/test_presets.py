@@ -136,7 +136,7 @@ def test_an_update_under_truncated_sampling_raises_what_it_is_told_to(tmp_path: 
     assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.3
 
 
-def test_a_truncated_run_goes_on_with_the_same_bits_and_other_micro_batches_agree(tmp_path: Path) -> None:
+def test_a_truncated_run_continues_with_the_same_bits_and_other_micro_batches_agree(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "algorithm": {"name": "dapo", "old": "sampler", "filter": None},
         "rewards": (varied,),

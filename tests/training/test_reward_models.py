@@ -290,7 +290,7 @@ def test_answers_to_one_prompt_are_one_trial_of_the_interval(tmp_path: Path) -> 
     assert says in (run / "final/README.md").read_text()  # 8 answers alone would give [22, 78]
 
 
-def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path) -> None:
+def test_a_stopped_run_ends_with_the_same_bits_and_continues_later(tmp_path: Path) -> None:
     whole = trained(tmp_path, pair_rows(), "whole")
     for at in (2, 3):
         with pytest.raises(Stopped):

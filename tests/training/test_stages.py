@@ -184,7 +184,7 @@ def test_a_run_of_one_stage_is_not_mixed_with_stages(tmp_path: Path) -> None:
         start(tmp_path / "run", **pipeline(stages=[sft, sft]))
 
 
-def test_a_pipeline_that_was_moved_goes_on_strictly(tmp_path: Path) -> None:
+def test_a_pipeline_that_was_moved_continues_strictly(tmp_path: Path) -> None:
     settings = pipeline(stages=pipeline()["stages"][:3])
     with pytest.raises(Stopped):
         start(tmp_path / "first", StopBehind(tmp_path / "first", "3-dpo/checkpoints/*"), **settings)

@@ -84,7 +84,7 @@ def test_after_a_kill_the_steps_that_were_done_come_out_the_same(tmp_path: Path)
     assert problems(tmp_path / "run", 9) == problems(tmp_path / "now", 9)
 
 
-def test_a_stop_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_stop_saves_and_the_run_continues(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", 40, **AHEAD)
     assert "sampling" not in {t.name for t in threading.enumerate()}
     start(tmp_path / "run", **AHEAD)

@@ -39,8 +39,8 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
     algorithm = convention_of(record)
     if algorithm is not None:
         is_own = record.header.framework not in FRAMEWORKS
-        # TRL's words have no leave-one-out baseline, and no baseline for a single completion of a prompt.
-        if is_own and record.number("num_generations", 0.0) == 1:
+        # TRL's words have no critic, no leave-one-out baseline and none for a single completion of a prompt.
+        if is_own and (record.number("num_generations", 0.0) == 1 or _has_critic(record)):
             return ()
         if is_own and algorithm.advantage.function is group_centered:
             return (algorithm, algorithm.variant("", advantage=PRESETS["rloo"].advantage))
@@ -50,6 +50,10 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         if algorithm_setting(record) is None
         else tuple(PRESETS[name].variant("", kl=None) for name in COMMON)
     )
+
+
+def _has_critic(record: AuditRecord) -> bool:
+    return any(value for use in record.uses for value in use.row.values or ())
 
 
 def algorithm_setting(record: AuditRecord) -> str | None:

@@ -302,13 +302,20 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Trouble | None:
 
 def _kl_is_paid(record: AuditRecord) -> Trouble | None:
     """Compare the rewards of tokens with their scores: the recorded KL, times a number, is the difference."""
-    rows = [(use.row.token_rewards, use.row.token_scores, use.row.kl) for use in record.uses]
-    tokens = [t for row in rows if all(row) for t in zip(*map(list, filter(None, row)), strict=False)]
-    known = [(reward - score, kl) for reward, score, kl in tokens if None not in (reward, score, kl)]
-    squares = sum(kl * kl for _, kl in known)
-    factor = sum(change * kl for change, kl in known) / squares if squares else 0.0
-    left = sum((change - factor * kl) ** 2 for change, kl in known)
-    if factor < LEAST_FACTOR or left > 0.01 * sum(change**2 for change, _ in known):
+    rows = [
+        (use.row.token_rewards or (), use.row.token_scores or (), use.row.kl or ()) for use in record.uses
+    ]
+    changes = [
+        (reward - score, kl)
+        for row in rows
+        for reward, score, kl in zip(*row, strict=False)
+        if reward is not None and score is not None and kl is not None
+    ]
+    squares = sum(kl * kl for _, kl in changes)
+    factor = sum(change * kl for change, kl in changes) / squares if squares else 0.0
+    left = sum((change - factor * kl) ** 2 for change, kl in changes)
+    # Written so that a NaN, of which nothing follows, is no finding.
+    if not (factor >= LEAST_FACTOR and left <= 0.01 * sum(change**2 for change, _ in changes)):
         return None
     sentence = f"the KL is added to the rewards of tokens, times {factor:.4g}"
     return Trouble(f"{sentence}: the policy is paid for leaving its reference")

@@ -50,7 +50,7 @@ def rate_is_zero(record: AuditRecord) -> Trouble | None:
     eight updates.
     """
     rates = [(u.step, u.learning_rate) for u in record.updates if u.learning_rate is not None]
-    idle = list(takewhile(lambda one: one[1] <= LEAST_RATE, reversed(rates)))
+    idle = list(takewhile(lambda update: update[1] <= LEAST_RATE, reversed(rates)))
     if len(rates) >= MIN_UPDATES and len(idle) == len(rates):
         most = max(rate for _, rate in rates)
         return Trouble(f"the learning rate is at most {most:g} in all {len(rates)} updates", rates[0][0])

@@ -16,14 +16,14 @@ def negatives_are_dropped(record: AuditRecord) -> Trouble | Lacking | None:
     """
     trained = {(use.row.rollout, use.row.completion) for use in record.uses if any(use.row.mask or (True,))}
     used = {rollout for rollout, _ in trained}
-    given = [
+    completions = [
         (rollout, index, sample.advantage or 0.0)
         for rollout in record.rollouts
         for index, sample in enumerate(rollout.completions)
         if rollout.number in used
     ]
-    below = [(rollout, index) for rollout, index, advantage in given if advantage < 0]
-    above = {(rollout.number, index) for rollout, index, advantage in given if advantage > 0}
+    below = [(rollout, index) for rollout, index, advantage in completions if advantage < 0]
+    above = {(rollout.number, index) for rollout, index, advantage in completions if advantage > 0}
     left_out = all((rollout.number, index) not in trained for rollout, index in below)
     if len(below) >= MIN_BELOW and left_out and above and above <= trained:
         rollout, index = below[0]

@@ -18,7 +18,7 @@ from covey.insight.difference import paired_curves, shared_gain, signed
 from covey.insight.rescore import RescoredGroup, rescored_step
 from covey.insight.show import ShownRecord, course_lines, group_view, spoken_prompt, step_view
 from covey.models.wording import MEANING
-from covey.rewards.audit import check_columns
+from covey.rewards.reward_checks import check_columns
 from covey.rewards.scorer import Rewards, completion_of
 from covey.system.text import Say
 from covey.types import Problem

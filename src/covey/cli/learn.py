@@ -10,6 +10,7 @@ from covey.cli.options import (
     Open,
     app,
     print_result,
+    tell,
 )
 
 
@@ -42,6 +43,7 @@ def command_lab(
         page = write_copy(static)
         print_result(as_json, {"page": str(page)}, [str(page)])
         return 0
+    tell(as_json, ["the lab: loading ..."])
     from covey.insight.pages.server import serve_pages
 
     serve_pages(runs if runs.is_dir() else None, port, open_browser, "#/lab", as_json)

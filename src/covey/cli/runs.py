@@ -237,6 +237,7 @@ def command_ui(
     :param port: On 127.0.0.1; 0 takes any that is free.
     :param read_only: No run can be tagged or deleted from the pages.
     """
+    tell(as_json, [f"pages of {runs}: loading ..."])
     from covey.audit.run_folder import readable
     from covey.insight.pages.server import serve_pages
 

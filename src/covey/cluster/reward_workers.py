@@ -7,8 +7,8 @@ from functools import partial
 
 from covey.cluster.connect import connect_ray, end, keep, node_lost, ray_message
 from covey.rewards.blame import CallFailed, WorkerLost
-from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Link
+from covey.rewards.worker_process import CallReply, CallRequest, UserSetup
 from covey_verify.errors import RewardError
 
 PLACINGS = 3

@@ -35,10 +35,11 @@ from covey.insight.trials import (
     trials_of,
 )
 from covey.runs.atomic import discard, link, make_folder
+from covey.runs.attempts import HEALING
 from covey.runs.compatibility import effect_of_change
 from covey.runs.estimates import gain
 from covey.runs.folder import CURVE, LOCK, RESULT, checkpoints, read_numbers, step_of
-from covey.runs.healing import ARCHIVE, HEALING
+from covey.runs.healing import ARCHIVE
 from covey.runs.owner import OWNER
 from covey.runs.reader import last_stage, load_recorded, resumable
 from covey.runs.trust import write_own

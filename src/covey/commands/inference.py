@@ -12,7 +12,7 @@ from covey.config.load import ResolvedConfig
 from covey.models.load import load_policy, pick_device, speed_notes
 from covey.models.model_objects import restore_model_object
 from covey.models.policy import Policy
-from covey.rewards.audit import check_columns, check_references
+from covey.rewards.reward_checks import check_columns, check_references
 from covey.rng import key
 from covey.rollouts.group_sampling import sampling_params
 from covey.rollouts.learned import rewards_of

@@ -14,9 +14,9 @@ from covey.config.load import ResolvedConfig, load_config
 from covey.config.schema import Data
 from covey.insight.rescore import tools_shown
 from covey.models.wording import MEANING, NO_WORDING, ModelTexts, model_texts_of
-from covey.rewards.audit import check_columns
 from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
+from covey.rewards.reward_checks import check_columns
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.runs.reader import last_stage, load_for_reading, with_own_model

@@ -41,7 +41,8 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     settings = changed_settings(first, second)
     files = changed_files(first, second)
     held_out, reason = held_out_change(first, second)
-    training, shared = _in_training(first, second)
+    unlike = _unlike_rewards(first, second, settings, files)
+    training, shared = (None, 0) if unlike else shared_gain(_late_rewards(first), _late_rewards(second))
     record = {
         "a": str(first),
         "b": str(second),
@@ -50,6 +51,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
         "held_out": {name: estimate.as_json() for name, estimate in held_out.items()} or None,
         "note": reason,
         "training": {"problems": shared, **training.as_json()} if training is not None else None,
+        "training_note": unlike,
     }
     lines = [f"A: {first}", f"B: {second}", ""]
     lines.append("what differs" if settings or files else "same settings, same files")
@@ -64,6 +66,8 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
         lines.append(reason)
     if training is not None:
         lines.append(f"training reward of {shared} problems that both met late, B - A: {signed(training)}")
+    if unlike:
+        lines.append(unlike)
     return record, lines
 
 
@@ -99,13 +103,24 @@ def changed_files(first: Path, second: Path) -> dict[str, str]:
     return changes(before, after)
 
 
-def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
-    """Return B's mean reward minus A's on problems that both trained on late, if the rewards are the same."""
-    settings = {name.partition(".")[0] for name in changed_settings(first, second)}
-    # Under other rewards, or other code of the same ones, their means do not compare.
-    if "rewards" in settings or any(name.endswith(".py") for name in changed_files(first, second)):
-        return None, 0
-    return shared_gain(_late_rewards(first), _late_rewards(second))
+def _unlike_rewards(
+    first: Path, second: Path, settings: Mapping[str, object], files: Mapping[str, object]
+) -> str:
+    """Return why the logged rewards of two runs do not compare; empty if they do.
+
+    They do not under other rewards, other code of the same ones, another label noise, or if one run sums
+    steps.
+    """
+    names = [name for name in settings if name.partition(".")[0] == "rewards" or name == "scoring.noise"]
+    names += [name for name in files if name.endswith(".py")]
+    evals = [read_stream(stage, "evals.jsonl") for stage in (first, second)]
+    bases = [Evaluation.from_record(log[-1]).basis.rewards for log in evals if log]
+    if not names and len({basis for basis in bases if basis}) > 1:
+        names = ["what a reward measures"]
+    if not names:
+        return ""
+    verb = "differs" if len(names) == 1 else "differ"
+    return f"training rewards are not compared: {', '.join(names)} {verb}"
 
 
 def shared_gain(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Estimate | None, int]:

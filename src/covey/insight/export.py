@@ -12,13 +12,14 @@ from covey.models.generation import sample_as_trained
 from covey.models.gguf_writer import write_gguf
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
-from covey.runs.atomic import committed_folder
+from covey.runs.atomic import clear_killed, committed_folder
 from covey.runs.best import best_of
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import IN_CHECKPOINT, checkpoint_at, checkpoints, read_stream, step_of
 from covey.runs.reader import last_stage, load_recorded
 from covey.sampling.prompts import texts_of
 from covey.system.integrity import MANIFEST, damage
+from covey.system.signals import raising_stopped
 from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError
 
@@ -41,12 +42,16 @@ def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} already exists; remove it, or choose another folder with -o")
     measured = {int(str(r["step"])): Evaluation.from_record(r) for r in evals}
-    with committed_folder(target) as folder:
+    name = stage.resolve().name
+    card = checkpoint_card(name, step_of(checkpoint), measured)
+    clear_killed(target)
+    with raising_stopped("nothing was written"), committed_folder(target) as folder:
         _write_model(stage, checkpoint, folder)
         if gguf:
-            write_gguf(folder, folder / f"{stage.resolve().name}-{gguf}.gguf", gguf)
-        card = checkpoint_card(stage.resolve().name, step_of(checkpoint), measured)
+            write_gguf(folder, folder / f"{name}-{gguf}.gguf", gguf, name)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        if (folder / "adapter").is_dir():  # in place of peft's stub, which names folders of this machine
+            (folder / "adapter" / "README.md").write_text(card, encoding="utf-8")
     return target
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from covey.config.load import ResolvedConfig
 from covey.models.wording import ModelTexts, model_texts_of
-from covey.rewards.audit import check_columns
 from covey.rewards.groups import with_credit
 from covey.rewards.reading import Reader
+from covey.rewards.reward_checks import check_columns
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.runs.examples import same_prompt
@@ -93,6 +93,12 @@ def rescore(
     wording = model_texts_of(with_own_model(loaded, stage))
     if wording.note and say is not None:
         say(wording.note)
+    noise = loaded.config.scoring.noise
+    if noise and loaded.config.method == "rl" and say is not None:
+        say(
+            f"the run has flipped {percent(noise, 'g')} of its labels (scoring.noise): the recorded rewards "
+            "have these flips, the new ones have none"
+        )
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
     rewards.reader = Reader(wording.decode)
     in_data = {p.id: p for p in (_with_columns_of_others(source.train) if permuted else source.train)}

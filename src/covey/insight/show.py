@@ -20,6 +20,8 @@ from covey.system.opening import count_lines
 from covey.system.plot import Curve, bar, draw_curves, table
 from covey.system.text import duration
 from covey.tasks.source import EXAMPLES
+from covey_verify.calls.forms import form_of_text
+from covey_verify.calls.turn import read_turn
 from covey_verify.errors import ConfigError
 
 ShownRecord = Mapping[str, Any]
@@ -212,8 +214,13 @@ def group_facts(log: RolloutLog, number: int) -> dict[str, Any]:
 
 def _row(log: RolloutLog, number: int) -> dict[str, Any]:
     facts = group_facts(log, number)
-    tokens = float(np.mean([log.rows[n]["tokens"] for n in log.groups[number]]))
+    tokens = float(np.mean([drawn_tokens(log.rows[n]) for n in log.groups[number]]))
     return {**facts, "prompt": spoken_prompt(facts["prompt"]), "tokens": tokens}
+
+
+def drawn_tokens(row: ShownRecord) -> float:
+    """Return the tokens of a logged completion without those that tools inserted, as metrics count them."""
+    return float(row["tokens"] - row.get("inserted", 0))
 
 
 def _group_cells(row: ShownRecord, low: float, high: float) -> list[str]:
@@ -239,9 +246,11 @@ def advantage_reason(stage: Path, rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def end_reason(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
-    """Explain why a logged completion ended; ``rollout`` has the run's settings of that name.
+    r"""Explain why a logged completion ended; ``rollout`` has the run's settings of that name.
 
     >>> end_reason({"finish": "stop", "completion": "4."}, {"stop": ["."]})
+    "stop string '.'"
+    >>> end_reason({"finish": "stop", "completion": "4).\n"}, {"stop": ["."]})
     "stop string '.'"
     >>> end_reason({"finish": "length", "completion": "4"}, {"max_tokens": 64})
     'token limit (rollout.max_tokens 64)'
@@ -253,13 +262,17 @@ def end_reason(row: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
         return f"token limit (rollout.max_tokens {limit})" if limit else "token limit"
     if row["finish"] != "stop":
         return str(row["finish"])
+    turns = row.get("turns") or [{"role": "assistant", "content": row["completion"]}]
+    last = str(turns[-1]["content"])
     max_calls = (rollout.get("tools") or {}).get("max_calls")
-    model_turns = sum(turn.get("role") == "assistant" for turn in row.get("turns") or ())
+    model_turns = sum(turn.get("role") == "assistant" for turn in turns)
     # Each turn of the model but the last one was answered.
-    if max_calls and model_turns > max_calls:
+    if max_calls and model_turns > max_calls and read_turn(last, form=form_of_text(last)).calls:
         return f"tool limit (rollout.tools.max_calls {max_calls}): further calls were not answered"
-    text = next((s for s in rollout.get("stop") or () if row["completion"].endswith(s)), None)
-    return "end token" if text is None else f"stop string {text!r}"
+    # The token that completes a stop string may have more text after it.
+    contained = [text for text in rollout.get("stop") or () if text in last]
+    first = min(contained, key=lambda text: last.index(text) + len(text), default=None)
+    return "end token" if first is None else f"stop string {first!r}"
 
 
 def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:
@@ -297,7 +310,8 @@ def completion_line(row: Mapping[str, Any]) -> str:
     if not np.isnan(row["advantage"]):
         facts.append(f"advantage {row['advantage']:+.3g}")
     if not np.isnan(row["tokens"]):
-        facts += [f"{row['tokens']} tokens", str(row["finish"])]
+        inserted = f" ({row['inserted']} inserted)" if row.get("inserted") else ""
+        facts += [f"{row['tokens']} tokens{inserted}", str(row["finish"])]
     rewards = [f"{name} {_component(row, name)}" for name in row["components"]]
     return "; ".join([", ".join(facts), *rewards])
 

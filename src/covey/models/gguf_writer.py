@@ -40,8 +40,10 @@ NAMES = (
 INSTEAD = "llama.cpp's own converter may do it: python convert_hf_to_gguf.py"
 
 
-def write_gguf(folder: Path, target: Path, precision: str) -> None:
+def write_gguf(folder: Path, target: Path, precision: str, title: str) -> None:
     """Write the model in ``folder`` (config, tokenizer, safetensors) as the GGUF file ``target``.
+
+    ``title`` is the name that llama.cpp and others show.
 
     Raises ConfigError for an architecture, positions or a tokenizer that cannot be written faithfully.
     """
@@ -49,16 +51,17 @@ def write_gguf(folder: Path, target: Path, precision: str) -> None:
         raise ConfigError(f"--gguf {precision}: one of {', '.join(PRECISIONS)}")
     if find_spec("gguf") is None:
         raise ConfigError(NEEDS.replace("a GGUF file as a model", "--gguf"))
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
+    from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType, quants
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     _refuse(config, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     writer = GGUFWriter(target, ARCHITECTURES[config.model_type])
     try:
-        _add_shape(writer, config, folder.resolve().name)
+        _add_shape(writer, config, title)
         _add_tokenizer(writer, config, tokenizer, folder)
         writer.add_file_type(LlamaFileType[PRECISIONS[precision]])
+        writer.add_quantization_version(GGML_QUANT_VERSION)
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, "pt") as tensors:
                 names = tensors.keys()

@@ -6,6 +6,8 @@ import errno
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import EllipsisType
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,12 +24,17 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
     Names that only one side has belong to tied or renamed weights, and are skipped. Raises OSError that names
     the file if it differs.
     """
+    # Tensors that are split over processes are left out: each process has only its part.
+    whole = {name: t for name, t in tensors.items() if type(t) in (Tensor, Parameter)}
     try:
         with safe_open(file, "pt") as stored:
             names = stored.keys()
-        shared = [name for name in names if name in tensors]
-        read_back = zip(shared, _read_tensors(file, shared), strict=True)
-        differing = [name for name, tensor in read_back if _differs(tensor, tensors[name])]
+            shapes = {name: stored.get_slice(name).get_shape() for name in names if name in whole}
+        differing = [name for name, shape in shapes.items() if shape != [*whole[name].shape]]
+        if not differing:
+            pieces = [piece for name in shapes for piece in _pieces(name, whole[name])]
+            read_back = zip(pieces, _read_tensors(file, pieces), strict=True)
+            differing = [p.name for p, read in read_back if _differs(read, whole[p.name][p.rows])]
     except SafetensorError as error:
         differing = [str(error)]
     if differing:
@@ -41,27 +48,44 @@ def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         check_written(file, tensors)
 
 
-def _read_tensors(file: Path, names: Iterable[str]) -> Iterator[Tensor]:
-    """Yield tensors of a file.
+class Piece(NamedTuple):
+    """A tensor of a file, or some rows of it."""
+
+    name: str
+    rows: slice | EllipsisType
+    size: int
+
+
+def _pieces(name: str, tensor: Tensor) -> Iterator[Piece]:
+    """Yield a tensor as pieces of at most ``READ_AT_ONCE`` bytes, or of one row."""
+    if tensor.nbytes <= READ_AT_ONCE or not tensor.dim():
+        yield Piece(name, ..., tensor.nbytes)
+        return
+    row_bytes = tensor.nbytes // len(tensor)
+    count = max(1, READ_AT_ONCE // row_bytes)
+    for start in range(0, len(tensor), count):
+        yield Piece(name, slice(start, min(start + count, len(tensor))), count * row_bytes)
+
+
+def _read_tensors(file: Path, pieces: Iterable[Piece]) -> Iterator[Tensor]:
+    """Yield pieces of a file.
 
     What is read of an open file stays in this process' memory until it is closed: at the end of a save the
     whole file would be there besides the model. So it is opened anew after every ``READ_AT_ONCE`` bytes.
     """
-    waiting = deque(names)
+    waiting = deque(pieces)
     while waiting:
         with safe_open(file, "pt") as stored:
             size = 0
             while waiting and size < READ_AT_ONCE:
-                tensor = stored.get_tensor(waiting.popleft())
-                size += tensor.nbytes
-                yield tensor
+                name, rows, bytes_read = waiting.popleft()
+                size += bytes_read
+                yield stored.get_tensor(name) if rows is ... else stored.get_slice(name)[rows]
 
 
 def _differs(stored: Tensor, expected: Tensor) -> bool:
-    if type(expected) not in (Tensor, Parameter):  # split over processes: each has only its part
-        return False
     expected_values = expected.detach().cpu().contiguous()
-    if (stored.shape, stored.dtype) != (expected_values.shape, expected_values.dtype):
+    if stored.dtype != expected_values.dtype:
         return True
     # As bytes, because NaN differs from itself and -0 equals 0.
     return not torch.equal(

@@ -204,14 +204,16 @@ def pass_at_k(
     size = len(rewards)
     k = min(k, size)
     # Subsets of k in which completion j of the order is the best, and those in which i < j is there as well.
-    best = rewards.new_tensor([math.comb(j, k - 1) for j in range(size)])
-    after = rewards.new_tensor([math.comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)])
-    mean = (ordered * best).sum() / math.comb(size, k)
-    std = ((ordered - mean).square() * best).sum().div(math.comb(size, k)).sqrt()
-    # Reversed cumulative sum without its own term: sum_{j > i} r_j after_j, where i is in and j is the best.
-    beaten = (ordered * after).flip(0).cumsum(0).flip(0) - ordered * after
+    subsets_led = rewards.new_tensor([math.comb(j, k - 1) for j in range(size)])
+    subsets_led_with_i = rewards.new_tensor(
+        [math.comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)]
+    )
+    mean = (ordered * subsets_led).sum() / math.comb(size, k)
+    std = ((ordered - mean).square() * subsets_led).sum().div(math.comb(size, k)).sqrt()
+    # Reversed cumulative sum without its own term: sum_{j > i} of r_j times the subsets with i that j leads.
+    led_by_others = (ordered * subsets_led_with_i).flip(0).cumsum(0).flip(0) - ordered * subsets_led_with_i
     # E[max of k | i among them]: C(G - 1, k - 1) subsets of k hold completion i.
-    among = (ordered * best + beaten) / math.comb(size - 1, k - 1)
+    among = (ordered * subsets_led + led_by_others) / math.comb(size - 1, k - 1)
     # Back from sorted order to the completions' own.
     return rewards.new_zeros(size).index_put((order,), divided((among - mean) * (std > 0), std + eps))
 

@@ -21,8 +21,9 @@ from covey.proof.agreement import Agreement
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
 from covey.proof.replay_given import lessons_of, replay_given
+from covey.runs.attempts import changed_after
 from covey.runs.folder import read_numbers
-from covey.runs.healing import archive_of, changed_after
+from covey.runs.healing import archive_of
 from covey.runs.reader import (
     last_stage,
     load_recorded,

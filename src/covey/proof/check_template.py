@@ -64,7 +64,7 @@ class TemplateReport:
         else:
             yield "end        no token: the tokenizer's own end is put there"
         if facts.end_count > 1:
-            yield f"           {facts.end_count} of them stand behind a last answer; the first is trained"
+            yield f"           {facts.end_count} end tokens follow the last answer; only the first is trained"
         yield from self._thoughts()
         yield f"calls      {self._calls()}"
         for role, fate in facts.roles.items():

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from covey.rewards.contract import Context
-from covey.rewards.serving import CallReply
+from covey.rewards.worker_process import CallReply
 from covey_verify.errors import RewardError
 from covey_verify.sandbox.base import Outcome
 from covey_verify.types import Score

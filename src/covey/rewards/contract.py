@@ -17,7 +17,7 @@ from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.sandbox.wire import Attributes
 from covey_verify.types import Row, Score
 
-SERVING = "covey.rewards.serving"
+WORKER_PROCESS = "covey.rewards.worker_process"
 LARGEST_REWARD = 1e18
 """Largest weight and largest reward of a completion: its square has to fit into float32."""
 LONGEST_EXTRA = 2_000

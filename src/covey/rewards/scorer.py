@@ -30,7 +30,6 @@ from covey.rewards.contract import Context, Reward, verdict_of
 from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
 from covey.rewards.reading import Reader
-from covey.rewards.serving import UserSetup
 from covey.rewards.worker import (
     ASYNC_CALLS,
     Caller,
@@ -43,6 +42,7 @@ from covey.rewards.worker import (
     arguments_to_send,
     scores_by,
 )
+from covey.rewards.worker_process import UserSetup
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, describe_error, trace_of
 from covey_verify.extract import content_text, text_of

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from covey.rewards.blame import CallFailed, WorkerLost, scores_with_blame, with_texts
-from covey.rewards.contract import SERVING, Context, Reward
-from covey.rewards.serving import CallReply, CallRequest, UserSetup, call_reward, call_reward_async
+from covey.rewards.contract import WORKER_PROCESS, Context, Reward
+from covey.rewards.worker_process import CallReply, CallRequest, UserSetup, call_reward, call_reward_async
 from covey.types import Problem
 from covey_verify.contract import FROM_TRAINER, own_copy
 from covey_verify.errors import RewardError
@@ -114,7 +114,7 @@ def scores_by(caller: Caller, call: UserCall) -> list[Score]:
 @cache
 def server() -> ForkServer:
     """The fork server of all workers, whose children are trusted and have the rights of this process."""
-    return ForkServer(preload=[SERVING], confined=False, path=sys.path)
+    return ForkServer(preload=[WORKER_PROCESS], confined=False, path=sys.path)
 
 
 class Worker:
@@ -185,14 +185,14 @@ class Isolated:
     def __init__(self, reward: Reward) -> None:
         self.reward, self.setup = reward, setup_message(reward)
         base = Path(self.setup["base"])
-        code = UserCode(SERVING, [module_of(self.setup["spec"], base)], base)
+        code = UserCode(WORKER_PROCESS, [module_of(self.setup["spec"], base)], base)
         self.server = code.limited_server() if reward.box is None else code.sandboxed_server(reward.box)
 
     def attempt(self, call: UserCall) -> Outcome:
         """Make a call; see ``Caller``."""
         request = request_of(self.reward, call)
         limits = call_limits(call.seconds)
-        outcome = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+        outcome = self.server.call(f"{WORKER_PROCESS}:answer_once", self.setup, request, limits=limits)
         if outcome.kind in ("crashed", "flood"):
             return Outcome("crashed", text=f"it ended its own process ({outcome.text})")
         return outcome
@@ -226,7 +226,7 @@ def setup_message(reward: Reward) -> UserSetup:
     assert reward.origin is not None
     settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
     setup: UserSetup = {
-        "function": f"{SERVING}:serve_user",
+        "function": f"{WORKER_PROCESS}:serve_user",
         "spec": reward.origin.spec,
         "base": reward.origin.folder,
         "reward": reward.name,

@@ -15,7 +15,7 @@ import torch
 
 from covey.config.sampling import Rollout
 from covey.objective.algorithms import Algorithm
-from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
+from covey.rewards.reward_checks import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import BEGINNING, Position, RolloutBatch

@@ -20,6 +20,7 @@ from covey.objective.credit import Segments, segment_difference
 from covey.rewards.ends import token_ends
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.prompts import Prompted
+from covey.sampling.stops import ended_at_stop
 from covey.types import Completion, Group
 from covey_verify.mathematics.steps import split, token_spans
 from covey_verify.types import StepRewards
@@ -113,8 +114,10 @@ class PrefixSampler:
             whole, end = self.prefixes[requests[request].streams[0]]
             tokens = np.concatenate([whole.tokens[: end + 1], tail.tokens])
             logprobs = np.concatenate([whole.logprobs[: end + 1], tail.logprobs])
-            text = self.decode(tokens.tolist())
-            yield Sampled(request, sample, Completion(tokens, logprobs, text, tail.finish))
+            completion = Completion(tokens, logprobs, self.decode(tokens.tolist()), tail.finish)
+            # A stop string may begin in the prefix and end in the continuation.
+            completion = ended_at_stop(completion, end + 1, params.stop, self.decode, self.decode)
+            yield Sampled(request, sample, completion)
 
 
 def with_segments(

@@ -109,6 +109,26 @@ def clear_leftovers(folder: Path) -> None:
             _remove(path)
 
 
+def clear_killed(target: Path) -> None:
+    """Remove the temporary folders of writers of ``target`` that no longer run on this machine."""
+    beginning = f"{TEMPORARY}{target.name}."
+    for path in target.parent.iterdir() if target.parent.is_dir() else ():
+        number = path.name.removeprefix(beginning)
+        if path.name.startswith(beginning) and number.isdecimal() and not _runs(int(number)):
+            _remove(path)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process of this number runs on this machine."""
+    try:
+        os.kill(process, 0)  # only tests whether the process exists
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # by another user
+        return True
+    return True
+
+
 def link(source: str | Path, target: str | Path) -> None:
     """Give a file that nobody changes in place another name, or copy it."""
     try:

@@ -29,13 +29,13 @@ class GuardMemory:
     dead_steps: int = 0
     """Number of steps in a row without any advantage."""
     kl_alarm: int = 0
-    """Number of KL thresholds exceeded in the previous step."""
+    """The ``KLAlarm`` of the previous step."""
     lost_values: int = 0
     """Number of steps in a row in which the critic predicted worse than a constant."""
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """The state in a checkpoint besides weights and optimizer; everything else follows from the config."""
 
     step: int = 0
@@ -56,15 +56,15 @@ class State:
 class CheckpointRecord:
     """The content of `trainer.json` in a checkpoint."""
 
-    state: State
-    logged: LogState
+    state: RunState
+    logs: LogState
 
 
 def save_checkpoint(
     folder: RunFolder,
     learner: Learner[Policy],
     critic: Learner[ValueModel] | None,
-    state: State,
+    state: RunState,
     keep: int,
     faults: Faults,
 ) -> None:
@@ -75,7 +75,7 @@ def save_checkpoint(
     """
     target = checkpoint_at(folder.path, state.step)
     # `on_rank_zero` runs its function on rank 0 and gives all ranks the result, `run_on_all` runs it on every
-    # rank. Both re-raise an error of one rank on all, so no rank waits for one that has failed.
+    # rank. Both re-raise an error of one rank on all, so no rank waits for one that has disk_failure.
     if on_rank_zero(target.exists):
         return
     for part in (learner, critic):
@@ -97,11 +97,11 @@ def _write(
     folder: RunFolder,
     learner: Learner[Policy],
     critic: Learner[ValueModel] | None,
-    state: State,
+    state: RunState,
     faults: Faults,
 ) -> None:
-    full = faults.hit("save.full")
-    on_rank_zero(lambda: _check_free(folder, 0 if full else shutil.disk_usage(target.parent).free))
+    fake_full_disk = faults.hit("save.full")
+    on_rank_zero(lambda: _check_free(folder, 0 if fake_full_disk else shutil.disk_usage(target.parent).free))
     try:
         # Collective operations in the same order on all ranks: rank 0 writes the model, every rank its part
         # of the optimizer, and rank 0 the state last, when the streams it describes have been synced.
@@ -122,10 +122,10 @@ def _write(
     except Exception as error:
         if (system := system_error(error)) is None:
             raise
-        failed = disk_error(system, f"{target} could not be written")
+        disk_failure = disk_error(system, f"{target} could not be written")
         # Whether all ranks have this error already, so that it is not exchanged once more.
-        failed.joint = is_joint(error)
-        raise failed from None
+        disk_failure.joint = is_joint(error)
+        raise disk_failure from None
 
 
 def _check_free(folder: RunFolder, free: int) -> None:
@@ -163,8 +163,8 @@ def load_checkpoint(
 def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, list[str]]:
     """Return the newest undamaged checkpoint and a complaint about each newer, damaged one.
 
-    Damaged ones are renamed. So their steps can be saved again, and rotation removes no good ones in their
-    favour. Raises CheckpointError if all are damaged or, with ``strict``, if any is.
+    Damaged checkpoints are renamed, so that their steps can be saved again and rotation ignores them. Raises
+    CheckpointError if all are damaged or, with ``strict``, if any is.
     """
     checkpoint, complaints = latest_checkpoint(folder.path)
     if complaints and (strict or checkpoint is None):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from covey.errors import EXIT_FILE, START_FILE
 from covey.runs.atomic import discard, make_folder, sync
+from covey.runs.attempts import HEALING
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.folder import CURVE, LOCK, RESULT, STREAMS, RunFolder, take_lock
-from covey.runs.healing import ARCHIVE, HEALING
+from covey.runs.healing import ARCHIVE
 from covey.runs.inputs import INPUTS
 from covey.runs.owner import OWNER
 from covey.runs.pending import PENDING

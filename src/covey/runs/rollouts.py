@@ -38,6 +38,8 @@ class _Row(BaseModel, strict=True):
     finish: str
     tokens: float
     """NaN in a run of another trainer that did not record them."""
+    inserted: int = 0
+    """The tokens among them that tools inserted."""
     reward: float | None
     advantage: float
     components: dict[str, float | None]
@@ -313,6 +315,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
     scores = {name: component.scores[sample] for name, component in components.items()}
     extra = {name: dict(score.extra) for name, score in scores.items() if score.extra}
     transcript = completion.transcript
+    inserted = len(completion.tokens) - completion.length
     return {
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
@@ -322,6 +325,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         **({"environment_fault": transcript.fault} if transcript.fault else {}),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
+        **({"inserted": inserted} if inserted else {}),
         "version": completion.provenance.version,
         "reward": or_null(float(group.rewards[sample])),
         "components": {name: or_null(float(c.values[sample])) for name, c in components.items()},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from covey.errors import EXIT_FILE, START_FILE
+from covey.runs.attempts import HEALING
 from covey.runs.folder import (
     IN_CHECKPOINT,
     RESULT,
@@ -18,7 +19,6 @@ from covey.runs.folder import (
     latest_checkpoint,
     stream_record,
 )
-from covey.runs.healing import HEALING
 from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.references import REFERENCE, read_sums
 from covey.runs.rollouts import read_rollouts, recorded_steps
@@ -135,7 +135,7 @@ def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
     newest, _ = latest_checkpoint(run)
     if newest is None:
         return {}
-    logged = read_sealed(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logged"]["streams"]
+    logged = read_sealed(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logs"]["streams"]
     streams = logged if isinstance(logged, dict) else {}
     return {name: (int(size), str(digest)) for name, (size, digest) in streams.items()}
 

@@ -67,9 +67,9 @@ class Fleet:
         self.servers = [RemoteServer(url.rstrip("/")) for url in settings.url]
         self.version = 0
         self.probes = [prompt for prompt in probes[:PROBES] if len(prompt)]
-        self.say: Say = lambda _: None
+        self.on_event: Say = lambda _: None
         """Called with a sentence on each event of a server."""
-        self.waiting: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] = lambda: None
         """Called once a second while no result arrives; may raise to stop."""
         self._weights = WeightsFolder(folder)
         self._weights_lock = threading.Lock()
@@ -140,9 +140,9 @@ class Fleet:
             return
         server.exclusion_reason = reason_of(error)
         server.version = None
-        server.tried = time.monotonic()
+        server.last_tried = time.monotonic()
         server.hangs = timed_out(error)
-        self.say(f"{server.url} is excluded: {server.exclusion_reason}")
+        self.on_event(f"{server.url} is excluded: {server.exclusion_reason}")
 
     # Weights
 
@@ -150,28 +150,28 @@ class Fleet:
         """Bring every server that can be reached to the current weights. Raises SamplersLost."""
         start = time.monotonic()
         while True:
-            self.give_weights(at_once=True)
+            self.give_weights(retry_excluded_now=True)
             if self.present:
                 break
             if self.all_excluded and time.monotonic() - start > self.patience:
                 raise none_left(self.servers)
-            self.waiting()
+            self.on_wait()
             time.sleep(0.2)
         if self._exact is None:
             same_bits = all(s.dialect and s.dialect.streams and s.rounding == 0 for s in self.present)
             self._exact = same_bits and self.policy.bit_exact
 
-    def give_weights(self, at_once: bool = False) -> None:
+    def give_weights(self, retry_excluded_now: bool = False) -> None:
         """Let servers that lack the current weights take them, and probe them."""
-        due_servers = [server for server in self.servers if self._is_due(server, at_once)]
+        due_servers = [server for server in self.servers if self._is_due(server, retry_excluded_now)]
         for server in due_servers:
             with self._weights_lock:
                 self._update(server)
 
-    def _is_due(self, server: RemoteServer, at_once: bool) -> bool:
-        """Whether it needs weights: an excluded one every ``RETRY_SECONDS`` seconds, or ``at_once``."""
+    def _is_due(self, server: RemoteServer, retry_excluded_now: bool) -> bool:
+        """Whether it needs weights: an excluded one every ``RETRY_SECONDS`` seconds, or now."""
         if server.excluded:
-            return at_once or time.monotonic() - server.tried > RETRY_SECONDS
+            return retry_excluded_now or time.monotonic() - server.last_tried > RETRY_SECONDS
         return server.version != self.version
 
     def _update(self, server: RemoteServer) -> None:
@@ -181,21 +181,21 @@ class Fleet:
                 return
             server.version = None
         reason_before = server.exclusion_reason
-        server.tried = time.monotonic()
+        server.last_tried = time.monotonic()
         try:
             self._load_and_probe(server)
         except FAILURES as error:
             server.exclusion_reason = reason_of(error)
             server.version = None
-            server.hangs = server.arrivals > 0 and timed_out(error)
+            server.hangs = server.times_admitted > 0 and timed_out(error)
             if not same_complaint(server.exclusion_reason, reason_before):
-                self.say(f"{server.url} is excluded: {server.exclusion_reason}")
+                self.on_event(f"{server.url} is excluded: {server.exclusion_reason}")
             return
         server.exclusion_reason = ""
         server.hangs = False
-        server.arrivals += 1
+        server.times_admitted += 1
         if reason_before:
-            self.say(f"{server.url} is back, with the weights of version {self.version}")
+            self.on_event(f"{server.url} is back, with the weights of version {self.version}")
 
     def _load_and_probe(self, server: RemoteServer) -> None:
         """Give a server the current weights and probe it. Raises an error of FAILURES."""
@@ -215,7 +215,7 @@ class Fleet:
             fault = reason_of(error)
             cause = error
         if fault and self.settings.restart:  # the last resort
-            self.say(f"{server.url}: {fault}; restarting it")
+            self.on_event(f"{server.url}: {fault}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
             self._recognize(server)
             fault = self._fault(server)
@@ -227,7 +227,7 @@ class Fleet:
     def _recognize(self, server: RemoteServer) -> None:
         must_take_weights = not self.settings.restart
         server.dialect, server.model = recognize(partial(self.client.send, server), must_take_weights)
-        server.compared = False
+        server.draws_checked = False
 
     # Proof
 
@@ -244,8 +244,10 @@ class Fleet:
             if server.rounding is None:
                 server.rounding = difference
             rounding = self._allowed_difference(server)
-            fault = alters_draws(policy, ask, probes, self.temperature, rounding, stream, server.compared)
-            server.compared = server.compared or not fault
+            fault = alters_draws(
+                policy, ask, probes, self.temperature, rounding, stream, server.draws_checked
+            )
+            server.draws_checked = server.draws_checked or not fault
             return fault
         if temperature != 1.0 and mean_difference(policy, probes, 1.0) <= allowed:
             return (

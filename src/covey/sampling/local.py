@@ -31,6 +31,7 @@ from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
 from covey.sampling.draw import GREEDY, draw
 from covey.sampling.modules import ModulesEngine, check_sampling
+from covey.sampling.stops import has_stop, tail_length
 from covey.system.fault_injection import Faults
 from covey.types import Completion, Provenance, SamplingMask
 
@@ -352,13 +353,10 @@ class _Running:
         }
 
     def _has_stop_string(self, slot: int) -> bool:
-        # Only a tail is decoded, so that the cost of a step does not grow with the completion. It has a token
-        # for each byte of the longest stop string, as a token may be a single byte, and 8 more.
-        length = max(len(stop.encode()) for stop in self.params.stop) + 8
-        tail = self.tokens[slot, : self.lengths[slot]][-length:]
+        stop = self.params.stop
+        tail = self.tokens[slot, : self.lengths[slot]][-tail_length(stop) :]
         # With padding at the end, which no completion shows: a stop string may be the name of that token.
-        text = self.policy.decode.text_with_specials(tail.tolist())
-        return any(s in text for s in self.params.stop)
+        return has_stop(self.policy.decode.text_with_specials, tail.tolist(), stop)
 
     def _make_completions(
         self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool

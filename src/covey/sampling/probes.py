@@ -26,11 +26,11 @@ DRAWS = 512
 """Number of first tokens that are drawn for each prompt to compare their frequencies."""
 LEAST_P_VALUE = 1e-6
 """P-value below which frequencies are taken not to be the policy's."""
-EXPECTED = 5.0
+MIN_EXPECTED_DRAWS = 5.0
 """Fewest expected draws in a class, so that the chi-square distribution holds."""
-LEAST = 1e-9
+MIN_RECORDED_NATS = 1e-9
 """Smallest difference in nats that is recorded for a server without the policy's own bits."""
-TIE = 0.01
+TIE_NATS = 0.01
 """Nats within which a token ties with the likeliest; ten times the rounding where that is more."""
 ALTERED = (
     "it alters the distribution before it draws: a penalty, min_p, top_k, a bias, a temperature of its own. "
@@ -80,7 +80,7 @@ def alters_draws(
     greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
     for probe in probes[:1] if compared else probes:
         deficit = greedy_deficit(policy, _probe(ask, Request(probe.prompt, [0]), greedy))
-        if deficit > max(TIE, 10 * rounding):
+        if deficit > max(TIE_NATS, 10 * rounding):
             return f"at temperature 0 it takes a token {deficit:.2g} nats behind the likeliest: {ALTERED}"
     if compared or not temperature:
         return ""
@@ -121,7 +121,7 @@ def closest_policy(
     if difference <= finest or not policy.rounds:
         return policy, difference
     unrounded = policy.without_rounding()
-    unrounded_difference = max(mean_difference(unrounded, probes, temperature), LEAST)
+    unrounded_difference = max(mean_difference(unrounded, probes, temperature), MIN_RECORDED_NATS)
     if unrounded_difference < difference:
         return unrounded, unrounded_difference
     return policy, difference
@@ -186,14 +186,14 @@ def _by_token(probabilities: np.ndarray, counts: np.ndarray) -> tuple[float, flo
     order = np.argsort(-probabilities, kind="stable")
     expected = probabilities[order] * counts.sum()
     observed = counts[order]
-    unlikely = expected < EXPECTED
+    unlikely = expected < MIN_EXPECTED_DRAWS
     unlikely_draws = float(expected[unlikely].sum()), float(observed[unlikely].sum())
-    # Tokens belong to one class while their expected draws begin within the same multiple of EXPECTED.
-    classes = ((np.cumsum(expected) - expected) / EXPECTED).astype(np.int64)
+    # Tokens belong to one class while their expected draws begin within the same multiple of the minimum.
+    classes = ((np.cumsum(expected) - expected) / MIN_EXPECTED_DRAWS).astype(np.int64)
     expected = np.bincount(classes, expected)
     observed = np.bincount(classes, observed)
     # A class that is still too small is merged with the one before it.
-    classes_merged = np.maximum(np.cumsum(expected >= EXPECTED) - 1, 0)
+    classes_merged = np.maximum(np.cumsum(expected >= MIN_EXPECTED_DRAWS) - 1, 0)
     expected = np.bincount(classes_merged, expected)
     observed = np.bincount(classes_merged, observed)
     statistic = float(((observed - expected) ** 2 / expected).sum())

@@ -110,7 +110,7 @@ class RemoteSampler:
                     yield from samples
                     continue
                 # A thread has ended, or nothing came for a second: a server may need weights or a new try.
-                fleet.waiting()
+                fleet.on_wait()
                 fleet.give_weights()
                 self._start_threads(work)
                 if not fleet.all_excluded:
@@ -134,7 +134,7 @@ class RemoteSampler:
         note = "" if self._noted_padding else note_on_padding(self.policy, tokens)
         if note:
             self._noted_padding = True
-            self.fleet.say(note)
+            self.fleet.on_event(note)
 
     # Threads
 
@@ -147,9 +147,9 @@ class RemoteSampler:
         threads = max(1, self.max_running // largest)
         for server in self.fleet.present:
             # A server that came back has a new arrival, and needs new threads: its old ones have ended.
-            if work.arrivals.get(server.url) == server.arrivals:
+            if work.threads_started_for.get(server.url) == server.times_admitted:
                 continue
-            work.arrivals[server.url] = server.arrivals
+            work.threads_started_for[server.url] = server.times_admitted
             for _ in range(min(threads, pieces)):
                 threading.Thread(target=self._work, args=(server, work, self.version), daemon=True).start()
 

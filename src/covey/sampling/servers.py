@@ -48,17 +48,17 @@ class RemoteServer:
     """The mark of its replies since then; it changes if the server is restarted or its weights change."""
     exclusion_reason: str = ""
     """The reason why it is excluded; empty if it takes part."""
-    tried: float = -RETRY_SECONDS
+    last_tried: float = -RETRY_SECONDS
     """Time of the last try, on the monotonic clock."""
     hangs: bool = False
     """Whether it is excluded because it did not answer in time, after it had proven itself before."""
-    compared: bool = False
+    draws_checked: bool = False
     """Whether the frequencies of its draws have been compared since it was last recognized."""
     rounding: float | None = None
     """Mean difference of log-probs, nats, when it first had the correct weights."""
     busy: int = 0
     """Number of sampling requests that it works on."""
-    arrivals: int = 0
+    times_admitted: int = 0
     """Number of times that it has proven to have the current weights."""
 
     @property
@@ -85,8 +85,8 @@ class WorkList:
     queue: deque[Piece]
     results: Queue[list[Sampled] | Exception | None] = field(default_factory=Queue)
     """None: a server was excluded or has weights to take; an exception: a mistake of ours, to be raised."""
-    arrivals: dict[str, int] = field(default_factory=dict)
-    """Address -> the server's arrival (see ``RemoteServer.arrivals``) for which threads were started."""
+    threads_started_for: dict[str, int] = field(default_factory=dict)
+    """Address -> the server's ``times_admitted`` when threads were last started for it."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
     """Whether no more pieces are asked for."""

@@ -99,6 +99,32 @@ class StopSignal:
                 threading.Thread(target=answer, args=(words,), daemon=True).start()
 
 
+@contextmanager
+def raising_stopped(outcome: str) -> Iterator[None]:
+    """Raise Stopped at a signal inside the block, so that what is half written is removed on the way out.
+
+    Elsewhere a signal ends the process at once. ``outcome`` ends the message.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for other in stop_signals():  # the removal is not to be interrupted
+            signal.signal(other, signal.SIG_IGN)
+        stopped = Stopped(f"stopped by {signal.Signals(number).name}; {outcome}")
+        if number == signal.SIGINT:
+            stopped.code = 130
+        raise stopped
+
+    previous = {number: signal.signal(number, stop) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def _in_child() -> None:
     """Let a forked child hear nothing of the parent's pipe, and end by signals as any process does."""
     for number in stop_signals():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from covey.config.load import ResolvedConfig
 from covey.config.schema import Config, Data
 from covey.config.unread import reads
-from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
+from covey.rewards.reward_checks import check_columns, check_references, check_steps, rehearse
 from covey.rewards.scorer import Rewards
 from covey.system.console import RunConsole
 from covey.system.text import percent

@@ -112,9 +112,8 @@ def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Acti
     if steps != LOST_STEPS:
         return steps, []
     text = (
-        f"step {step + 1}: the critic has lost its way: for {steps} steps its values were further from the "
-        f"returns than any constant (explained variance {explained:.2g}). Lower algorithm.critic.lr, or let "
-        "it begin alone (algorithm.critic.warmup)"
+        f"step {step + 1}: for {steps} steps the critic predicted returns worse than their mean would "
+        f"(explained variance {explained:.2g}). Lower algorithm.critic.lr, or set algorithm.critic.warmup"
     )
     return steps, [Warn(text, "critic diverges", {"explained_variance": explained})]
 

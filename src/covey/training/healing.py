@@ -22,18 +22,12 @@ from covey.insight.findings.view import WIDEST, WINDOW, width_of
 from covey.insight.result import Result
 from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial
 from covey.runs.atomic import sync
+from covey.runs.attempts import Attempt, attempts_in_force, read_attempts, write_attempts
 from covey.runs.best import best_of
 from covey.runs.compatibility import changed_settings, effect_of_change
 from covey.runs.estimates import Evaluation, gains
 from covey.runs.folder import RunFolder, read_numbers, read_stream
-from covey.runs.healing import (
-    Attempt,
-    archive_of,
-    archive_steps,
-    attempts_in_force,
-    read_attempts,
-    write_attempts,
-)
+from covey.runs.healing import archive_of, archive_steps
 from covey.runs.journal import Journal
 from covey.runs.trust import write_own
 from covey.system.processes import on_rank_zero
@@ -97,7 +91,7 @@ def _first_proposal(
     for finding in sorted(findings, key=lambda f: f.severity != "severe"):
         attempt, refused = proposal_after(loaded, finding, steps, attempts)
         if refused:
-            journal.say(f"{finding.id}: nothing is tried: {refused}", "yellow")
+            journal.say(f"{finding.id}: no remedy tried: {refused}", "yellow")
         if attempt is not None:
             return attempt
     return None

@@ -76,5 +76,5 @@ def connect(run: Run) -> None:
         sampler.on_fewer_running = hooks.fewer_running
         sampler.on_token = hooks.on_token
     if isinstance(sampler, RemoteSampler):
-        sampler.fleet.say = hooks.servers_changed
-        sampler.fleet.waiting = run.stop.check
+        sampler.fleet.on_event = hooks.servers_changed
+        sampler.fleet.on_wait = run.stop.check

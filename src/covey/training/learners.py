@@ -20,32 +20,32 @@ class LearnerPart(NamedTuple):
     """The norms of its gradients so far; each update appends one."""
 
 
-def policy_waits(run: Run, step: int) -> bool:
+def policy_is_frozen(run: Run, step: int) -> bool:
     """Whether only the critic learns in this step (``critic.warmup``)."""
     critic = run.loaded.algorithm.critic
     return critic is not None and step < critic.warmup
 
 
-def set_value_pull(run: Run, waits: bool) -> None:
-    """Set how far a value head's gradient reaches the policy's trunk; it does not while the policy waits."""
+def set_value_pull(run: Run, policy_frozen: bool) -> None:
+    """Set how far a value head's gradient reaches the policy's trunk: not at all if the policy is frozen."""
     critic = run.loaded.algorithm.critic
     head = run.learner.policy.value
     if critic is not None and head is not None:
-        head.pull = 0.0 if waits else critic.pull
+        head.pull = 0.0 if policy_frozen else critic.pull
 
 
-def learner_parts(run: Run, waits: bool, outcome: StepUpdates) -> list[LearnerPart]:
-    """Return the learners that take part in a step: the policy, unless it ``waits``, and a critic."""
+def learner_parts(run: Run, policy_frozen: bool, outcome: StepUpdates) -> list[LearnerPart]:
+    """Return the learners that take part in a step: the policy, unless it is frozen, and a critic."""
     algorithm = run.loaded.algorithm
     rollout = run.loaded.config.rollout
     has_head = run.learner.policy.value is not None
     values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
     parts = []
-    if not waits:
+    if not policy_frozen:
         shared = values if has_head else None
         policy = PolicyObjective.of(algorithm, rollout, run.state.coefficients, shared)
         parts.append(LearnerPart(run.learner, policy, outcome.norms))
-    # A head on the policy learns with it in one pass, unless the policy waits.
-    if values is not None and (waits or not has_head):
+    # A head on the policy learns with it in one pass, unless the policy is frozen.
+    if values is not None and (policy_frozen or not has_head):
         parts.append(LearnerPart(run.critic or run.learner, values, outcome.value_norms))
     return parts

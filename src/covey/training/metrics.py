@@ -39,7 +39,7 @@ OFF_CENTRE = "advantages do not sum to zero"
 class StepUpdates:
     """The results of a training step's optimizer steps."""
 
-    before: int
+    version_before: int
     """Optimizer steps before this step."""
     stats: list[TokenStats] = field(default_factory=list)
     """Statistics of the policy's micro-batches."""

@@ -96,7 +96,7 @@ def _restore(run: Run) -> bool:
         guarded = run.loaded.config.guards.kl_action == "raise_coef"
         coefficients = resumed_coefficients(saved.state.coefficients, run.loaded.algorithm, guarded)
         run.state = replace(saved.state, coefficients=coefficients)
-        logged = saved.logged
+        logged = saved.logs
     # Without a checkpoint too: the sampler may hold other weights, as after another stage.
     run.sampler.sync(run.learner)
     journal.clock.before = run.state.seconds

@@ -19,7 +19,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
-from covey.training.learners import learner_parts, policy_waits, set_value_pull
+from covey.training.learners import learner_parts, policy_is_frozen, set_value_pull
 from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.misattributed import misattributed_groups, report_misattributed
 from covey.training.run import Run
@@ -56,21 +56,21 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, outcom
         step_metrics(step, rollout, batch, outcome, loaded, run.state.coefficients) | run.drift_metrics()
     )
     report_misattributed(
-        run.journal, step, misattributed_groups(rollout.groups, outcome.stats, outcome.before)
+        run.journal, step, misattributed_groups(rollout.groups, outcome.stats, outcome.version_before)
     )
     report_step(run.journal, step, rollout, batch, outcome, metrics, loaded)
     has_signal = bool(batch.advantages.any())
     run.state = run.supervisor.judge_step(run.state, step, metrics, rollout.all_groups, has_signal)
-    refresh_reference(run.learner, loaded.algorithm, outcome.before)
+    refresh_reference(run.learner, loaded.algorithm, outcome.version_before)
     return run.end_step(metrics)
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
     outcome = StepUpdates(run.learner.version)
-    waits = policy_waits(run, step)
-    set_value_pull(run, waits)
-    parts = learner_parts(run, waits, outcome)  # decided once for all updates of the step
+    policy_frozen = policy_is_frozen(run, step)
+    set_value_pull(run, policy_frozen)
+    parts = learner_parts(run, policy_frozen, outcome)  # decided once for all updates of the step
     for number, minibatch in enumerate(step_minibatches(batch, run.loaded, old, step)):
         for part in parts:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.

@@ -16,7 +16,7 @@ from covey.objective.algorithms import Algorithm
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
-from covey.runs.checkpoint import State, save_checkpoint
+from covey.runs.checkpoint import RunState, save_checkpoint
 from covey.runs.drift import Drift
 from covey.runs.folder import checkpoint_at
 from covey.runs.journal import Journal
@@ -51,7 +51,7 @@ class Run:
     stop: StopSignal
     watchdog: Watchdog
     options: RunOptions = field(default_factory=RunOptions)
-    state: State = field(default_factory=State)
+    state: RunState = field(default_factory=RunState)
     critic: Learner[ValueModel] | None = None
     """A separate value network, if the algorithm has one."""
     first_policy: Callable[[], Policy] | None = None

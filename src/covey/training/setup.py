@@ -20,7 +20,7 @@ from covey.models.policy import Policy
 from covey.objective.controllers import first_coefficients
 from covey.rollouts.learned import reward_model_bytes
 from covey.runs.arithmetic import arithmetic_notes, follow_run
-from covey.runs.checkpoint import State
+from covey.runs.checkpoint import RunState
 from covey.runs.clock import Clock
 from covey.runs.folder import RunFolder
 from covey.runs.journal import Journal
@@ -84,7 +84,7 @@ def set_up(
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
-        state=State(coefficients=first_coefficients(loaded.algorithm)),
+        state=RunState(coefficients=first_coefficients(loaded.algorithm)),
         critic=critic,
         first_policy=_first_policy(loaded, task),
     )

@@ -13,7 +13,7 @@ from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import gravest, no_signal
 from covey.insight.findings.watch import Watch
 from covey.objective.controllers import Coefficients, next_coefficients
-from covey.runs.checkpoint import State
+from covey.runs.checkpoint import RunState
 from covey.runs.journal import Journal
 from covey.system.processes import is_rank_zero, on_rank_zero
 from covey.training.guards import KLAlarm, Stop, apply_guards, kl_alarm
@@ -22,7 +22,7 @@ from covey.types import Group
 
 
 class Supervisor:
-    """Judges a run by its measurements. What it remembers is in the run's logs and in its ``State``."""
+    """Judges a run by its measurements. What it remembers is in the run's logs and in its ``RunState``."""
 
     def __init__(self, loaded: ResolvedConfig, journal: Journal) -> None:
         self.loaded = loaded
@@ -31,12 +31,12 @@ class Supervisor:
 
     def judge_step(
         self,
-        state: State,
+        state: RunState,
         step: int,
         metrics: Mapping[str, float],
         groups: Sequence[Group],
         has_signal: bool,
-    ) -> State:
+    ) -> RunState:
         """Report findings, apply the guards, and return ``state`` with their memory and new coefficients.
 
         ``has_signal``: whether the step had an advantage that is not 0. Raises GoBack or GuardStop.

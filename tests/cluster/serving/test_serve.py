@@ -89,7 +89,7 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
                 trained, Servers(url=(healthy, url)), tmp_path / "sync", random_prompts(4), 1.0, 6
             )
             made.said = []
-            made.fleet.say = made.said.append
+            made.fleet.on_event = made.said.append
             moved(trained)
             made.sync(Version(1))
             list(made.sample(asked(), SamplingParams(10)))
@@ -114,7 +114,7 @@ def test_weights_that_another_run_gave_under_the_same_version_are_found(
             for each, name in ((ours, "one"), (theirs, "other"))
         )
         one.said = []
-        one.fleet.say = one.said.append
+        one.fleet.on_event = one.said.append
         for made in (one, other):
             made.sync(Version(1))
             list(made.sample(asked(1), SamplingParams(10)))

@@ -30,6 +30,7 @@ from covey.insight.pages.server import STATIC
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import MOST, ThinnedCurve
 from covey.insight.show import end_reason, show_step
+from covey.models.tiny import build_tokenizer
 from covey.runs.folder import RunFolder
 from covey.runs.state import RunState, run_state
 from covey.runs.trust import write_own
@@ -274,6 +275,19 @@ def test_it_starts_says_where_and_ends_with_ctrl_c(site) -> None:
     assert (process.returncode, said) == (0, "")
 
 
+def test_a_line_comes_before_what_takes_long(site) -> None:
+    """On a busy machine the address came after fifteen seconds of silence."""
+    command = [sys.executable, "-m", "covey", "ui", str(site.root), "--no-open"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == f"pages of {site.root}: loading ...\n"
+    os.killpg(process.pid, signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert "http" not in out
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "covey", "ui", str(tmp_path / "none")], capture_output=True, text=True
@@ -283,17 +297,23 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
 
 def test_a_completion_has_the_reason_of_its_end(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run", rollout={"max_tokens": 7, "stop": ["."]})
-    group = made_group([1, 0, 0], ["4", "four.", "4 and 4"])
+    # The last token of the fourth has a letter after the stop string.
+    group = made_group([1, 0, 0, 0], ["4", "four.", "4 and 4", "four.5"])
     cut = replace(group.completions[2], finish="length")
-    log_step(folder, 0, [replace(group, completions=(*group.completions[:2], cut))])
+    log_step(folder, 0, [replace(group, completions=(*group.completions[:2], cut, group.completions[3]))])
     folder.close()
     ends = [c["ended"] for c in group_page(folder.path, 0, 0)["completions"]]
-    assert ends == ["end token", "stop string '.'", "token limit (rollout.max_tokens 7)"]
+    assert ends == ["end token", "stop string '.'", "token limit (rollout.max_tokens 7)", "stop string '.'"]
     assert tokens.token_page(folder.path, 0, 0, 1)["row"]["ended"] == ends[1]
-    turns = [{"role": role, "content": ""} for role in ("assistant", "tool", "assistant")]
-    row = {"finish": "stop", "completion": "", "turns": turns}
-    assert "rollout.tools.max_calls 1" in end_reason(row, {"tools": {"max_calls": 1}})
+    call = '<tool_call>{"name": "calculate", "arguments": {"expression": "1.5"}}</tool_call>'
+    turns = [{"role": role, "content": call} for role in ("assistant", "tool", "assistant")]
+    row = {"finish": "stop", "completion": 2 * call, "turns": turns}
+    limits = {"tools": {"max_calls": 1}}
+    assert "rollout.tools.max_calls 1" in end_reason(row, limits)
     assert end_reason(row, {"tools": {"max_calls": 2}}) == "end token"
+    # An answer after the last call that is allowed is no further call, and only its own text can end it.
+    answered = {**row, "turns": [*turns[:2], {"role": "assistant", "content": "2"}]}
+    assert end_reason(answered, {**limits, "stop": ["."]}) == "end token"
     failed = {**row, "environment_fault": "it hung"}
     assert end_reason(failed, {}) == "its environment failed: it hung"
 
@@ -485,6 +505,16 @@ def test_tokens_of_a_base_model_in_a_hubs_cache_have_their_texts(
     values = {"model": "some/model", "data": {"task": "sums"}, "output": str(tmp_path / "run")}
     write_own(folder.path, "config.yaml", resolved_yaml(load_config(values=values)))
     assert tokens.token_page(folder.path, 0, 0, 0)["pieces"]
+
+
+def test_tokens_that_end_within_a_character_are_shown() -> None:
+    tokenizer = build_tokenizer(["is it ש?"] * 3, 400).backend_tokenizer
+    ids = tokenizer.encode("is it ש 🙂").ids
+    for length in range(1, len(ids) + 1):
+        pieces = tokens.token_pieces(tokenizer, ids[:length])
+        assert len(pieces) == length
+        assert "".join(pieces) == tokenizer.decode(ids[:length], skip_special_tokens=False)
+    assert tokens.token_pieces(tokenizer, []) == []
 
 
 def test_a_page_of_a_run_whose_settings_are_gone_names_them(tmp_path: Path) -> None:

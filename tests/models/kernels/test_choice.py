@@ -183,7 +183,7 @@ def test_a_trial_is_asked_for_all_numbers_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_a_run_goes_on_with_the_choice_it_began_with(tmp_path: Path, here: bool) -> None:
+def test_a_run_continues_with_the_choice_it_began_with(tmp_path: Path, here: bool) -> None:
     machine = build.processor() if here else "flags : of another"
     record = {"machine": machine, "products": {"float32": ["inputs"]}}
     (tmp_path / "env.json").write_text(sealed(record))

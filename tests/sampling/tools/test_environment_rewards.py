@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.rewards.audit import rehearse
 from covey.rewards.environments import environment_reward
 from covey.rewards.loading import load_rewards
+from covey.rewards.reward_checks import rehearse
 from covey.sampling.tools.use import initial_state
 from covey_verify.errors import ConfigError, RewardError
 from covey_verify.sandbox.wire import Attributes, decode_value, encode_value

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from covey.cli import main
+from covey.insight.pages.steps import group_page
 from covey.insight.rescore import rescore
 from covey.insight.sample_command import sample_command
-from covey.insight.show import show_group
+from covey.insight.show import show_group, show_step
 from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.loading import load_rewards
@@ -263,3 +264,18 @@ def test_a_group_shows_what_tools_said(tmp_path: Path) -> None:
     start(tmp_path / "run", **settings, rewards=(turned,), train={"steps": 1, "lr": 1e-3})
     _, lines = show_group(tmp_path / "run", 0, 0)
     assert "  > 42" in lines
+    # The tokens of a step's list are those of its metrics: what the model drew.
+    (step,) = metrics_of(tmp_path / "run")
+    groups = show_step(tmp_path / "run", 0)[0]["groups"]
+    assert np.mean([group["tokens"] for group in groups]) == pytest.approx(step["length/mean"])
+    log = read_rollouts(tmp_path / "run", 0)
+    answered = [row for row in log.rows if row.get("turns")]
+    assert answered
+    for row in answered:
+        assert row["inserted"] == 3 * sum(turn["role"] == "tool" for turn in row["turns"])
+    lengths = [n for group in log.groups for n in group_page(tmp_path / "run", 0, group)["lengths"]]
+    assert np.mean(lengths) == pytest.approx(step["length/mean"])
+    shown = [line for group in log.groups for line in show_group(tmp_path / "run", 0, group)[1]]
+    assert any(
+        f"{answered[0]['tokens']} tokens ({answered[0]['inserted']} inserted)" in line for line in shown
+    )

@@ -135,7 +135,7 @@ def talk(
     return found.completion, inner
 
 
-def test_a_chat_goes_on_as_its_template_writes_it(policy: Policy, box: Toolbox) -> None:
+def test_a_chat_continues_as_its_template_writes_it(policy: Policy, box: Toolbox) -> None:
     whole, inner = talk(policy, box, CHAT, WRITTEN, "It is 42")
     messages = [
         *CHAT.prompt,
@@ -382,3 +382,21 @@ def test_metrics_count_answers_and_errors(policy: Policy, box: Toolbox) -> None:
     found = tool_metrics([group])
     assert (found["tools/turns"], found["tools/used"], found["tools/failed"]) == (0.5, 0.5, 0.5)
     assert found["tools/tokens"] == sum(int((~c.drawn).sum()) for c in (good, bad)) / 4
+
+
+def test_a_stop_string_that_begins_in_one_part_of_a_turn_ends_in_the_next(
+    policy: Policy, box: Toolbox
+) -> None:
+    inner = Scripted(policy, *pieces_of(TOLD), "never asked for", end=False)
+    params = SamplingParams(400, stop=("</tool_call>1", "call>2"))
+    (found,) = TurnSampler(inner, policy, box).sample([Request(np.array([5, 6]), [11], problem=TEXT)], params)
+    whole = found.completion
+    assert len(inner.asked) == 2
+    # The token that completes it may have more text.
+    assert whole.text.startswith(
+        '<tool_call>{"name": "calculate", "arguments": {"expression": "1+</tool_call>1'
+    )
+    assert len(whole.text) < len(TOLD)
+    assert "</tool_call>1" not in policy.decode(whole.tokens[:-1].tolist())
+    assert policy.decode(whole.tokens.tolist()) == whole.text
+    assert (whole.finish, whole.transcript.turns, len(whole.logprobs)) == ("stop", (), len(whole.tokens))

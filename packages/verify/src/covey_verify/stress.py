@@ -144,7 +144,8 @@ class StressFinding:
 
     def __str__(self) -> str:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
-        return f"{self.reward}: {self.attack} on {self.problem}: {self.value} ({self.status}) for {shown!r}"
+        value = None if self.value is None else round(self.value, 6)  # .3 / 3 has 17 digits
+        return f"{self.reward}: {self.attack} on {self.problem}: {value} ({self.status}) for {shown!r}"
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from covey.insight.findings.rule import find
 from covey.insight.findings.settings import SettingOf, settings_of, unknown
 from covey.insight.findings.table import RULES, explain
 from covey.insight.findings.view import WIDEST, RunView
+from covey.runs.attempts import read_attempts
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
-from covey.runs.healing import read_attempts
 from covey.runs.reader import last_stage, load_for_reading, read_ending, read_verdict
 from covey.types import Group
 from covey_verify.errors import ConfigError

@@ -20,8 +20,8 @@ from covey.insight.metric_table import hints
 from covey.insight.pages.settings import nearest_preset, recorded_values, setup_but_seed, value_text
 from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
+from covey.runs.attempts import Attempt, read_attempts
 from covey.runs.folder import ended_otherwise, stream_record
-from covey.runs.healing import Attempt, read_attempts
 from covey.runs.reader import (
     read_ending,
     read_environment,

@@ -9,7 +9,7 @@ import numpy as np
 
 from covey.insight.pages.lab import first_words
 from covey.insight.pages.thinning import Record
-from covey.insight.show import advantage_reason, end_reason, group_facts
+from covey.insight.show import advantage_reason, drawn_tokens, end_reason, group_facts
 from covey.rewards.loading import BUILT_IN
 from covey.runs.reader import recorded_yaml
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
@@ -59,7 +59,7 @@ def _group_row(log: RolloutLog, group: int) -> Record:
     return {
         **facts,
         "prompt": prompt_text(facts["prompt"])[:PROMPT],
-        "lengths": [r["tokens"] for r in rows],
+        "lengths": [drawn_tokens(r) for r in rows],
         "truncated": sum(r["finish"] == "length" for r in rows),
         # The std of equal rewards may be a rounding error, which is no spread.
         "spread": float(np.std(rewards)) if facts["spread"] else 0.0,

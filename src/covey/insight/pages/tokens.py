@@ -84,9 +84,18 @@ def _none_if_missing(values: np.ndarray) -> np.ndarray | None:
 
 
 def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text that each token adds; empty for a token that only begins a character."""
+    """Return the text that each token adds; empty for a token that only begins a character.
+
+    The last token has what is left of a character that does not end.
+    """
     stream = DecodeStream(skip_special_tokens=False)
-    return [stream.step(tokenizer, i) or "" for i in ids]
+    pieces = [stream.step(tokenizer, i) or "" for i in ids]
+    # The stream waits for the rest of a character, which never comes if the tokens end within it.
+    shown = "".join(pieces)
+    text = tokenizer.decode(list(ids), skip_special_tokens=False)
+    if pieces and text.startswith(shown):
+        pieces[-1] += text.removeprefix(shown)
+    return pieces
 
 
 def tokenizer_of(folder: Path) -> Tokenizer | None:

@@ -19,6 +19,7 @@ import numpy as np
 from covey.models.policy import Policy
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
+from covey.sampling.stops import ended_at_stop
 from covey.sampling.tools.allowance import Allowance, Waiting
 from covey.sampling.tools.environments import Episode, FinalState
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
@@ -166,7 +167,7 @@ class TurnSampler:
                 request, dialogues = turn_requests[number]
                 dialogue = dialogues[sample]
                 dialogue.parts.append(part)
-                turn = self._join_parts(dialogue.parts)
+                turn = self._join_parts(dialogue.parts, params)
                 # A stop string inside an argument has ended it: the same turn continues in the next round.
                 if self._continues(dialogue, turn, params):
                     continued.append((dialogue, dialogue.with_turn(turn)))
@@ -193,12 +194,18 @@ class TurnSampler:
                 for dialogue, completion in continued
             ]
 
-    def _join_parts(self, parts: Sequence[Completion]) -> Completion:
-        """Join the parts of a turn; there are several if its stop string was inside an argument."""
+    def _join_parts(self, parts: Sequence[Completion], params: SamplingParams) -> Completion:
+        """Join the parts of a turn; there are several if its stop string was inside an argument.
+
+        A stop string of the user's that begins in one part and ends in the next ends the turn too.
+        """
         if len(parts) == 1:
             return parts[0]
         turn = reduce(Completion.then, parts)
-        return replace(turn, text=self.policy.decode(turn.tokens.tolist()))
+        decode = self.policy.decode
+        turn = replace(turn, text=decode(turn.tokens.tolist()))
+        first = len(turn.tokens) - len(parts[-1].tokens)
+        return ended_at_stop(turn, first, params.stop, decode.text_with_specials, decode)
 
     def _continues(self, dialogue: Dialogue, turn: Completion, params: SamplingParams) -> bool:
         """Whether a turn was ended by a stop string inside a call's text, and has room to continue."""

@@ -119,7 +119,7 @@ export function completion(run, step, g, c) {
   const components = Object.entries(c.components);
   return h("article", { class: "completion" },
     h("header", {}, pageLink({ run, step, group: g.group, sample: c.sample }, {}, `Completion ${c.sample}`),
-      h("span", { class: "muted num" }, c.tokens === null ? "" : `${c.tokens} tokens`), c.finish === "length" ? h("span", { class: "pill bad" }, "truncated") : null, c.ended ? h("p", { class: "muted small end-of" }, "Ended by: ", written(c.ended)) : null),
+      h("span", { class: "muted num" }, c.tokens === null ? "" : `${c.tokens} tokens${c.inserted ? ` (${c.inserted} inserted)` : ""}`), c.finish === "length" ? h("span", { class: "pill bad" }, "truncated") : null, c.ended ? h("p", { class: "muted small end-of" }, "Ended by: ", written(c.ended)) : null),
     h("div", { class: "score" }, h("div", {}, h("span", { class: "label" }, term("reward", REWARD)), c.reward === null ? h("strong", {}, "not scored") : h("strong", {}, num(c.reward, 2))),
       h("div", {}, h("span", { class: "label" }, term("advantage", ADVANTAGE)), h("strong", {}, num(c.advantage, 3, true)), bar(c.advantage, largest))),
     components.length ? h("table", { class: "parts" }, h("caption", { class: "sr" }, "Rewards by function"), h("tbody", {}, components.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, term(written(name), g.hints?.[name])), h("td", {}, num(value, 2)),

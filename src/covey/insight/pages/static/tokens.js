@@ -90,7 +90,7 @@ export async function tokenPage(run, step, group, sample, focus) {
   const node = h("div", {},
     trail({ run, step, group, sample }),
     h("div", { class: "title" }, h("h1", {}, `Completion ${sample}`), h("span", { class: "space" }), h("span", { class: "pager" }, go(sample - 1, "‹ previous"), go(sample + 1, "next ›"))),
-    h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), row.tokens === null ? "." : `, ${row.tokens} tokens.`, row.ended ? [" Ended by: ", written(row.ended), "."] : ""),
+    h("p", { class: "lead" }, "Reward ", num(row.reward, 2), ", advantage ", num(row.advantage, 3, true), row.tokens === null ? "." : `, ${row.tokens} tokens${row.inserted ? ` (${row.inserted} inserted)` : ""}.`, row.ended ? [" Ended by: ", written(row.ended), "."] : ""),
     h("details", {}, h("summary", {}, "Prompt"), prompt(found.prompt)),
     pieces || !ids.length ? null : h("p", { class: "note" }, "No tokenizer of this run is on this machine yet, so tokens are shown by number. A checkpoint brings one."),
     row.lacks ? h("p", { class: "note" }, written(row.lacks)) : null,
