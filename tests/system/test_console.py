@@ -79,7 +79,7 @@ def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_f
     console.begin("2-rl (rl)", 10)
     for number in range(1, 6):
         console.step(number, number / 5, FACTS, {"truncated": "red"})
-    console.measured(5, 0.25)
+    console.add_accuracy(5, 0.25)
     long = "an answer that is much longer than a line of the terminal " * 9
     console.examples = ("1+\x1b[2J2=", PanelCompletion(1.0, f"3\n{long}"), PanelCompletion(0.0, long))
     console.say(f"step 4: something. {long}", "yellow")

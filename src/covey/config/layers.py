@@ -182,7 +182,7 @@ def get(raw: object, key: str) -> object:
 def with_value(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]:
     """Return the mapping with another value at a dotted key.
 
-    >>> put({"algorithm": "grpo"}, "algorithm.kl.coef", 0.1)
+    >>> with_value({"algorithm": "grpo"}, "algorithm.kl.coef", 0.1)
     {'algorithm': {'name': 'grpo', 'kl': {'coef': 0.1}}}
     """
     head, _, rest = key.partition(".")

@@ -371,7 +371,7 @@ def resolved_values(loaded: ResolvedConfig) -> dict[str, object]:
 def replace_in_texts(value: object, old: re.Pattern[str], new: str) -> Any:
     """Return plain values with ``old`` replaced by ``new`` in their texts.
 
-    >>> moved({"model": "/runs/r/2-sft/final", "n": 1}, re.compile("^/runs/r/"), "../")
+    >>> replace_in_texts({"model": "/runs/r/2-sft/final", "n": 1}, re.compile("^/runs/r/"), "../")
     {'model': '../2-sft/final', 'n': 1}
     """
     if isinstance(value, Mapping):

@@ -34,7 +34,7 @@ class ControlWords:
     def remove_from(self, text: str) -> str:
         """The text without any of the words; where several end at a place, without the longest.
 
-        >>> ControlWords(["<end>"]).removed("a<en<end>d>b")
+        >>> ControlWords(["<end>"]).remove_from("a<en<end>d>b")
         'ab'
         """
         characters = list[str]()

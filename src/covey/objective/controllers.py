@@ -91,7 +91,7 @@ def adaptive_entropy(
 def raise_coef(coef: float, start: float, too_far: bool, factor: float = 1.5) -> float:
     """coef times ``factor`` in each step above the KL guard's bound, and back towards ``start`` below it.
 
-    >>> raised(0.1, start=0.1, too_far=True), raised(0.15, start=0.1, too_far=False)
+    >>> raise_coef(0.1, start=0.1, too_far=True), raise_coef(0.15, start=0.1, too_far=False)
     (0.15000000000000002, 0.1)
     """
     return coef * factor if too_far else max(start, coef / factor)

@@ -14,7 +14,7 @@ from covey.tasks.generated import GeneratedTask
 def worked_answer(first: int, second: int) -> list[dict[str, str]]:
     """Return a worked answer: the call, the tool's reply, the product.
 
-    >>> [message["content"] for message in called(12, 34)][1:]
+    >>> [message["content"] for message in worked_answer(12, 34)][1:]
     ['408', '<answer>408</answer>']
     """
     call = {"name": "calculate", "arguments": {"expression": f"{first}*{second}"}}

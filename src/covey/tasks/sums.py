@@ -17,7 +17,7 @@ STEP = re.compile(r"(\d{1,6})\+(\d{1,6})=(\d{1,6})|<answer>(\d{1,6})</answer>")
 def make_row(terms: list[int], modulus: int) -> dict[str, object]:
     """Return the row of one problem, with the partial sums written out.
 
-    >>> worked([7, 8, 9], modulus=10)["completion"]
+    >>> make_row([7, 8, 9], modulus=10)["completion"]
     '<think>7+8=5 5+9=4</think><answer>4</answer>'
     """
     steps = []

@@ -134,7 +134,7 @@ def find_tagged(text: str, tag: str) -> str | None:
 def find_boxed(text: str) -> str | None:
     r"""Return the content of the last complete \boxed{...} with balanced braces; escaped braces do not count.
 
-    >>> boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
+    >>> find_boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
     # One pass pairs all braces: closing[index of "{"] = index of its "}". The pattern skips escaped braces.

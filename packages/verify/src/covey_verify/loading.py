@@ -95,7 +95,7 @@ def convert_setting(where: str, annotation: Any, value: Any) -> Any:
     """Return a value converted to a type. Raises ConfigError naming the place, the value and the type.
 
     >>> from covey_verify.types import Fraction
-    >>> fitting("tolerance", Fraction, 1), fitting("rule", Literal["boxed", "whole"], "whole")
+    >>> convert_setting("tolerance", Fraction, 1), convert_setting("rule", Literal["boxed", "whole"], "whole")
     (1.0, 'whole')
     """
     if get_origin(annotation) is Annotated:

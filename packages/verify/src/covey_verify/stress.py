@@ -350,7 +350,7 @@ def _formats(row: Row) -> Iterator[tuple[str, str]]:
 def close_answers(reference: str) -> Iterator[tuple[str, str]]:
     """Yield incorrect answers that are close to a number, and their names.
 
-    >>> list(dict(derived("0.25")))
+    >>> list(dict(close_answers("0.25")))
     ['-0.25', '25', '0.0025', '4', '0.26', '0.24']
     """
     value = number(reference)
@@ -371,7 +371,7 @@ def close_answers(reference: str) -> Iterator[tuple[str, str]]:
 def format_number(value: Fraction) -> str:
     """Return a number as people write it: a decimal if that is exact.
 
-    >>> written(Fraction(-1, 8)), written(Fraction(1, 3)), written(Fraction(1200))
+    >>> format_number(Fraction(-1, 8)), format_number(Fraction(1, 3)), format_number(Fraction(1200))
     ('-0.125', '1/3', '1200')
     """
     # A decimal is exact if the denominator has no prime factors but 2 and 5.

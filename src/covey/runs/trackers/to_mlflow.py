@@ -21,7 +21,7 @@ PER_CALL = 100
 def allowed_name(name: str) -> str:
     """Return a name as MLflow allows it: letters, digits, _ - . : / and space, without `.` and `..` parts.
 
-    >>> allowed("held_out/pass@1"), allowed("reward//é/../mean")
+    >>> allowed_name("held_out/pass@1"), allowed_name("reward//é/../mean")
     ('held_out/pass_1', 'reward/_/_/mean')
     """
     parts = (re.sub(r"[^0-9A-Za-z_\-. :]", "_", part) for part in name.split("/") if part)

@@ -32,7 +32,7 @@ class Misfit(ValueError):
 def convert_value(value: object, schema: object, where: str) -> object:
     """Return a JSON value in the type that its schema asks for; ``where`` names it. Raises Misfit.
 
-    >>> fitting({"steps": [1, 2.0]}, {"properties": {"steps": {"items": {"type": "integer"}}}}, "go")
+    >>> convert_value({"steps": [1, 2.0]}, {"properties": {"steps": {"items": {"type": "integer"}}}}, "go")
     {'steps': [1, 2]}
     """
     # JSON Schema also has the schemas true and false: all values, and none.

@@ -51,7 +51,7 @@ OTHERWISE = re.compile(
 def read_answer(text: str) -> Node:
     r"""Return the tree of an answer. Raises Unreadable, TooLarge.
 
-    >>> read(r"\{1, 2\}").kind, read("[0, 1)").text, read("x = 3").marks, read(r"\frac12 \text{ cm}").text
+    >>> read_answer(r"\{1, 2\}").kind, read_answer("[0, 1)").text, read_answer("x = 3").marks, read_answer(r"\frac12 \text{ cm}").text
     ('set', '[)', ('=',), 'm')
     """
     if too_large(text):

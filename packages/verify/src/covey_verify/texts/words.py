@@ -43,7 +43,7 @@ ENDINGS = "etc inc ltd co corp jr sr dept est a.m p.m u.s u.k u.n d.c ph.d"
 def normalize(text: str) -> str:
     r"""Return a text as all checks read it: composed, its lines ended by \n, without invisible characters.
 
-    >>> normalized(" ro\u200bck\r\nand\rroll ")
+    >>> normalize(" ro\u200bck\r\nand\rroll ")
     'rock\nand\nroll'
     """
     visible = INVISIBLE.sub("", unicodedata.normalize("NFC", text))
@@ -53,7 +53,7 @@ def normalize(text: str) -> str:
 def fold_case(text: str) -> str:
     """Return a text without differences of case, width, quotation marks and white space.
 
-    >>> folded("Is  it Mother’s?")
+    >>> fold_case("Is  it Mother’s?")
     "is it mother's?"
     """
     return " ".join(unicodedata.normalize("NFKC", text).casefold().translate(QUOTES).split())
