@@ -35,8 +35,8 @@ class Inexact(ValueError):
 def constant(node: Node) -> Fraction | None:
     r"""Return the value of a rational number, None for anything else.
 
-    >>> from covey_verify.mathematics.reader import read
-    >>> constant(read(r"\frac{2^3}{6}")), constant(read(r"\pi"))
+    >>> from covey_verify.mathematics.reader import read_answer
+    >>> constant(read_answer(r"\frac{2^3}{6}")), constant(read_answer(r"\pi"))
     (Fraction(4, 3), None)
     """
     if node.kind == "number":
