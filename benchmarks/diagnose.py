@@ -18,7 +18,7 @@ from typing import Any
 from covey.commands.diagnose import diagnose, plan_trials
 from covey.config.load import load_config
 from covey.errors import GuardStop
-from covey.insight.trials import conclusion, helping
+from covey.insight.trials import conclusion, helpful_trials
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
@@ -125,7 +125,7 @@ def row(name: str, case: Disease, seed: int) -> str:
         return f"| {name} | {seed} | {case.what} | refused: {error} | | |"
     finally:
         shutil.rmtree(folder.with_name(f"{folder.name}-diagnosis"), ignore_errors=True)
-    named = ", ".join(f"`{t.change.line}`" for t in helping(trials)) or "nothing"
+    named = ", ".join(f"`{t.change.line}`" for t in helpful_trials(trials)) or "nothing"
     cure = case.says if case.id == "config" else ", ".join(case.cure)
     said = conclusion(trials, unchanged).replace("\n", " ")
     took = f"{time.monotonic() - started:.0f} s"

@@ -178,7 +178,7 @@ MUTANTS = [
         ("padded length in the sequence ratio", "/ mask.sum(-1, keepdim=True).clamp(min=1)", "/ log_ratio.shape[-1]"),
         ("missing detach in GSPO-token", "sequence(log_ratio, mask).detach()", "sequence(log_ratio, mask)"),
         ("missing detach on-policy", "(logprobs - logprobs.detach()).exp()", "(logprobs - logprobs).exp()"),
-        ("no bound on the response ratio", "return bounded(log_ratio.sum(-1, keepdim=True))", "return (log_ratio.sum(-1, keepdim=True))"),
+        ("no bound on the response ratio", "return clamp_log_ratio(log_ratio.sum(-1, keepdim=True))", "return (log_ratio.sum(-1, keepdim=True))"),
         ("clip sides of GMPO swapped", "upper.where(advantages > 0, lower)", "lower.where(advantages > 0, upper)"),
         ("log-ratios not bounded", "return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)", "return log_ratio"),
     ),
@@ -312,7 +312,7 @@ MUTANTS = [
         ("OPO's lengths count untrained tokens", "return self.mask.sum(-1).double()", "return self.mask.new_full((len(self.mask),), self.mask.shape[1], dtype=self.rewards.dtype)"),
         ("padding not removed", "value.where(self.mask, value.new_zeros(()))", "value"),
         ("old log-probs carry gradient", "value if name in _CARRY_GRADIENT else value.detach()", "value"),
-        ("trainer and sampler swapped", "bounded(self.old_logprobs - self.sampler_logprobs)", "bounded(self.sampler_logprobs - self.old_logprobs)"),
+        ("trainer and sampler swapped", "clamp_log_ratio(self.old_logprobs - self.sampler_logprobs)", "clamp_log_ratio(self.sampler_logprobs - self.old_logprobs)"),
         ("reference and policy swapped", "self.logprobs - self.ref_logprobs", "self.ref_logprobs - self.logprobs"),
     ),
     *of(
@@ -504,7 +504,7 @@ MUTANTS = [
     ),
     *of(
         "training/preference.py",
-        ("KTO's reference point with the wrong sign", "(summed(run.learner, batch) - refs).mean()", "(refs - summed(run.learner, batch)).mean()"),
+        ("KTO's reference point with the wrong sign", "(answer_log_probs(run.learner, batch) - refs).mean()", "(refs - answer_log_probs(run.learner, batch)).mean()"),
         ("KTO's reference point from the answers themselves", "unrelated = [len(examples) + i for i in rows]", "unrelated = list(rows)"),
         ("answers to the same prompt for others'", "if not np.array_equal(e.tokens, example.tokens)", "if np.array_equal(e.tokens, example.tokens)"),
         ("ORPO's prompt is not trained", "np.full(len(rest), chosen)", "np.full(len(rest), False)"),
@@ -621,7 +621,7 @@ MUTANTS = [
     *of(
         "sampling/tools/inserted.py",
         ("the turn's end twice", "ends[-1] + closed", "ends[-1]"),
-        ("the template's words in a result", 'words.removed(text.encode("utf-8", "replace").decode())', 'text.encode("utf-8", "replace").decode()'),
+        ("the template's words in a result", 'words.remove_from(text.encode("utf-8", "replace").decode())', 'text.encode("utf-8", "replace").decode()'),
         ("a long result whole", "if len(ids) <= limit", "if True"),
     ),
     *of(

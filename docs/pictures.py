@@ -44,7 +44,7 @@ def main(run: Path) -> None:
     console.examples = most_mixed(read_rollouts(run, shown))
     console.started -= sum(v for lap in times[:half] for k, v in lap.items() if k.startswith("seconds/"))
     console.console = terminal
-    console.sampling(181, 256)
+    console.show_sampling(181, 256)
     terminal.print(console.panel())
     drawing = terminal.export_svg(title="covey demo")
     # Without the fonts it would load from elsewhere.

@@ -155,7 +155,7 @@ def run_start(
     from covey.training.pipeline import run_together
 
     loaded = _with_absolute_output(
-        start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
+        start.with_settings(("--output", str(resumed)) if resumed is not None else ()).load()
     )
     several = started_together()
     if several and isinstance(loaded.config.model, ModelObject):

@@ -373,11 +373,11 @@ class Group:
         if self.credit == "token":
             return not self.scorable.any()
         # All values of a function in one set: a single element means that it tells no two apart.
-        outcomes = [self.compared(int(i)) for i in np.flatnonzero(self.scorable)]
+        outcomes = [self.values_of(int(i)) for i in np.flatnonzero(self.scorable)]
         names = outcomes[0] if outcomes else ()
         return all(len(set().union(*(values[name] for values in outcomes))) < 2 for name in names)
 
-    def compared(self, i: int) -> dict[str, set[float]]:
+    def values_of(self, i: int) -> dict[str, set[float]]:
         """name -> the values that the function gave completion i: one a step, if it rewards steps."""
         values: dict[str, set[float]] = {}
         for name, component in self.components.items():

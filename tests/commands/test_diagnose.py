@@ -25,7 +25,7 @@ from covey.insight.trials import (
     TrialResult,
     changes_worth_trying,
     conclusion,
-    helping,
+    helpful_trials,
 )
 from covey.runs.estimates import Estimate
 from covey.runs.folder import read_numbers
@@ -239,7 +239,7 @@ def test_what_helps_beyond_chance_is_named() -> None:
     bad = trial("train.lr: 1e-3", -0.5, -0.2)
     order = trial("seed: 1", 0.3, 0.5, why="chance")
     assert [t.effect for t in (good, weak, bad)] == ["helps", "no clear change", "harms"]
-    assert helping([weak, bad, good, order]) == [good]
+    assert helpful_trials([weak, bad, good, order]) == [good]
     assert conclusion([weak, good], ["farmed"]).startswith("train.lr: 1e-6 helps: +20 points [+10, +30]")
     assert conclusion([weak, good], ["farmed"]).endswith(
         "farmed does not occur under train.lr: 3e-6, train.lr: 1e-6"
@@ -253,8 +253,8 @@ def test_what_helps_beyond_chance_is_named() -> None:
     # more.
     alpha = trial("lora.alpha: 16.0", 0.1, 0.2, why="out of range")
     better = trial("train.lr: 0.03", 0.15, 0.25)
-    assert helping([better, alpha]) == [alpha, better]
-    assert helping([trial("train.lr: 0.03", 0.5, 0.7), alpha])[-1] is alpha
+    assert helpful_trials([better, alpha]) == [alpha, better]
+    assert helpful_trials([trial("train.lr: 0.03", 0.5, 0.7), alpha])[-1] is alpha
     assert conclusion([better, alpha], []).endswith(". train.lr: 0.03 helps too")
     # One comparison that is clearly worse outweighs another that is better.
     both = replace(good, held_out=Estimate(-0.2, -0.3, -0.1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from covey.config.algorithm import RECORDS, algorithm_rows
 from covey.config.layers import SHORT
-from covey.config.load import load_config, resolved, resolved_yaml
+from covey.config.load import load_config, resolved_values, resolved_yaml
 from covey.config.rows import key_paths
 from covey.insight.pages.settings import differing_settings
 from covey.objective.value import Critic
@@ -149,7 +149,7 @@ def test_greedy_sampling_is_fine_without_rewards() -> None:
 def test_the_resolved_config_loads_to_the_same_run(tmp_path: Path) -> None:
     first = load_config(overrides=["--algorithm", "gspo", "--train.lr", "2e-5", "--model", "some/model"])
     again = load_config(write(tmp_path, resolved_yaml(first)))
-    assert resolved(first) == resolved(again)
+    assert resolved_values(first) == resolved_values(again)
     assert "# train.lr: --train.lr" in resolved_yaml(first)
 
 
@@ -328,10 +328,10 @@ def test_dotted_keys_in_a_file_reach_inside(tmp_path: Path) -> None:
 
 def test_the_length_that_a_loss_divides_by_stands_as_a_number(tmp_path: Path) -> None:
     values = {"data": {"task": "sums"}, "algorithm": "dr_grpo", "rollout": {"max_tokens": 77}}
-    recorded = resolved(load_config(values=values))
+    recorded = resolved_values(load_config(values=values))
     assert recorded["algorithm"]["reduce"]["length"] == 77
     again = load_config(values={**values, "algorithm": recorded["algorithm"]})
-    assert resolved(again)["algorithm"] == recorded["algorithm"]
+    assert resolved_values(again)["algorithm"] == recorded["algorithm"]
     (tmp_path / "config.yaml").write_text(resolved_yaml(again))
     shown = {s["setting"]: s["value"] for s in differing_settings(tmp_path)}
     assert shown["algorithm.name"] == "dr_grpo" and not any("reduce" in name for name in shown)

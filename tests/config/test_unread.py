@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tests.training.runs import start, varied
 from tests.training.short_answers import SHORT
 
-from covey.config.layers import put
+from covey.config.layers import with_value
 from covey.config.load import load_config
 from covey.config.schema import Config
 from covey.config.unread import reads
@@ -72,7 +72,7 @@ def test_what_a_method_does_not_read_changes_nothing(method: str, tmp_path: Path
     strange: dict[str, Any] = {}
     for key, value in leaves(Config):
         if not reads(method, key) and key != "loss":
-            strange = put(strange, key, other(key, value))
+            strange = with_value(strange, key, other(key, value))
     given = [key for key, _ in leaves(Config) if not reads(method, key) and key != "loss"]
     assert len(given) > 5
     results = []

@@ -19,7 +19,7 @@ from covey.cli import main
 from covey.config.load import load_config, resolved_yaml
 from covey.config.sources import options
 from covey.insight.findings.finding import Finding
-from covey.insight.findings.remedies import verified
+from covey.insight.findings.remedies import with_tested_verifier
 from covey.insight.findings.rule import Rule, find
 from covey.insight.findings.settings import SettingOf, settings_of, unknown
 from covey.insight.findings.table import RULES, explain, no_signal
@@ -387,11 +387,14 @@ def test_an_own_estimator_is_named_where_the_policy_got_worse(tmp_path: Path) ->
 
 def test_only_the_own_function_that_says_what_is_correct_gives_way_to_the_tested_one() -> None:
     ours = {"math_answer": {"rule": "answer_tag"}}
-    assert verified(["mine.py:right", {"mine.py:style": 0.5}]) == [ours, {"mine.py:style": 0.5}]
+    assert with_tested_verifier(["mine.py:right", {"mine.py:style": 0.5}]) == [ours, {"mine.py:style": 0.5}]
     declared = [{"mine.py:style": 0.5}, {"mine.py:right": {"verdict": True}}]
-    assert verified(declared) == [declared[0], {"math_answer": {"rule": "answer_tag", "verdict": True}}]
+    assert with_tested_verifier(declared) == [
+        declared[0],
+        {"math_answer": {"rule": "answer_tag", "verdict": True}},
+    ]
     tested = [{"mine.py:style": 0.5}, {"exact_answer": {"verdict": True}}]
-    assert verified(tested) == tested
+    assert with_tested_verifier(tested) == tested
 
 
 ALL = {

@@ -43,7 +43,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch compiles it for no CPU's backward, and refuses. Its plain form has one, which is wrong where
     # layers are recomputed and scores capped; traced as for a compiler it is right.
     made = torch.compile(torch_flex.flex_attention, backend="aot_eager", dynamic=True, fullgraph=True)
-    monkeypatch.setattr(flex, "compiled", lambda: made)
+    monkeypatch.setattr(flex, "compiled_attention", lambda: made)
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
     torch._dynamo.reset()  # it also counts recompilations of this form
 
@@ -121,7 +121,7 @@ def test_a_sampler_reads_its_prompts_with_it(traced: None) -> None:
 @pytest.mark.parametrize("cap", CAPS)
 @torch.no_grad()
 def test_compiled_it_is_the_same_for_packings_of_all_lengths(cap: float | None) -> None:
-    flex.compiled.cache_clear()
+    flex.compiled_attention.cache_clear()
     torch._dynamo.reset()
     for name in PACKINGS:
         sequences = packing(name).sequences

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, Phi3Config, PreTrainedModel, Qwen3ForCausa
 
 from covey.config.load import load_config
 from covey.config.schema import Config, Lora
-from covey.models.forward import supported
+from covey.models.forward import is_supported
 from covey.models.load import load_policy, speed_notes, with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
@@ -51,7 +51,7 @@ def test_logits_equal_those_of_the_hugging_face_model(name: str) -> None:
     tokens = random_prompts(40)[0]
     packed = pack([tokens[:1]], [[np.append(tokens[1:], 7)]])
     with torch.no_grad():
-        ours = policy.head(policy.hidden(packed))
+        ours = policy.head(policy.hidden_states(packed))
         theirs = model(torch.tensor(tokens)[None]).logits[0]
     assert float(theirs.std()) > 0.5
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
@@ -194,10 +194,10 @@ def changed(name: str, **change: object) -> PreTrainedModel:
 
 
 def test_unknown_architectures_and_activations_are_not_ours() -> None:
-    assert not supported(sharpened(CONFIGS["gpt2"]))
-    assert not supported(changed("gemma3", hidden_activation="relu"))
+    assert not is_supported(sharpened(CONFIGS["gpt2"]))
+    assert not is_supported(changed("gemma3", hidden_activation="relu"))
     for name in ("gemma", "gemma2", "gemma3"):
-        assert not supported(changed(name, use_bidirectional_attention=True))
+        assert not is_supported(changed(name, use_bidirectional_attention=True))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl
     prompt, answer = random_prompts(9, 20)
     packed = pack([prompt], [[answer]])
     with torch.no_grad():
-        outputs = (reference.hidden(packed), reference.head) if exact_kl else None
+        outputs = (reference.hidden_states(packed), reference.head) if exact_kl else None
     scores = policy.score(packed, 0.7, outputs)
     (scores.entropy + 3 * scores.full_kl + scores.logprobs).sum().backward()
     ours = {n: p.grad.clone() for n, p in policy.model.named_parameters()}

@@ -24,17 +24,17 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch) -> Path:
     """A cache of its own; building costs nothing here and counts in `builds`."""
-    content, _ = build._compiled("cc")
+    content, _ = build._find_or_compile("cc")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
     builds: list[int] = []
-    monkeypatch.setattr(build, "built", lambda *_: builds.append(1) or content)
+    monkeypatch.setattr(build, "compile_library", lambda *_: builds.append(1) or content)
     monkeypatch.setattr(build, "builds", builds, raising=False)
     return tmp_path / "cache" / "covey"
 
 
 def compiled() -> tuple[bytes, Path]:
-    return build._compiled("cc")
+    return build._find_or_compile("cc")
 
 
 def flip(path: Path) -> None:
@@ -125,9 +125,9 @@ def test_a_full_disk_costs_only_the_cache(cache: Path, monkeypatch) -> None:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="elsewhere the file itself is loaded")
 def test_a_file_cut_while_in_use_harms_nobody(tmp_path: Path) -> None:
-    content, path = build._compiled("cc")
+    content, path = build._find_or_compile("cc")
     copy = Path(shutil.copy(path, tmp_path / "kernels.so"))
-    library = build._loaded(content, copy)
+    library = build._load_library(content, copy)
     os.truncate(copy, 0)
     library.packed_size_f32.restype = ctypes.c_long
     assert library.packed_size_f32(ctypes.c_long(64), ctypes.c_long(32)) > 0

@@ -86,11 +86,11 @@ def test_auto_rounds_where_that_was_measured_to_pay(monkeypatch, pays: bool, ask
     values = {"data": {"task": "arithmetic"}, "precision": asked}
     policy = load_policy(load_config(values=values), ["1+1=2"] * 5)
     assert policy.rounds is (pays and asked == "auto")
-    assert policy.copied().rounds is policy.snapshot().rounds is policy.rounds
+    assert policy.deep_copy().rounds is policy.snapshot().rounds is policy.rounds
     assert value_model_from(policy).decoder.ops.products == (
         MIXED_PRODUCTS if policy.rounds else torch.float32
     )
-    assert with_head(policy, "reward_model").copied().rounds is policy.rounds
+    assert with_head(policy, "reward_model").deep_copy().rounds is policy.rounds
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -23,13 +23,13 @@ from transformers import (
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Data
-from covey.models.pretrained import load_exclusively, pretrained
+from covey.models.pretrained import load_exclusively, load_pretrained
 from covey.models.reward_model import TrainedRewardModel
 from covey.models.tiny import build_tokenizer
 from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import completion_of
 from covey.rollouts.learned import LEARNED, rewards_of
-from covey.rollouts.learned.reward_models import AT_ONCE, loaded
+from covey.rollouts.learned.reward_models import AT_ONCE, load_shared
 from covey.runs.estimates import Basis
 from covey.sampling.prompts import Prompted
 from covey.tasks.examples import Example
@@ -137,7 +137,7 @@ def test_a_process_reward_model_reads_the_tools_of_a_row(tmp_path: Path) -> None
 def test_a_reward_model_in_training_reads_the_tools_of_a_row(tmp_path: Path, kind: Any) -> None:
     saved(tmp_path / "judge", kind)
     tokenizer = showing_tools(tmp_path / "judge")
-    model = pretrained(CLASSES[kind], str(tmp_path / "judge"), dtype=torch.float32)
+    model = load_pretrained(CLASSES[kind], str(tmp_path / "judge"), dtype=torch.float32)
     policy = TrainedRewardModel(model, tokenizer, kind)
     form = "steps" if kind == "process_reward_model" else "judged"
     example = Example(form, Problem("p", CHAT, template={"tools": TOOLS}), ("so 7",), (1.0,))
@@ -172,7 +172,7 @@ def test_what_a_model_cannot_judge_is_left_out_and_never_zero(tmp_path: Path, ki
     assert [s.status for s in group.components[kind].scores] == ["not_applicable", "ok"]
     assert np.isnan(group.rewards).tolist() == [True, False]
     with torch.no_grad():
-        next(loaded(kind, "judge", tmp_path, "auto").model.parameters()).fill_(float("nan"))
+        next(load_shared(kind, "judge", tmp_path, "auto").model.parameters()).fill_(float("nan"))
     group = judged(tmp_path, kind, ["3", WORKED])
     assert [s.status for s in group.components[kind].scores] == ["infra_error"] * 2
     assert np.isnan(group.rewards).all()
@@ -188,13 +188,13 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
         ("other", "process_reward_model", "but this needs a head that judges steps"),
     ]:
         with pytest.raises(ConfigError, match=says):
-            loaded(kind, name, tmp_path, "cpu")
+            load_shared(kind, name, tmp_path, "cpu")
     torch.manual_seed(0)
     from transformers import Qwen3ForCausalLM
 
     Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"but this needs a head that judges whole answers"):
-        loaded("reward_model", "other", tmp_path, "cpu")
+        load_shared("reward_model", "other", tmp_path, "cpu")
 
 
 def test_models_load_one_at_a_time_as_data_only(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_models_load_one_at_a_time_as_data_only(tmp_path: Path) -> None:
 def test_threads_that_ask_for_a_reward_model_share_one(tmp_path: Path) -> None:
     saved(tmp_path / "judge", "reward_model")
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: loaded("reward_model", "judge", tmp_path, "cpu"), range(4)))
+        found = list(threads.map(lambda _: load_shared("reward_model", "judge", tmp_path, "cpu"), range(4)))
     assert len({id(model) for model in found}) == 1
 
 

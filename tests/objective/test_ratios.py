@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 
 from covey.objective.ratios import (
     LOG_RATIO_LIMIT,
-    bounded,
+    clamp_log_ratio,
     completion,
     geometric_clipped,
     on_policy,
@@ -39,7 +39,7 @@ def slope(values: Tensor, x: Tensor, row: int = 0, column: int = 0) -> list[list
 
 def test_bounded_keeps_what_is_within() -> None:
     close(
-        bounded(torch.tensor([[-99.0, 3.0, 99.0]], dtype=torch.float64)),
+        clamp_log_ratio(torch.tensor([[-99.0, 3.0, 99.0]], dtype=torch.float64)),
         [[-LOG_RATIO_LIMIT, 3.0, LOG_RATIO_LIMIT]],
     )
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from covey.cli import main
 from covey.models.policy import save_policy
-from covey.models.pretrained import pretrained, pretrained_tokenizer
+from covey.models.pretrained import load_pretrained, pretrained_tokenizer
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_ordinary_layouts_are_read(tmp_path: Path) -> None:
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
     (tmp_path / "link").symlink_to(sharded)
     for folder in (sharded, snapshot, tmp_path / "link"):
-        model = pretrained(AutoModelForCausalLM, folder)
+        model = load_pretrained(AutoModelForCausalLM, folder)
         assert torch.equal(model.lm_head.weight, policy.model.lm_head.weight)
         assert pretrained_tokenizer(folder).eos_token
 

@@ -218,7 +218,7 @@ def test_a_stream_that_lacks_what_was_logged_before_is_named(tmp_path: Path, lef
     sizes, path = folder.sync(), tmp_path / "metrics.jsonl"
     path.unlink() if left is None else path.write_bytes(left)
     with pytest.raises(CheckpointError, match=r"metrics.jsonl has \d+ bytes, but had 103 when .* step 1"):
-        folder.damaged(sizes, step=1)
+        folder.damaged_streams(sizes, step=1)
     folder.close()
 
 

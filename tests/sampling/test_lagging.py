@@ -25,14 +25,14 @@ class Training:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.version = policy, 0
-        self.passed = {0: policy.snapshot()}
+        self.begin_step = {0: policy.snapshot()}
 
     def update(self) -> None:
         with torch.no_grad():
             for number, parameter in enumerate(self.policy.parameters):
                 parameter.mul_(1.02 if number % 2 else 0.97)
         self.version += 1
-        self.passed[self.version] = self.policy.snapshot()
+        self.begin_step[self.version] = self.policy.snapshot()
 
 
 class Between(Faults):
@@ -85,7 +85,7 @@ def test_what_is_under_way_continues_under_new_weights(name: str, slots: int) ->
     assert not sampler.bit_exact
     found = list(sampler.sample(asked(), PARAMS))
     assert len({(x.request, x.sample) for x in found}) == len(found) == 12
-    assert agree(found, asked(), training.passed) >= {0, 1, 3}
+    assert agree(found, asked(), training.begin_step) >= {0, 1, 3}
     versions = [set(x.completion.provenance.versions.tolist()) for x in found]
     assert any(len(own) > 1 for own in versions), "some had begun before"
 
@@ -128,7 +128,7 @@ def test_a_thread_never_sees_half_an_update() -> None:
         sampler.sync(training)
         done.wait(0.01)
     thread.join()
-    assert len(agree(found, asked(12, 4), training.passed)) > 2
+    assert len(agree(found, asked(12, 4), training.begin_step)) > 2
 
 
 def test_a_snapshot_of_adapters_shares_what_is_not_trained() -> None:

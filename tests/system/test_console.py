@@ -59,7 +59,7 @@ def test_no_word_of_the_panel_is_cut(width: int, title: str) -> None:
     console.started -= 500_000.0
     for number in range(12_340, 12_345):
         console.step(number, number % 3, FACTS)
-    console.sampling(1024, 20_480, "evaluating")
+    console.show_sampling(1024, 20_480, "evaluating")
     lines = shown(console, width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -79,7 +79,7 @@ def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_f
     console.begin("2-rl (rl)", 10)
     for number in range(1, 6):
         console.step(number, number / 5, FACTS, {"truncated": "red"})
-    console.measured(5, 0.25)
+    console.add_accuracy(5, 0.25)
     long = "an answer that is much longer than a line of the terminal " * 9
     console.examples = ("1+\x1b[2J2=", PanelCompletion(1.0, f"3\n{long}"), PanelCompletion(0.0, long))
     console.say(f"step 4: something. {long}", "yellow")
@@ -140,9 +140,9 @@ class Watched(RunConsole):
         super().__init__(quiet=True)
         self.told: list[str] = []
 
-    def doing(self, work: str, count: str = "", estimate: str = "") -> None:
+    def show_work(self, work: str, count: str = "", estimate: str = "") -> None:
         self.told.append(work.partition(" ")[0])
-        super().doing(work, count, estimate)
+        super().show_work(work, count, estimate)
 
     def step(self, *arguments) -> None:
         self.told.append(f"step, {self._time_left() and ''}{'at most' if self.may_end_early else 'exactly'}")
@@ -190,7 +190,7 @@ def spoken(monkeypatch, *acts: tuple[float, str]) -> list[str]:
         done, _, total = activity.partition("/")
         if total and int(done):
             console.tokens(sampled=10, most_to_come=30)
-        console.sampling(int(done), int(total)) if total else console.doing(activity)
+        console.show_sampling(int(done), int(total)) if total else console.show_work(activity)
     return stream.getvalue().splitlines()
 
 

@@ -105,9 +105,9 @@ def test_solved_in_a_row_is_not_solved_now_and_then() -> None:
     for first, second in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.0)):
         difficulty.update(0, first)
         difficulty.update(1, second)
-    assert difficulty.retired(2).tolist() == [False, False]
+    assert difficulty.retired_mask(2).tolist() == [False, False]
     difficulty.update(0, 1.0)
-    assert difficulty.retired(2).tolist() == [True, False]
+    assert difficulty.retired_mask(2).tolist() == [True, False]
 
 
 def test_the_frontier_draws_no_problem_twice_in_a_step() -> None:

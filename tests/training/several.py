@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.training.runs import start
 
-from covey.system.processes import joined
+from covey.system.processes import join_processes
 
-with joined(minutes=4, device="cpu"):
+with join_processes(minutes=4, device="cpu"):
     for output, settings in json.loads(Path(sys.argv[1]).read_text()).items():
         start(Path(output), **settings)

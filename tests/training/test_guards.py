@@ -17,7 +17,7 @@ from covey.config.schema import Guards
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.insight.findings.watch import explain_run
 from covey.insight.pages.records import run_page
-from covey.objective.controllers import raised
+from covey.objective.controllers import raise_coef
 from covey.runs.checkpoint import GuardMemory
 from covey.runs.state import run_state
 from covey.system.console import RunConsole
@@ -186,7 +186,7 @@ def test_a_raised_coefficient_comes_back(seen: list[float], coefficients: list[f
     limits = Guards(kl_warn=None, kl_act=1.0, kl_stop=None, kl_action="raise_coef")
     found, coef = [], 0.1
     for kl in seen:
-        coef = raised(coef, 0.1, kl_alarm(kl, limits) == KLAlarm.ACT)
+        coef = raise_coef(coef, 0.1, kl_alarm(kl, limits) == KLAlarm.ACT)
         found.append(coef)
     assert found == pytest.approx(coefficients)
 

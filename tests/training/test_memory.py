@@ -298,12 +298,12 @@ def test_bytes_that_are_alive_are_counted_once() -> None:
 def test_activations_are_what_autograd_keeps_but_the_weights() -> None:
     weight, x = torch.ones(8, 4, requires_grad=True), torch.ones(16, 8)
     counted = Activations()
-    with counted.counted(x.device, [weight]):
+    with counted.count_forward(x.device, [weight]):
         y = (x @ weight).exp()  # keeps x, 16 x 8, and its own result, 16 x 4; the weight is there anyway
     assert counted.peak == 4 * (16 * 8 + 16 * 4)
     y.sum().backward()
     assert torch.equal(weight.grad, (x.t() @ y.detach()))
-    with torch.no_grad(), counted.counted(x.device, [weight]):
+    with torch.no_grad(), counted.count_forward(x.device, [weight]):
         torch.ones(1000, requires_grad=True).exp()
     assert counted.peak == 4 * (16 * 8 + 16 * 4)
 

@@ -35,7 +35,7 @@ from covey.tasks.examples import examples_of, with_prompt
 from covey.training.examples_loop import sum_of_parts
 from covey.training.preference import (
     PreferenceObjective,
-    mismatched,
+    mismatch_answers,
     unpaired_notes,
     with_prompt_trained,
 )
@@ -118,16 +118,16 @@ def test_any_split_into_micro_batches_is_the_same_step(method: str) -> None:
 
 def test_the_reference_point_is_that_of_prompts_with_other_answers() -> None:
     examples = [Prompted(e.problem, e.tokens, e.answers[:1], (1.0,)) for e in pairs(*RAGGED)]
-    found = mismatched(examples, 99)
+    found = mismatch_answers(examples, 99)
     assert [f.problem.id for f in found] == ["p0", "p1", "p2"]
     assert [f.answers[0].tokens.tolist() for f in found] == [
         examples[n - 1].answers[0].tokens.tolist() for n in range(3)
     ]
     # Two answers to one prompt, as a pair leaves them: the one before both belongs to another prompt.
-    again = mismatched([examples[0], examples[1], replace(examples[1], labels=(0.0,))], 5)
+    again = mismatch_answers([examples[0], examples[1], replace(examples[1], labels=(0.0,))], 5)
     assert all(np.array_equal(again[n].answers[0].tokens, examples[0].answers[0].tokens) for n in (1, 2))
     assert len(again[0].answers[0].tokens) == 1  # 3 + 1 tokens; of 5 the prompt leaves 2
-    assert [len(f.answers[0].tokens) for f in mismatched(examples, 4)] == [1, 3, 1]
+    assert [len(f.answers[0].tokens) for f in mismatch_answers(examples, 4)] == [1, 3, 1]
 
 
 def test_answers_are_on_their_side_of_the_point_that_the_loss_takes() -> None:
@@ -298,7 +298,7 @@ def test_losses_and_gradients_are_those_of_trls_kto_trainer(tmp_path: Path) -> N
         train_dataset=rows,
         processing_class=policy.tokenizer,
     )
-    others = mismatched(given, 128)
+    others = mismatch_answers(given, 128)
     inputs = DataCollatorForUnpairedPreference(pad_token_id=0)(
         [
             {

@@ -34,7 +34,7 @@ from covey.learner.batching import collate, micro_batches
 from covey.models.load import load_policy
 from covey.models.sharded import copy_into, full_tensor, local_part
 from covey.rewards.scorer import ScoringStats
-from covey.system.processes import gather, interleaved, peers_lost, portable_error, run_on_all
+from covey.system.processes import gather, interleave, peers_lost, portable_error, run_on_all
 from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).parents[2]
@@ -85,8 +85,8 @@ def test_one_process_is_alone_at_no_cost() -> None:
 
 
 def test_shares_are_put_back_in_order() -> None:
-    assert interleaved([[0, 2, 4], [1, 3]]) == [0, 1, 2, 3, 4]
-    assert interleaved([[0, 1], []]) == [0, 1]
+    assert interleave([[0, 2, 4], [1, 3]]) == [0, 1, 2, 3, 4]
+    assert interleave([[0, 1], []]) == [0, 1]
 
 
 def test_an_error_that_cannot_travel_is_told_in_words() -> None:
@@ -97,7 +97,7 @@ def test_an_error_that_cannot_travel_is_told_in_words() -> None:
 
 def test_what_scorers_took_adds_up() -> None:
     parts = [ScoringStats(2, 8, 0.5, {"a": [1.0]}), ScoringStats(1, 4, 0.7, {"a": [3.0], "b": [2.0]})]
-    assert ScoringStats.summed(parts) == ScoringStats(3, 12, 0.7, {"a": [1.0, 3.0], "b": [2.0]})
+    assert ScoringStats.sum_over(parts) == ScoringStats(3, 12, 0.7, {"a": [1.0, 3.0], "b": [2.0]})
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from covey.sampling.prompts import encode_examples
 from covey.tasks.examples import Example
 from covey.tasks.source import load_source
 from covey.training.examples_loop import NegativeLogLikelihood
-from covey.training.preference import mismatched
+from covey.training.preference import mismatch_answers
 from covey.training.reward_model import RewardObjective, encode_judged
 from covey.types import Problem
 
@@ -109,7 +109,7 @@ def test_ktos_reference_point_is_the_mean_kl_of_answers_to_other_prompts(tmp_pat
     first, second = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in folders)
     config = load_config(tmp_path / "run/config.yaml")
     examples = encode_examples(Policy(first, tokenizer), load_source(config).examples, config.config)
-    others = mismatched(examples, 2048)
+    others = mismatch_answers(examples, 2048)
 
     def total(model: Any) -> float:
         sums = []

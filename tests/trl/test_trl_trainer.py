@@ -98,7 +98,7 @@ def nothing(completions: list[str], **_: Any) -> list[float]:
 
 
 LISTING = """
-from covey_verify.extract import boxed as extract_boxed  # from my_answers import extract_boxed
+from covey_verify.extract import find_boxed as extract_boxed  # from my_answers import extract_boxed
 from covey.trl import GRPOConfig, GRPOTrainer             # from trl import GRPOConfig, GRPOTrainer
 
 def reward_correct(completions, answer, **kwargs):        # the verifier

@@ -17,7 +17,7 @@ from covey_verify.stress import attack
 from covey_verify.texts.instructions import LONGEST_TEXT, bad_instructions, instructions
 from covey_verify.texts.kinds import KINDS, OPTIONS
 from covey_verify.texts.language import SCRIPT_OF, identifier, in_language
-from covey_verify.texts.words import has_words, normalized, occurrences, paragraphs, sentences, words
+from covey_verify.texts.words import has_words, normalize, occurrences, paragraphs, sentences, words
 from covey_verify.types import Row
 
 
@@ -487,7 +487,7 @@ def test_words_are_what_was_joined_and_each_occurs(parts: list[str], between: st
 @given(st.lists(LETTERS, min_size=1, max_size=9), st.sampled_from(["\n\n", "\n \n", "\r\n\r\n\r\n"]))
 def test_paragraphs_and_their_sentences_are_counted(parts: list[str], between: str) -> None:
     # Words of two letters, as a single one is an initial.
-    text = normalized(between.join(f"{part}aa." for part in parts))
+    text = normalize(between.join(f"{part}aa." for part in parts))
     assert len(paragraphs(text)) == len(parts)
     assert sentences(text) == (len(parts), len(parts))
 
@@ -505,6 +505,6 @@ def test_any_text_gets_a_verdict_and_less_than_is_the_opposite_of_at_least(text:
 
 @given(st.text())
 def test_normalizing_twice_changes_nothing(text: str) -> None:
-    once = normalized(text)
-    assert normalized(once) == once
+    once = normalize(text)
+    assert normalize(once) == once
     assert has_words(once) or not words(once)

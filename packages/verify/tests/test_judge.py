@@ -22,7 +22,7 @@ from covey_verify.texts.judge import (
     Question,
     UnreadableVerdicts,
     judge,
-    parsed,
+    parse_verdicts,
     without_control,
 )
 
@@ -243,10 +243,10 @@ def test_a_judge_may_think_before_its_verdict(stub: Stub, reply: str, value: flo
 def test_a_reply_that_was_cut_off_is_no_verdict_unless_it_is_whole() -> None:
     question = Question.of("m", "2+2=", ANSWER, ["ok?"], None)
     sure = verdicts(True).replace("KEY", question.key)
-    assert parsed(f"Let me think: {sure}", False, question) == [True]
-    assert parsed(sure, True, question) == [True]
+    assert parse_verdicts(f"Let me think: {sure}", False, question) == [True]
+    assert parse_verdicts(sure, True, question) == [True]
     with pytest.raises(UnreadableVerdicts, match="truncated"):
-        parsed(f"Let me think: {sure}", True, question)
+        parse_verdicts(f"Let me think: {sure}", True, question)
 
 
 def drip(body: bytes, headers: bytes = b"HTTP/1.0 200 OK\r\n\r\n") -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from covey_verify.mathematics.compare import Comparison
 from covey_verify.mathematics.rational import same
-from covey_verify.mathematics.reader import plain_number, read
+from covey_verify.mathematics.reader import plain_number, read_answer
 from covey_verify.mathematics.tree import Node, TooLarge, Unreadable, name, number, product, quotient
 
 TOKENS = r"""
@@ -31,7 +31,7 @@ SAMPLE = TOKENS.split()
 @given(st.lists(st.sampled_from(SAMPLE), min_size=1, max_size=40), st.sampled_from(["", " "]))
 def test_any_tokens_are_read_or_refused(pieces: list[str], between: str) -> None:
     try:
-        found = read(between.join(pieces))
+        found = read_answer(between.join(pieces))
     except (Unreadable, TooLarge) as error:
         assert str(error)
     else:
@@ -42,7 +42,7 @@ def test_any_tokens_are_read_or_refused(pieces: list[str], between: str) -> None
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        read(text)
+        read_answer(text)
     except (Unreadable, TooLarge) as error:
         assert str(error)
 
@@ -79,7 +79,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
 def test_hostile_texts_are_bounded(text: str) -> None:
     try:
-        assert Comparison().compare(read("x+1"), read(text)) is not True
+        assert Comparison().compare(read_answer("x+1"), read_answer(text)) is not True
     except (Unreadable, TooLarge) as error:
         assert str(error)
 
@@ -164,15 +164,17 @@ class Writer:
 @given(FORMULAS, st.integers(), st.integers())
 def test_a_formula_is_read_back_from_any_style(formula: Node, first: int, second: int) -> None:
     texts = [Writer(seed).write(formula) for seed in (first, second)]
-    assert same(read(texts[0]), formula) is True, texts[0]
-    assert Comparison().compare(read(texts[0]), read(texts[1])) is True, texts
+    assert same(read_answer(texts[0]), formula) is True, texts[0]
+    assert Comparison().compare(read_answer(texts[0]), read_answer(texts[1])) is True, texts
 
 
 @settings(max_examples=300, deadline=None)
 @given(FORMULAS, st.integers(), st.fractions(max_denominator=30).filter(bool))
 def test_a_formula_that_is_a_little_off_is_never_equal(formula: Node, seed: int, off: Fraction) -> None:
     other = Node("sum", (formula, number(off)))
-    found = Comparison().compare(read(Writer(seed).write(formula)), read(Writer(seed + 1).write(other)))
+    found = Comparison().compare(
+        read_answer(Writer(seed).write(formula)), read_answer(Writer(seed + 1).write(other))
+    )
     assert found is not True
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey_verify.mathematics.steps import (
-    calculated,
+    calculate,
     calculations,
     is_correct,
     split,
@@ -77,12 +77,12 @@ def test_token_spans_cover_all_tokens_once(lengths, data) -> None:
     ],
 )
 def test_arithmetic_is_parsed(expression, value) -> None:
-    assert calculated(expression) == value
+    assert calculate(expression) == value
 
 
 @given(st.integers(-99, 99), st.integers(1, 99), st.integers(-99, 99))
 def test_arithmetic_is_exact(a, b, c) -> None:
-    assert calculated(f"({a})/{b}+({c})") == Fraction(a, b) + c
+    assert calculate(f"({a})/{b}+({c})") == Fraction(a, b) + c
 
 
 def test_results_are_right_up_to_their_decimals() -> None:

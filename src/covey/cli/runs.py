@@ -131,7 +131,7 @@ def command_diagnose(
     if steps < 0:
         raise ConfigError(f"--steps {steps} must be at least 1")
     from covey.commands.diagnose import answers_of_others, diagnose, outlook, plan_trials
-    from covey.insight.trials import helping, lines_of_trials, record_of_trials
+    from covey.insight.trials import helpful_trials, lines_of_trials, record_of_trials
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
 
@@ -141,7 +141,7 @@ def command_diagnose(
     answers = answers_of_others(plan)
     record = {**record_of_trials(trials, unchanged), "answers": answers or None}
     print_result(as_json, record, [*lines_of_trials(trials, unchanged), *([answers] if answers else [])])
-    return int(not helping(trials))
+    return int(not helpful_trials(trials))
 
 
 @app.command(name="audit", group=RUNS)

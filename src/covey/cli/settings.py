@@ -10,7 +10,7 @@ from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
 from covey.config.methods import METHODS
 from covey.config.rows import SettingRow, key_paths, schema_rows
-from covey.config.unknown import explained
+from covey.config.unknown import explain_unknown
 from covey_verify.errors import ConfigError
 from covey_verify.usercode import load_function
 
@@ -41,7 +41,7 @@ def settings(name: str = "") -> list[Entry]:
         return settings(name.lower())
     if not entries:
         kinds = "setting, run folder, metric, function, preset, reward or finding"
-        reason = explained(name, None, [*key_paths(), *algorithm_keys(), *all_words()], kinds)
+        reason = explain_unknown(name, None, [*key_paths(), *algorithm_keys(), *all_words()], kinds)
         raise ConfigError(f"{reason} (`covey explain` lists the settings)")
     return entries
 

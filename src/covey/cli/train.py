@@ -48,7 +48,7 @@ def command_demo(
         from covey.commands.real_model import real_model
 
         model = real_model(lambda line: tell(as_json, [line]))
-        start = start.changed(("--model", str(model)))
+        start = start.with_settings(("--model", str(model)))
     code = _train(start, flags, as_json)
     if not as_json and not started_together():
         from covey.commands.demonstration import demonstrate
@@ -89,7 +89,7 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
     # The folder may have been moved since; its config still names the old place.
     output = ("--output", str(resumed)) if resumed is not None else ()
-    loaded = start.changed(output).load()
+    loaded = start.with_settings(output).load()
     quiet = as_json or environment_rank() > 0
     tell(quiet, (f"note: {note}" for note in loaded.notes))
     if loaded.config.launch.processes > 1 and not started_together():

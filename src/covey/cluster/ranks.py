@@ -52,11 +52,11 @@ class RankHost:
         self.process = Child(command, cwd=folder, env=variables, stdout=PIPE, stderr=PIPE)
         for stream, into in zip((self.process.stdout, self.process.stderr), self.printed, strict=True):
             assert stream is not None
-            self.readers.append(threading.Thread(target=self._read, args=(stream, into), daemon=True))
+            self.readers.append(threading.Thread(target=self._read_to_end, args=(stream, into), daemon=True))
             self.readers[-1].start()
 
     @staticmethod
-    def _read(stream: IO[bytes], into: list[bytes]) -> None:
+    def _read_to_end(stream: IO[bytes], into: list[bytes]) -> None:
         # Always drained, or a full pipe would stop the process. List operations need no lock.
         while part := os.read(stream.fileno(), 1 << 16):
             into.append(part)

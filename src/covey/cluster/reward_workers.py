@@ -72,10 +72,10 @@ class PlacedLink:
         if self.gone is not None:
             raise CallFailed(self.gone)
         answer = Future[CallReply]()
-        self.actor.ask.remote(message).future().add_done_callback(partial(self._arrived, answer))
+        self.actor.ask.remote(message).future().add_done_callback(partial(self._set_answer, answer))
         return answer
 
-    def _arrived(self, answer: Future[CallReply], reply: Future[tuple[CallReply | None, str]]) -> None:
+    def _set_answer(self, answer: Future[CallReply], reply: Future[tuple[CallReply | None, str]]) -> None:
         # Runs in a thread of Ray's. An exception is the actor's loss (the call may be repeated elsewhere); an
         # empty reply is the end of the user's process.
         error = reply.exception()

@@ -45,10 +45,10 @@ class Diagnosis(NamedTuple):
 
 def examine() -> list[Diagnosis]:
     """Check every part; a failure in one does not keep the others from being checked."""
-    return [_guarded(part) for part in (versions, device, kernels, threads, memory, disk, sandbox)]
+    return [_diagnose(part) for part in (versions, device, kernels, threads, memory, disk, sandbox)]
 
 
-def _guarded(part: Callable[[], Diagnosis]) -> Diagnosis:
+def _diagnose(part: Callable[[], Diagnosis]) -> Diagnosis:
     try:
         return part()
     except Exception as error:  # the command is to find whatever is broken

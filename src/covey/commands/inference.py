@@ -82,7 +82,7 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
         console.begin("evaluating", 1)
         try:
             speaker = with_tools(sampler, policy, toolbox)
-            return evaluate_by(loaded, problems, speaker, rewards, console.sampling)
+            return evaluate_by(loaded, problems, speaker, rewards, console.show_sampling)
         finally:
             console.end()
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from covey.config.load import load_config
 from covey.migration.axolotl import from_axolotl
-from covey.migration.migrated import MigrationResult, as_yaml, nested
+from covey.migration.migrated import MigrationResult, as_yaml, nest_keys
 from covey.migration.read_settings import read_settings
 from covey.migration.trl import from_trl
 from covey.migration.verl import from_verl
@@ -46,7 +46,7 @@ def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, MigrationR
     if open_names:
         migrated.notes.append(f"{', '.join(open_names)}: set by the script's environment; fill in the value")
     try:
-        load_config(values=nested(migrated.config), folder=file.parent, names_only=True)
+        load_config(values=nest_keys(migrated.config), folder=file.parent, names_only=True)
     except ConfigError as error:
         raise ConfigError(f"{file}, read as {trainer}'s: {error}") from None
     return as_yaml(migrated, f"{file.name} ({trainer})"), migrated

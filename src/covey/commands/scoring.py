@@ -44,8 +44,8 @@ def score_file(
 
     ``say`` is called with notes on unknown properties of the model. Raises DataError, RewardError.
     """
-    functions, data, wording, stage = _named(words, trust)
-    with_tools = tools_shown(stage, functions) if stage is not None else _unchanged
+    functions, data, wording, stage = _find_rewards(words, trust)
+    with_tools = tools_shown(stage, functions) if stage is not None else _same_problem
     functions.reader = Reader(wording.decode)
     if wording.note:
         say(wording.note)
@@ -64,13 +64,13 @@ def score_file(
         pending.append((row, scorer.begin_text(problem, completion)))
     if not pending:
         raise DataError(f"{file}: the file has no rows")
-    scored = [_scored(row, group.result()) for row, group in pending]
+    scored = [_score_record(row, group.result()) for row, group in pending]
     names = [f.name for f in functions]
     means = {name: mean([r["rewards"][name] for r in scored]) for name in names}
     return scored, means | {"reward": mean([r["reward"] for r in scored])}
 
 
-def _unchanged(problem: Problem) -> Problem:
+def _same_problem(problem: Problem) -> Problem:
     return problem
 
 
@@ -124,7 +124,7 @@ def named_rewards(words: Sequence[str], trust: bool) -> Rewards:
     A config or a run's folder also brings weights, gates, `scoring` and `sandbox`; its settings may follow as
     --section.key value. Raises ConfigError, without ``trust`` also if somebody else's run names code.
     """
-    return _named(words, trust).rewards
+    return _find_rewards(words, trust).rewards
 
 
 class NamedRewards(NamedTuple):
@@ -139,8 +139,8 @@ class NamedRewards(NamedTuple):
     """The stage of the config with the rewards; None without a config."""
 
 
-def _named(words: Sequence[str], trust: bool) -> NamedRewards:
-    named, settings = _parted(words)
+def _find_rewards(words: Sequence[str], trust: bool) -> NamedRewards:
+    named, settings = _split_words(words)
     configs = [Path(w) for w in named if w.endswith((".yaml", ".yml")) or Path(w).is_dir()]
     if configs and len(named) > 1:
         raise ConfigError(
@@ -167,7 +167,7 @@ def _named(words: Sequence[str], trust: bool) -> NamedRewards:
     return NamedRewards(rewards, stage.config.data, model_texts_of(loaded), stage)
 
 
-def _parted(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+def _split_words(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     """Split words into names and the settings after them."""
     first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
     return list(words[:first]), words[first:]
@@ -199,7 +199,7 @@ def _all_in(file: str) -> list[str]:
     return specs
 
 
-def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
+def _score_record(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     scores = {name: component.scores[0] for name, component in group.components.items()}
     total = float(group.rewards[0])
     return record(row, scores) | {"reward": None if np.isnan(total) else total}
@@ -214,14 +214,14 @@ def load_for_stress(
     """
     stage: ResolvedConfig | None
     if file.suffix in (".yaml", ".yml"):
-        names, settings = _parted(words)
+        names, settings = _split_words(words)
         whole = load_config(file, settings)
         stage = _of_rewards(whole)
         source = load_problems(stage)
         rewards = rewards_of(stage, names or stage.config.rewards or source.rewards)
         wording = model_texts_of(whole)
     else:
-        rewards, data, wording, stage = _named(words, trust)
+        rewards, data, wording, stage = _find_rewards(words, trust)
         wording = wording if stage else NO_WORDING
         source = Source(read_problems(file, data, answered=True), [])
     problems, toolbox = _with_tools(source, stage)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.commands.played_conversations import Attack, made_up, played
+from covey.commands.played_conversations import Attack, made_up, play_conversations
 from covey.models.wording import NO_WORDING, ModelTexts
 from covey.rewards.contract import Reward
 from covey.rewards.environments import lacks_environment
@@ -33,7 +33,7 @@ from covey_verify.stress import (
     battery,
     correct_completion,
     different,
-    paid,
+    find_paid_attacks,
     unavailable,
 )
 from covey_verify.types import Row, Score
@@ -73,7 +73,7 @@ def attack_rewards(
         if absent:
             notes.append(f"{reward.name} was not attacked: {absent[0]}")
             continue
-        tested = _alone(rewards, [*gate, reward])
+        tested = _isolate_rewards(rewards, [*gate, reward])
         reports = [_attack(tested, reward, by_id[r.id], marked_problems[r.id], rows, plays) for r in rows]
         tried += sum(report.tried for report in reports)
         findings += _truly_paid([f for report in reports for f in report.findings], len(rows))
@@ -81,7 +81,7 @@ def attack_rewards(
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
 
 
-def _alone(rewards: Rewards, tested: Sequence[Reward]) -> Rewards:
+def _isolate_rewards(rewards: Rewards, tested: Sequence[Reward]) -> Rewards:
     """Return a reward, after its gate if it has one, apart from the others, whose failures must not count."""
     apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in tested]
     timeout = rewards.timeout if tested[-1].ours else min(rewards.timeout, SECONDS)
@@ -130,7 +130,7 @@ def _attack(
     findings = [
         *_failures(tested, reward, unopened, in_turns),
         *report.findings,
-        *paid(reward, row, unfinished, partial(_judge, tested, reward, marked_problem)),
+        *find_paid_attacks(reward, row, unfinished, partial(_judge, tested, reward, marked_problem)),
     ]
     return Report(report.tried + len(in_turns) + len(unfinished), tuple(findings), report.notes)
 
@@ -149,7 +149,7 @@ class _Plays:
     def of(self, problem: Problem) -> list[Attack]:
         """Return the conversations for one problem."""
         if self.toolbox is not None and problem.id not in self.attacks:
-            self.attacks[problem.id] = list(played(self.toolbox, problem))
+            self.attacks[problem.id] = list(play_conversations(self.toolbox, problem))
         return self.attacks.get(problem.id, [])
 
     def left_out(self) -> list[str]:
@@ -177,7 +177,7 @@ def _failures(
     tested: Rewards, reward: Reward, problem: Problem, attacks: Sequence[Attack]
 ) -> Iterator[StressFinding]:
     """Yield conversations that were paid, or paid more when repeated, or that broke the environment."""
-    scores = _scored(tested, reward, problem, [a.completion for a in attacks])
+    scores = _score_completions(tested, reward, problem, [a.completion for a in attacks])
     values = {a.name: score.value or 0.0 for a, score in zip(attacks, scores, strict=True)}
     for attack, score in zip(attacks, scores, strict=True):
         text = attack.completion.text
@@ -196,10 +196,10 @@ def _failures(
 
 def _judge(rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[str]) -> list[Score]:
     """Return the score of ``reward`` for each text, with its gate applied."""
-    return _scored(rewards, reward, problem, [completion_of(text, tokens=0) for text in texts])
+    return _score_completions(rewards, reward, problem, [completion_of(text, tokens=0) for text in texts])
 
 
-def _scored(
+def _score_completions(
     rewards: Rewards, reward: Reward, problem: Problem, completions: Sequence[Completion]
 ) -> list[Score]:
     """Return the score of ``reward`` for each completion; all are scored at once."""

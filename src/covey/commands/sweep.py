@@ -87,11 +87,11 @@ def _ends(folder: Path) -> dict[Path, int]:
 def _failed_last(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Put failed runs last: a run that kills the process must not block the others."""
 
-    def failed(run: PlannedRun) -> bool:
+    def has_failed(run: PlannedRun) -> bool:
         try:
             record = load_json(read_below(run.folder, EXIT_FILE, RECORD_BYTES))
         except (OSError, ValueError, CheckpointError):
             return False
         return isinstance(record, dict) and record.get("exit_code") != Stopped.code
 
-    return sorted(runs, key=failed)
+    return sorted(runs, key=has_failed)

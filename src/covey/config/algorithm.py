@@ -26,7 +26,7 @@ from covey.config.layers import SHORT
 from covey.config.python_objects import recorded_name
 from covey.config.rows import SettingRow
 from covey.config.unknown import near, suggestion
-from covey.config.usercode import uncalled
+from covey.config.usercode import placeholder_function
 from covey.objective import data
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
@@ -112,7 +112,7 @@ def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: 
             raise ConfigError(f"algorithm.{axis}: this axis needs a function, so it cannot be null")
         return () if axis in LISTS else None
     if axis in SIMPLE:
-        return _validated(f"algorithm.{axis}", axis_types()[axis], value)
+        return _validate_value(f"algorithm.{axis}", axis_types()[axis], value)
     if axis in LISTS:
         items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
@@ -142,7 +142,7 @@ def _choice(
     if current is not None and same:
         settings = {**current.settings, **settings}
     if folder is None and isinstance(name, str) and ":" in name:
-        function = uncalled(name, settings)
+        function = placeholder_function(name, settings)
     else:
         function = _function(axis, name, folder or Path())
     if dialect and not same:
@@ -199,7 +199,7 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path | N
         if key == "estimator":
             settings[key] = _choice("kl.estimator", record.estimator, item, folder)
         else:
-            settings[key] = _validated(f"algorithm.{axis}.{key}", parameters[key].annotation, item)
+            settings[key] = _validate_value(f"algorithm.{axis}.{key}", parameters[key].annotation, item)
     return replace(record, **settings)
 
 
@@ -218,7 +218,9 @@ def checked_settings(
             raise ConfigError(
                 f"{where}.{key}: {name_of(function)} has no such setting{hint(key, parameters)}"
             )
-    return {key: _validated(f"{where}.{key}", parameters[key].annotation, v) for key, v in settings.items()}
+    return {
+        key: _validate_value(f"{where}.{key}", parameters[key].annotation, v) for key, v in settings.items()
+    }
 
 
 @cache
@@ -234,7 +236,7 @@ def parameters_of(function: Callable[..., object]) -> dict[str, inspect.Paramete
     return {n: p for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _validated(where: str, annotation: Any, value: object) -> object:
+def _validate_value(where: str, annotation: Any, value: object) -> object:
     if annotation is inspect.Parameter.empty:
         return value
     try:
@@ -248,7 +250,7 @@ def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, o
 
     With ``max_tokens``, a reduction's length of None becomes that number.
     """
-    axes = {axis: _spelled(getattr(algorithm, axis)) for axis in AXIS_DEFAULTS}
+    axes = {axis: _plain_value(getattr(algorithm, axis)) for axis in AXIS_DEFAULTS}
     reduce = axes["reduce"]
     # `...` tells a reduction without the setting from one whose length is None.
     if isinstance(reduce, dict) and reduce.get("length", ...) is None:
@@ -283,13 +285,13 @@ def departures(algorithm: Algorithm, name: str) -> str:
     return "; ".join(differences)
 
 
-def _spelled(value: object) -> object:
+def _plain_value(value: object) -> object:
     if isinstance(value, Bound):
         return {"name": value.name, **value.all_settings}
     if isinstance(value, tuple):
-        return [_spelled(v) for v in value]
+        return [_plain_value(v) for v in value]
     if isinstance(value, KL | Entropy | Critic):
-        return {f.name: _spelled(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: _plain_value(getattr(value, f.name)) for f in fields(value)}
     return value
 
 

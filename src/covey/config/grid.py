@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.config.load import ResolvedConfig, resolved
+from covey.config.load import ResolvedConfig, resolved_values
 from covey.config.start import Start
 from covey.system.processes import started_together
 from covey_verify.errors import ConfigError
@@ -129,11 +129,11 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     for cell, seed in product(cells, range(base.seed, base.seed + seeds)):
         settings = [f"--{c.key}={value}" for c, value in zip(choices, cell, strict=True)]
         folder = base.output / _folder_name(choices, cell, seed)
-        run = start.changed((*settings, f"--seed={seed}", f"--output={folder}"))
+        run = start.with_settings((*settings, f"--seed={seed}", f"--output={folder}"))
         loaded = run.load()
         runs.append(PlannedRun(cell, seed, run, loaded))
         # Two spellings may mean the same run: compare all settings but the folder.
-        resolutions = [{**resolved(stage), "output": None} for stage in loaded.stages()]
+        resolutions = [{**resolved_values(stage), "output": None} for stage in loaded.stages()]
         identity = json.dumps(resolutions, default=str, sort_keys=True)
         other = folders.setdefault(identity, folder)
         if other != folder:

@@ -54,19 +54,19 @@ class Layers:
     """Names of the stages, which are also their folders: 1-sft, 2-rl."""
 
     def __post_init__(self) -> None:
-        self.raw = self._renamed(self.raw, "")
+        self.raw = self._resolve_names(self.raw, "")
         self._rename_stages()
 
     def _rename_stages(self) -> None:
         stages = self.raw.get("stages")
         if isinstance(stages, list | tuple):
             named = (
-                self._renamed(s, f"stages.{i}.") if isinstance(s, Mapping) else s
+                self._resolve_names(s, f"stages.{i}.") if isinstance(s, Mapping) else s
                 for i, s in enumerate(stages)
             )
             self.raw["stages"] = list(named)
 
-    def _renamed(self, raw: Mapping[str, object], prefix: str) -> dict[str, object]:
+    def _resolve_names(self, raw: Mapping[str, object], prefix: str) -> dict[str, object]:
         """Return a file's mapping with covey's names and with dotted keys resolved."""
         # Renamed and dotted keys are put in last, to find values that are set twice.
         moved = [k for k in raw if k in trl.SAME or "." in k]
@@ -78,7 +78,7 @@ class Layers:
                 earlier = self.origins.get(f"{prefix}{new}", new)
                 meaning = f"{old} means {new}, which" if new != old else old
                 raise ConfigError(f"{origin}: {meaning} is already set ({earlier}); keep one")
-            result = put(result, new, value)
+            result = with_value(result, new, value)
             self.origins[f"{prefix}{new}"] = origin
         return result
 
@@ -104,7 +104,7 @@ class Layers:
                 self.of_stages.append(Assignment(key, value, origin))
                 continue
             new, translated = self._name(key, value, origin)
-            self.raw = put(self.raw, new, translated)
+            self.raw = with_value(self.raw, new, translated)
             self.origins[new] = origin
             if new == "stages":
                 self._rename_stages()
@@ -154,7 +154,7 @@ class Layers:
             from_stage = get(values, key) is not None or (key, value, origin) in overrides
             if from_stage and old is not None and old != value:
                 self.notes.append(f"{origin} {value} overrides {old} in stage {name}")
-            merged = put(merged, key, value)
+            merged = with_value(merged, key, value)
             origins[key] = origin
         return merged, origins
 
@@ -179,10 +179,10 @@ def get(raw: object, key: str) -> object:
     return raw
 
 
-def put(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]:
+def with_value(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]:
     """Return the mapping with another value at a dotted key.
 
-    >>> put({"algorithm": "grpo"}, "algorithm.kl.coef", 0.1)
+    >>> with_value({"algorithm": "grpo"}, "algorithm.kl.coef", 0.1)
     {'algorithm': {'name': 'grpo', 'kl': {'coef': 0.1}}}
     """
     head, _, rest = key.partition(".")
@@ -192,7 +192,7 @@ def put(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]
     if head in SHORT and isinstance(below, str | float | int | list):
         # `algorithm: grpo` becomes a mapping, so that a setting can be put into it.
         below = {SHORT[head]: below}
-    return {**raw, head: put(below if isinstance(below, Mapping) else {}, rest, value)}
+    return {**raw, head: with_value(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
 def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:

@@ -33,7 +33,7 @@ from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import items, options, read_yaml
 from covey.config.trl_loss import algorithm_of
-from covey.config.unknown import explained
+from covey.config.unknown import explain_unknown
 from covey.config.unread import reads, unread_settings
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
@@ -76,9 +76,9 @@ class ResolvedConfig:
         """The finest unit whose rewards are trained on; completions if no reward is."""
         return self.algorithm.credit if self.config.method == "rl" else "completion"
 
-    def placed(self, problem: str) -> str:
+    def with_place(self, problem: str) -> str:
         """Return a message that begins with a key, prefixed by the file and line where the key was set."""
-        return _placed(problem, self.origins)
+        return _with_place(problem, self.origins)
 
 
 def load_config(
@@ -154,17 +154,17 @@ def _validate(
     try:
         algorithm = build_algorithm(config.algorithm, None if names_only else folder)
     except ConfigError as error:
-        raise ConfigError(_placed(str(error), origins)) from None
+        raise ConfigError(_with_place(str(error), origins)) from None
     unloaded = names_only and own_code(algorithm)
     if not (config.stages or unloaded):  # the needs of a function are unknown until it is loaded
         problems = list(example_problems(config))
         if config.method == "rl":
             problems += [*config_problems(config, algorithm), *_count_problems(config, origins, per_update)]
         if problems:
-            raise ConfigError("\n".join(_placed(p, origins) for p in problems))
+            raise ConfigError("\n".join(_with_place(p, origins) for p in problems))
     notes = [*notes, *_dialect_notes(config, algorithm)] if config.method == "rl" else []
     if config.method == "rl" and config.rollout.staleness and not config.stages:
-        algorithm, more = corrected(algorithm, config.algorithm)
+        algorithm, more = with_correction(algorithm, config.algorithm)
         notes = [*notes, *more]
     return ResolvedConfig(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
 
@@ -177,7 +177,7 @@ def _dialect_notes(config: Config, algorithm: Algorithm) -> list[str]:
     return [f"algorithm {name} as {block['dialect']} computes it; {departures(algorithm, name)}"]
 
 
-def corrected(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list[str]]:
+def with_correction(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list[str]]:
     """Return the algorithm, corrected for stale tokens unless its config chose a correction, and a note."""
     chosen = isinstance(spec, Mapping) and ("correction" in spec or spec.get("old") == "sampler")
     if chosen or algorithm.correction or algorithm.old == "sampler":
@@ -198,12 +198,12 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
     if function is None:
         if config.loss and not config.stages:
             message = f"loss: method {config.method} has no loss settings; these methods have: "
-            raise ConfigError(_placed(message + ", ".join(COMPARES), origins))
+            raise ConfigError(_with_place(message + ", ".join(COMPARES), origins))
         return None
     try:
         return Bound(function, checked_settings("loss", function, config.loss))
     except ConfigError as error:
-        raise ConfigError(_placed(str(error), origins)) from None
+        raise ConfigError(_with_place(str(error), origins)) from None
 
 
 def _with_loss_of_trl(
@@ -316,17 +316,17 @@ def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> 
         path = ".".join(map(str, e["loc"]))
         origin = _in_words(_origin(path, origins) or where)
         if e["type"] == "extra_forbidden":
-            unknown.append(f"{origin}: {explained(path, e['input'], keys)}")
+            unknown.append(f"{origin}: {explain_unknown(path, e['input'], keys)}")
         else:
             message = e["msg"].removeprefix("Value error, ")
             text = MISTAKES_IN_WORDS.get(e["type"], message[:1].lower() + message[1:])
-            mistakes.append(f"{origin}: {path} = {_abbreviated(e['input'])}: {text}")
+            mistakes.append(f"{origin}: {path} = {_shorten_value(e['input'])}: {text}")
     if unknown:
         unknown.append("`covey explain` lists the settings")
     return "\n".join([*mistakes, *unknown])
 
 
-def _placed(problem: str, origins: Mapping[str, str]) -> str:
+def _with_place(problem: str, origins: Mapping[str, str]) -> str:
     """Return a message that begins with a key, prefixed by the place where the key was set."""
     origin = _origin(problem.partition(" ")[0].rstrip(":"), origins)
     if not origin or problem.startswith(origin):
@@ -339,7 +339,7 @@ def _in_words(origin: str) -> str:
     return f"on the command line, {origin}" if origin.startswith("--") else origin
 
 
-def _abbreviated(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = without_password(repr(value))
     return text if len(text) < 60 else text[:57] + "..."
 
@@ -354,7 +354,7 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
     return origins[path] if path else ""
 
 
-def resolved(loaded: ResolvedConfig) -> dict[str, object]:
+def resolved_values(loaded: ResolvedConfig) -> dict[str, object]:
     """Return the whole config as plain values, including defaults and all axes of the algorithm."""
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
@@ -363,27 +363,27 @@ def resolved(loaded: ResolvedConfig) -> dict[str, object]:
         values["model"] = f"../{loaded.previous_stage.name}/final"
     if loaded.pipeline_folder is not None:
         home_prefix = re.compile(f"^{re.escape(str(loaded.pipeline_folder.resolve()))}/")
-        values["rewards"] = moved(values["rewards"], home_prefix, "../")
-        values["data"] = moved(values["data"], home_prefix, "../")
+        values["rewards"] = replace_in_texts(values["rewards"], home_prefix, "../")
+        values["data"] = replace_in_texts(values["data"], home_prefix, "../")
     return values
 
 
-def moved(value: object, old: re.Pattern[str], new: str) -> Any:
+def replace_in_texts(value: object, old: re.Pattern[str], new: str) -> Any:
     """Return plain values with ``old`` replaced by ``new`` in their texts.
 
-    >>> moved({"model": "/runs/r/2-sft/final", "n": 1}, re.compile("^/runs/r/"), "../")
+    >>> replace_in_texts({"model": "/runs/r/2-sft/final", "n": 1}, re.compile("^/runs/r/"), "../")
     {'model': '../2-sft/final', 'n': 1}
     """
     if isinstance(value, Mapping):
-        return {k: moved(v, old, new) for k, v in value.items()}
+        return {k: replace_in_texts(v, old, new) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [moved(v, old, new) for v in value]
+        return [replace_in_texts(v, old, new) for v in value]
     return old.sub(new, value) if isinstance(value, str) else value
 
 
 def resolved_yaml(loaded: ResolvedConfig) -> str:
-    """Return ``resolved`` as YAML, with comments on where values were set."""
-    values = resolved(loaded)
+    """Return ``resolved_values`` as YAML, with comments on where values were set."""
+    values = resolved_values(loaded)
     flat = dict(flatten(values))
     comments = (f"# {key}: {origin}\n" for key, origin in loaded.origins.items() if key in flat)
     return sealed_yaml(values, "".join(comments))

@@ -130,7 +130,7 @@ class ToolUse(Section):
     )
 
     @model_validator(mode="after")
-    def _some(self) -> ToolUse:
+    def _check_tools(self) -> ToolUse:
         if not (self.functions or self.environment):
             raise ValueError("give rollout.tools.functions, as [calculate], or rollout.tools.environment")
         if self.timeout > self.seconds:

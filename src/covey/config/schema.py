@@ -346,7 +346,7 @@ class Launch(Section):
     )
 
     @model_validator(mode="after")
-    def _placed(self) -> Launch:
+    def _check_placement(self) -> Launch:
         if self.samplers and self.ray is None:
             raise ValueError("Ray places the samplers: add ray: auto, or the address of its cluster")
         return self

@@ -28,7 +28,9 @@ class Start:
         """Return the checked config; ``load_config`` describes ``names_only``. Raises ConfigError."""
         return load_config(self.config, self.settings, self.values, self.folder, names_only)
 
-    def changed(self, settings: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Start:
+    def with_settings(
+        self, settings: Sequence[str] = (), values: Mapping[str, object] | None = None
+    ) -> Start:
         """Return a start with further settings, which win."""
         return replace(
             self, settings=(*self.settings, *settings), values=merge(dict(self.values), values or {})

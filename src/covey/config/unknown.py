@@ -12,12 +12,12 @@ LIKELY = 0.7
 MOST_GUESSES = 3
 
 
-def explained(path: str, value: object, keys: Sequence[str], kind: str = "setting") -> str:
+def explain_unknown(path: str, value: object, keys: Sequence[str], kind: str = "setting") -> str:
     """Return why a key is refused and what was probably meant; ``keys`` are all dotted keys.
 
-    >>> explained("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])
+    >>> explain_unknown("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])
     'rolout is not a section; did you mean rollout?'
-    >>> explained("train.use_peft", True, [])
+    >>> explain_unknown("train.use_peft", True, [])
     "train.use_peft is not a setting; for TRL's use_peft write lora: {rank: 16, alpha: 32}"
     """
     last = path.rpartition(".")[2]

@@ -36,12 +36,12 @@ def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> 
                 shared[key] = origin
         if of_stage:
             who = f"stage {name}: method" if name else "method"
-            yield f"{who} {config.method} does not read {_listed(of_stage)}"
+            yield f"{who} {config.method} does not read {_format_keys(of_stage)}"
     if shared:
-        yield f"no stage reads {_listed(shared)}"
+        yield f"no stage reads {_format_keys(shared)}"
 
 
-def _listed(keys: Mapping[str, str]) -> str:
+def _format_keys(keys: Mapping[str, str]) -> str:
     """Return the keys as a text, with the place where the first was set."""
     origin = next(iter(keys.values()))
     where = ""

@@ -11,7 +11,7 @@ from covey_verify.errors import ConfigError
 from covey_verify.usercode import IMPORTING
 
 
-def uncalled(spec: str, settings: Iterable[str]) -> Callable[..., object]:
+def placeholder_function(spec: str, settings: Iterable[str]) -> Callable[..., object]:
     """Return a placeholder for the function that ``spec`` names, with that name and these settings.
 
     It serves readers of a run's record, who must not run its code. Raises ConfigError for settings that no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from covey.insight.answers import Advice, habits, quoted
+from covey.insight.answers import Advice, habits, quote_completion
 from covey.insight.odds import reward_counts, tie_chances
 from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
 from covey.objective.diagnostics import sampled_entropy
@@ -27,12 +27,12 @@ def advice(preview: Preview) -> list[Advice]:
     """Return the changes to make before the run, the most serious first."""
     groups = preview.measured.groups
     on_form = habits(groups, preview.readings, preview.wording, not preview.unfinished)
-    on_reading = [*_present(_unscored(preview)), *on_form]
+    on_reading = [*_present(_unscored_completions(preview)), *on_form]
     if preview.unfinished:
         return [*on_reading, _too_slow(preview)]
     # A habit of the model's already explains why its answers are not read.
     if not on_form:
-        on_reading += _present(_unread(preview))
+        on_reading += _present(_unread_answers(preview))
     entropy = sampled_entropy(groups)
     # Other advice (limits, sizes, temperatures) would not help a model that writes noise.
     if entropy > WIDE_ENTROPY and preview.promise == "no":
@@ -58,11 +58,11 @@ def _too_slow(preview: Preview) -> Advice:
         "enough for more",
         "--groups 4, which samples them to the end however long that takes; a smaller model or "
         "rollout.max_tokens; or a GPU",
-        quoted(preview.measured.groups[0].completions[0].text),
+        quote_completion(preview.measured.groups[0].completions[0].text),
     )
 
 
-def _unscored(preview: Preview) -> Advice | None:
+def _unscored_completions(preview: Preview) -> Advice | None:
     unscored = np.isnan(preview.rewards).mean()
     if unscored <= 0.05:
         return None
@@ -74,7 +74,7 @@ def _unscored(preview: Preview) -> Advice | None:
     )
 
 
-def _unread(preview: Preview) -> Advice | None:
+def _unread_answers(preview: Preview) -> Advice | None:
     """Advise if the texts contain the correct answer and the verdict does not read it."""
     groups = preview.measured.groups
     rates = answers_inside(groups)
@@ -110,9 +110,9 @@ def _limit(preview: Preview) -> Advice | None:
     else:
         finding += ". None ended by itself: perhaps the end token is never produced"
     if looping > MOST_DEAD:
-        return Advice(finding, _instead(preview), quoted(texts[0].text))
+        return Advice(finding, _instead(preview), quote_completion(texts[0].text))
     if preview.longer is None:
-        return Advice(finding, f"rollout.max_tokens {2 * limit}", quoted(texts[0].text))
+        return Advice(finding, f"rollout.max_tokens {2 * limit}", quote_completion(texts[0].text))
     return _by_continuation(preview, preview.longer, finding)
 
 
@@ -133,10 +133,10 @@ def _by_continuation(preview: Preview, longer: Longer, finding: str) -> Advice:
     earns = outcome["earn_more"] and 2 * longer.reward >= usual_reward
     if most_ended and earns:
         needed = _round_up(float(np.quantile([len(c.tokens) for c in ended], 0.9)))
-        return Advice(finding, f"rollout.max_tokens {needed}", quoted(ended[0].text))
+        return Advice(finding, f"rollout.max_tokens {needed}", quote_completion(ended[0].text))
     example = min(longer.completions, key=lambda c: c.finish == "stop")
     doubt = "their rewards are low" if most_ended else "more tokens would help little"
-    return Advice(f"{finding}: {doubt}", _instead(preview), quoted(example.text))
+    return Advice(f"{finding}: {doubt}", _instead(preview), quote_completion(example.text))
 
 
 def _instead(preview: Preview) -> str:
@@ -240,7 +240,7 @@ def _size(preview: Preview) -> Advice | None:
     return Advice(
         f"{finding}: none of {len(preview.lengths)} completions was correct",
         "a cold start (a stage with method: sft), easier problems, or rewards that can read the answers",
-        quoted(max((c.text for c in preview.measured.groups[0].completions), key=len)),
+        quote_completion(max((c.text for c in preview.measured.groups[0].completions), key=len)),
     )
 
 

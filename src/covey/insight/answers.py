@@ -208,7 +208,7 @@ def _form(readings: Readings | None) -> Advice | None:
         reward = "a reward that reads it there, with covey_verify.extract.code_block"
     else:
         reward = "a reward that reads it there"
-    return Advice(finding, f"{reward}, or {prompt}", quoted(completion))
+    return Advice(finding, f"{reward}, or {prompt}", quote_completion(completion))
 
 
 def _thoughts(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
@@ -228,7 +228,7 @@ def _thoughts(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
         "a larger rollout.max_tokens" if truncated > MANY * len(unclosed) else "a cold start that closes them"
     )
     alternative = f", or data.chat_template_kwargs: {wording.unopened}" if wording.unopened else ""
-    return Advice(finding, remedy + alternative, quoted(unclosed[0].text))
+    return Advice(finding, remedy + alternative, quote_completion(unclosed[0].text))
 
 
 def _special(completions: Sequence[Completion], wording: PromptForm) -> Advice | None:
@@ -240,7 +240,9 @@ def _special(completions: Sequence[Completion], wording: PromptForm) -> Advice |
         return None
     finding = f"{count} of {len(truncated)} truncated completions contain {name}, which does not end them"
     example = next(c.text for c in truncated if name in c.text)
-    return Advice(finding, f"rollout.stop: [{name!r}], or a tokenizer with it as eos_token", quoted(example))
+    return Advice(
+        finding, f"rollout.stop: [{name!r}], or a tokenizer with it as eos_token", quote_completion(example)
+    )
 
 
 def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
@@ -263,7 +265,7 @@ def _next_turn(groups: Sequence[Group], wording: PromptForm) -> Advice | None:
     finding = (
         f"{count} of {len(pairs)} completions continue with another {label!r}, like the one in the prompt"
     )
-    return Advice(finding, f'rollout.stop: ["\\n{label}"]', quoted(examples[label]))
+    return Advice(finding, f'rollout.stop: ["\\n{label}"]', quote_completion(examples[label]))
 
 
 def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) -> Advice | None:
@@ -273,7 +275,7 @@ def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) 
     if wording.chat or rate > MANY:
         return None
     ends = f"{len(truncated)} of {len(completions)} completions do not end"
-    sample = quoted((truncated or completions)[0].text)
+    sample = quote_completion((truncated or completions)[0].text)
     if wording.template and wording.from_file and (mostly_endless or rate < SOME):
         finding = "the model has a chat template, but the prompts do not use it"
         finding += f": {ends}, {percent(rate)} are correct"
@@ -288,7 +290,7 @@ def _plain(completions: Sequence[Completion], wording: PromptForm, rate: float) 
     return None
 
 
-def quoted(text: str) -> str:
+def quote_completion(text: str) -> str:
     """Return a completion as a line, without its middle if it is long."""
     line = _line(text)
     if len(line) > QUOTED_BEGINNING + QUOTED_END:

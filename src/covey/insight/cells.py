@@ -80,7 +80,7 @@ def cell_rows(sweep: Sweep) -> list[CellRow]:
     rows = list[CellRow]()
     baseline = dict[int, EndedRun]()
     for cell in sweep.cells:
-        runs = {seed: _ended(folder / cell.last_stage) for seed, folder in cell.folders.items()}
+        runs = {seed: _read_ended_run(folder / cell.last_stage) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in runs.items() if run is not None}
         # The first cell with results is the baseline of all others.
         baseline = baseline or ended
@@ -100,7 +100,7 @@ def cell_rows(sweep: Sweep) -> list[CellRow]:
     return rows
 
 
-def _ended(stage: Path) -> EndedRun | None:
+def _read_ended_run(stage: Path) -> EndedRun | None:
     evals = read_stream(stage, "evals.jsonl")
     if not evals or not (stage / RESULT).exists():
         return None
@@ -254,10 +254,10 @@ def _over(sweep: Sweep, rows: Sequence[CellRow], n: int) -> Panel:
     """Return accuracy over the values of setting ``n``, a line for each choice of the other settings."""
     # Values of a setting may be words, so they are drawn at equal distances with labels.
     marks = list(dict.fromkeys(row.cell.values[n] for row in rows))
-    choices = dict.fromkeys(_without(row.cell.values, n) for row in rows)
+    choices = dict.fromkeys(_drop_value(row.cell.values, n) for row in rows)
     lines = []
     for choice in choices:
-        chosen_rows = [row for row in rows if _without(row.cell.values, n) == choice]
+        chosen_rows = [row for row in rows if _drop_value(row.cell.values, n) == choice]
         x = [float(marks.index(row.cell.values[n])) for row in chosen_rows]
         sampled = [row.accuracy["sampled"] for row in chosen_rows]
         value, low, high = ([100 * getattr(e, end) for e in sampled] for end in ("value", "low", "high"))
@@ -265,7 +265,7 @@ def _over(sweep: Sweep, rows: Sequence[CellRow], n: int) -> Panel:
     return Panel(sweep.keys[n], lines, sweep.keys[n], " %", (0, 100), marks=marks)
 
 
-def _without(values: Sequence[str], n: int) -> tuple[str, ...]:
+def _drop_value(values: Sequence[str], n: int) -> tuple[str, ...]:
     """Return the values without number ``n``."""
     return (*values[:n], *values[n + 1 :])
 

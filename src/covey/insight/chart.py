@@ -124,7 +124,7 @@ def _row(
     # The tallest legend of the row, so that the axes of its panels align.
     head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
     drawings = [
-        "".join([*_named(panel, legend), *_axes(panel, classes, wide, high, head)])
+        "".join([*_draw_legend(panel, legend), *_axes(panel, classes, wide, high, head)])
         for panel, legend, classes in zip(panels, legends, colours, strict=True)
     ]
     return drawings, head + high
@@ -144,7 +144,7 @@ def _colours(lines: Sequence[Line]) -> dict[str, str]:
     return colours | {line.name: "grey" for line in lines if line.background}
 
 
-def _named(panel: Panel, legend: Sequence[tuple[float, int, str, str]]) -> Iterator[str]:
+def _draw_legend(panel: Panel, legend: Sequence[tuple[float, int, str, str]]) -> Iterator[str]:
     """Yield the title of a panel and its legend."""
     yield _element("text", panel.title, class_="head", x=0, y=-10)
     for x, y, name, colour in legend:

@@ -38,7 +38,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """Compare run B with run A: settings and results, as JSON and as lines for people. Raises ConfigError."""
     first = last_stage(a)
     second = last_stage(b)
-    settings = changed(first, second)
+    settings = changed_settings(first, second)
     files = changed_files(first, second)
     held_out, reason = held_out_change(first, second)
     unlike = _unlike_rewards(first, second, settings, files)
@@ -71,7 +71,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     return record, lines
 
 
-def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
+def changed_settings(first: Path, second: Path) -> dict[str, tuple[object, object]]:
     """Return the settings in which two runs differ, except their output folder."""
     flat = [dict(flatten(recorded_yaml(stage))) for stage in (first, second)]
     names = [n for n in {**flat[0], **flat[1]} if n != "output"]

@@ -32,7 +32,7 @@ def reward_counts(group: Group) -> Counts:
 def _outcome(group: Group, i: int) -> Outcome:
     if group.credit == "completion":
         return float(group.rewards[i])
-    paid = group.compared(i)
+    paid = group.values_of(i)
     if group.credit == "token" or any(len(values) > 1 for values in paid.values()):
         return None
     return frozenset((name, value) for name, values in paid.items() for value in values)

@@ -215,7 +215,7 @@ def record(groups: Sequence[RescoredGroup]) -> Mapping[str, object]:
     """Return the groups as JSON."""
     return {
         "groups": len(groups),
-        "changes": _counted(groups),
+        "changes": _count_changes(groups),
         "completions_that_change_sign": sum(g.flips for g in groups),
         "statuses": {f"{name}/{status}": part for (name, status), part in _statuses(groups).items()},
         "of_groups": [
@@ -234,17 +234,17 @@ def record(groups: Sequence[RescoredGroup]) -> Mapping[str, object]:
 
 def lines(run: Path, groups: Sequence[RescoredGroup]) -> list[str]:
     """Return lines for people: the changes, and the groups that change the most."""
-    counts = ", ".join(f"{count} {change}" for change, count in _counted(groups).items())
+    counts = ", ".join(f"{count} {change}" for change, count in _count_changes(groups).items())
     old = np.concatenate([g.old for g in groups])
     new = np.concatenate([g.new for g in groups])
     flips = sum(g.flips for g in groups)
     text = [f"{len(groups)} groups: {counts}"]
     text.append(f"{flips} of {len(old)} completions change sign; mean reward {_mean(old)} -> {_mean(new)}")
     text += [f"{name}: {percent(part)} {status}" for (name, status), part in _statuses(groups).items()]
-    return [*text, "", *_moved(run, groups)]
+    return [*text, "", *_changed_lines(run, groups)]
 
 
-def _moved(run: Path, groups: Sequence[RescoredGroup]) -> Iterator[str]:
+def _changed_lines(run: Path, groups: Sequence[RescoredGroup]) -> Iterator[str]:
     """Yield a line for each group that changes, those with the most sign changes first."""
     changed = sorted((g for g in groups if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
     for g in changed[:GROUPS_SHOWN]:
@@ -257,7 +257,7 @@ def _mean(rewards: np.ndarray) -> str:
     return "-" if np.isnan(rewards).all() else f"{np.nanmean(rewards):.3f}"
 
 
-def _counted(groups: Sequence[RescoredGroup]) -> dict[str, int]:
+def _count_changes(groups: Sequence[RescoredGroup]) -> dict[str, int]:
     counts = Counter(g.change for g in groups)
     kinds = ("same", "changes sign", "comes alive", "dies", "stays dead")
     return {kind: counts[kind] for kind in kinds if counts[kind]}

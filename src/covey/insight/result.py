@@ -149,14 +149,14 @@ def write_curve(path: Path, title: str, metrics: Records, evals: Records) -> Non
     accuracy = [
         _held_out(evals, "greedy", "held-out, greedy", 100),
         _held_out(evals, "pass@1", "held-out, sampled", 100),
-        _training(metrics, "accuracy", 100),
+        _training_line(metrics, "accuracy", 100),
     ]
-    reward = [_held_out(evals, "reward", "held-out, sampled"), _training(metrics, "reward/mean")]
+    reward = [_held_out(evals, "reward", "held-out, sampled"), _training_line(metrics, "reward/mean")]
     panels = [Panel("Accuracy", accuracy, unit=" %", bounds=(0, 100)), Panel("Reward", reward)]
     write_file(path, chart(panels, title, title=title))
 
 
-def _training(metrics: Records, name: str, scale: float = 1.0) -> Line:
+def _training_line(metrics: Records, name: str, scale: float = 1.0) -> Line:
     points = [(m["step"] + 1, scale * m[name]) for m in metrics if m.get(name) is not None]
     windows = [points[i : i + SMOOTHING] for i in range(0, len(points), SMOOTHING)]
     means = [np.mean(window, axis=0).tolist() for window in windows]

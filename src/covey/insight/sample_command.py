@@ -65,10 +65,10 @@ def shell_word(text: str) -> str:
     """
     if text.isprintable():
         return shlex.quote(text)
-    return "$'" + "".join(_escaped(c) for c in text) + "'"
+    return "$'" + "".join(_escape_character(c) for c in text) + "'"
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character in ESCAPES:
         return ESCAPES[character]
     if character.isprintable() and character != "!":  # an interactive shell expands ! even here

@@ -289,7 +289,7 @@ def group_view(stage: Path, step: int, number: int, log: RolloutLog) -> tuple[Sh
     # Completions without a reward come last.
     rows.sort(key=lambda r: -np.inf if r["reward"] is None else r["reward"], reverse=True)
     lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
-    lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")
+    lines += _indent_lines(spoken_prompt(rows[0]["prompt"]), "  > ")
     for row in rows:
         lines += ["", *_completion(row)]
     return {"run": str(stage), "step": step, "group": number, "completions": rows}, lines
@@ -298,10 +298,10 @@ def group_view(stage: Path, step: int, number: int, log: RolloutLog) -> tuple[Sh
 def _completion(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"sample {row['sample']}: {completion_line(row)}"
     for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
-        yield from _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
+        yield from _indent_lines(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
     state = row.get("environment")
     if state is not None:
-        yield from _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
+        yield from _indent_lines(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
 
 
 def completion_line(row: Mapping[str, Any]) -> str:
@@ -329,7 +329,7 @@ def _component(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
     return f"{text} ({', '.join(reasons)})" if reasons else text
 
 
-def _indented(text: str, prefix: str) -> list[str]:
+def _indent_lines(text: str, prefix: str) -> list[str]:
     """Return lines with a prefix, so that no line of a completion looks like one of covey's."""
     return [prefix + line for line in text.splitlines() or [""]]
 

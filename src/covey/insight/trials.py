@@ -160,7 +160,7 @@ def trials_of(folders: Mapping[Change, Path], unchanged: Path, start: int, steps
             change,
             folder,
             _held_out(unchanged, folder, change, errors),
-            _training(before, _accuracy(folder, late), change, errors),
+            _training_gain(before, _accuracy(folder, late), change, errors),
             findings_since(folder, start),
             ending_of(folder),
         )
@@ -183,7 +183,7 @@ def compare_trial(change: Change, before: Path, after: Path, start: int, end: in
         first = Evaluation.from_record(evals_before[common[-1]])
         second = Evaluation.from_record(evals_after[common[-1]])
         held_out = _gain_held_out(first, second, change, Z95)
-    training = _training(_accuracy(before, late, end), _accuracy(after, late, end), change, Z95)
+    training = _training_gain(_accuracy(before, late, end), _accuracy(after, late, end), change, Z95)
     return TrialResult(change, after, held_out, training, findings_since(after, start), "")
 
 
@@ -241,7 +241,7 @@ def _accuracy(folder: Path, late: int, end: float = math.inf) -> _Accuracy:
     return _Accuracy(rates, fewest, verdict)
 
 
-def _training(before: _Accuracy, after: _Accuracy, change: Change, errors: float) -> Estimate:
+def _training_gain(before: _Accuracy, after: _Accuracy, change: Change, errors: float) -> Estimate:
     """Return the gain of accuracy on the problems that both trials met; unknown if its meaning changed."""
     common = sorted(before.of_problem.keys() & after.of_problem.keys())
     # Without a verdict by name, `correct` is what the changed rewards pay.
@@ -254,7 +254,7 @@ def _training(before: _Accuracy, after: _Accuracy, change: Change, errors: float
     return gain(old, new, doubt, errors=errors)
 
 
-def helping(trials: Sequence[TrialResult]) -> list[TrialResult]:
+def helpful_trials(trials: Sequence[TrialResult]) -> list[TrialResult]:
     """Return the trials that clearly help, the likeliest cause first. Chance is no remedy.
 
     Many things help a sick run, another learning rate above all. So a change that the findings or the config
@@ -291,7 +291,7 @@ def lines_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> 
 
 def conclusion(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> str:
     """Return what the trials say: what makes more answers correct, and what ends the first finding."""
-    good = helping(trials)
+    good = helpful_trials(trials)
     sentences = []
     if good:
         best, *others = good
@@ -324,7 +324,7 @@ def describe_trial(trial: TrialResult) -> str:
 def record_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> Mapping[str, object]:
     """Return the trials as JSON."""
     return {
-        "helping": [t.change.line for t in helping(trials)],
+        "helping": [t.change.line for t in helpful_trials(trials)],
         "conclusion": conclusion(trials, unchanged),
         "findings_of_unchanged": list(unchanged),
         "trials": [

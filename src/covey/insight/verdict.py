@@ -87,7 +87,7 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
     is_still = all(max(-changes[n].low, changes[n].high) < SMALLEST_GAIN for n in ACCURACIES)
     if reward.high < 0:
         return "got worse", f"; the reward fell by {-reward}"
-    if reward.low > 0 and (_saturated(before, after) or not is_still):
+    if reward.low > 0 and (_is_saturated(before, after) or not is_still):
         return "learned", f"; the reward rose by {reward}, accuracy alone could not tell"
     if reward.low > 0:
         return "did not learn", f"; the reward rose by {reward}, but not with correct answers"
@@ -98,7 +98,7 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
     )
 
 
-def _saturated(before: Evaluation, after: Evaluation) -> bool:
+def _is_saturated(before: Evaluation, after: Evaluation) -> bool:
     """Whether all answers are correct, or all incorrect, before and after: accuracy cannot show a change."""
     rates = np.concatenate([a for e in (before, after) for a in (e.greedy, e.pass_rate)])
     return bool((rates == rates[0]).all() and rates[0] in (0, 1))

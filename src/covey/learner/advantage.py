@@ -52,7 +52,7 @@ def with_advantages(
     if "token_rewards" not in algorithm.advantage.needs:
         # Reversed cumulative sum: each token bears the cost of itself and all later ones.
         advantages += penalty.token.flip(-1).cumsum(-1).flip(-1)
-    advantages = _whitened(advantages.where(batch.mask, 0.0), batch, algorithm)
+    advantages = _whiten_batch(advantages.where(batch.mask, 0.0), batch, algorithm)
     batch = replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
     if algorithm.critic is None:
         return batch
@@ -74,7 +74,7 @@ def _by_group(
         group_penalty = _KLReward(penalty.completion[rows], penalty.token[rows])
         group_values = None if values is None else values[rows]
         data = _group_view(group, batch.select(rows.tolist()), group_penalty, group_values)
-        estimated = over_tokens(_estimated(algorithm.advantage, data, group), data.mask.shape[1])
+        estimated = over_tokens(_estimate_group(algorithm.advantage, data, group), data.mask.shape[1])
         # The group is padded to its own longest completion, which may be shorter than L.
         length = estimated.shape[1]
         advantages[rows, :length] = estimated.to(advantages)
@@ -82,7 +82,7 @@ def _by_group(
     return advantages, token_rewards
 
 
-def _whitened(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
+def _whiten_batch(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Tensor:
     """Apply the algorithm's ``whiten`` to the completions with a trained token. (N, L) -> (N, L)."""
     # Completions without a trained token are no part of the batch's statistics.
     trained = torch.nonzero(batch.mask.any(-1))[:, 0]
@@ -106,9 +106,9 @@ def _value_targets(values: Tensor, token_rewards: Tensor, mask: Tensor, algorith
     return ValueTargets(values, targets.float(), returns.float())
 
 
-def _estimated(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
+def _estimate_group(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
     """Return one group's advantages, (G,) or (G, T). Raises CoveyError for a faulty estimator of a user."""
-    subject = f"problem {group.problem.id}, rewards {_listed(view.rewards)}"
+    subject = f"problem {group.problem.id}, rewards {_format_values(view.rewards)}"
     try:
         advantages = estimator(view)
     except UserFunctionError as error:
@@ -127,10 +127,12 @@ def _misfit(value: object, mask: Tensor) -> str:
         expected = f"(G,) = {tuple(mask.shape[:1])} or (G, T) = {tuple(mask.shape)}"
         return f"returns the shape {tuple(value.shape)} where {expected} is expected"
     trained = value if value.ndim == 1 else value[mask]
-    return "" if bool(trained.isfinite().all()) else f"returns {_listed(trained)}, not finite everywhere"
+    return (
+        "" if bool(trained.isfinite().all()) else f"returns {_format_values(trained)}, not finite everywhere"
+    )
 
 
-def _listed(values: Tensor, limit: int = 16) -> str:
+def _format_values(values: Tensor, limit: int = 16) -> str:
     texts = [f"{v:g}" for v in values.flatten()[:limit].tolist()]
     if values.numel() > limit:
         texts.append("...")

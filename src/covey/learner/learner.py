@@ -29,7 +29,7 @@ from covey.models.packing import Packed
 from covey.models.reference import Reference
 from covey.models.sharded import copy_into, local_part
 from covey.objective.bound import differentiating
-from covey.system.processes import all_reduce_sum, gather, interleaved, is_joint, rank, run_on_all, world_size
+from covey.system.processes import all_reduce_sum, gather, interleave, is_joint, rank, run_on_all, world_size
 
 WEIGHT = "weight/"
 """Prefix of the names of weights among the names of the optimizer's state."""
@@ -80,7 +80,7 @@ class Trainable(Protocol):
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters of ``model``."""
 
-    def unsaved(self) -> dict[str, Tensor]:
+    def unsaved_weights(self) -> dict[str, Tensor]:
         """Weights by name that the model folder of a checkpoint does not have."""
 
     def split(self) -> None:
@@ -184,7 +184,7 @@ class Learner(Generic[M]):
         """Return the results of all processes' micro-batches, in the order of the batch."""
         # Listed inside, so that running out of memory in any micro-batch repeats all of them.
         statistics = self._until_it_fits(lambda: list(work()))
-        return [result for result in interleaved(gather(statistics)) if result is not None]
+        return [result for result in interleave(gather(statistics)) if result is not None]
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
         """Yield losses and statistics of this process' micro-batches; no statistics of uncounted ones."""
@@ -202,7 +202,7 @@ class Learner(Generic[M]):
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             reference = self.reference if requires.reference else None
             outputs = reference.outputs(micro.packed) if reference is not None else None
-            with self.activations.counted(self.policy.device, self.policy.model.parameters()):
+            with self.activations.count_forward(self.policy.device, self.policy.model.parameters()):
                 scores = self.policy.score(micro.packed, requires.temperature, outputs)
                 loss, statistics = objective(micro, scores)
             yield loss, None if piece.repeated else statistics
@@ -228,7 +228,7 @@ class Learner(Generic[M]):
         """Return the names of the parameters whose accumulated gradient is not finite."""
         trained = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
         # Policy and optimizer list their parameters in the same order; a head comes last.
-        masters = zip((*trained, *self.policy.unsaved()), self.optimizer.masters, strict=False)
+        masters = zip((*trained, *self.policy.unsaved_weights()), self.optimizer.masters, strict=False)
         nonfinite = [n for n, m in masters if m.grad is not None and not all_finite(local_part(m.grad))]
         return list(dict.fromkeys(name for names in gather(nonfinite) for name in names))
 
@@ -237,7 +237,10 @@ class Learner(Generic[M]):
         run_on_all(lambda: self._check_finite(what))
 
     def _check_finite(self, what: str) -> None:
-        for name, parameter in (*self.policy.model.named_parameters(), *self.policy.unsaved().items()):
+        for name, parameter in (
+            *self.policy.model.named_parameters(),
+            *self.policy.unsaved_weights().items(),
+        ):
             if not all_finite(local_part(parameter)):
                 raise GuardStop(
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
@@ -246,7 +249,7 @@ class Learner(Generic[M]):
 
     def memory_bytes(self) -> dict[str, int]:
         """Return measured bytes by component; for gradients and activations the most so far."""
-        weights = (*self.policy.model.parameters(), *self.policy.unsaved().values())
+        weights = (*self.policy.model.parameters(), *self.policy.unsaved_weights().values())
         return {
             "weights": alive_bytes(weights),
             "gradient": self.optimizer.gradient_bytes,
@@ -257,21 +260,21 @@ class Learner(Generic[M]):
     def state(self) -> dict[str, Tensor]:
         """Return what an exact continuation needs besides the model's folder, as named tensors."""
         # With sharded weights the optimizer's state has them already.
-        unsaved = self.policy.unsaved().items() if world_size() == 1 else ()
+        unsaved = self.policy.unsaved_weights().items() if world_size() == 1 else ()
         weights = {f"{WEIGHT}{name}": w.detach() for name, w in unsaved}
         return {**self.optimizer.state(), **weights}
 
     def split_as(self, name: str) -> Tensor:
         """Return the parameter whose sharding a tensor of ``state`` has, if their shapes are equal."""
         if name.startswith(WEIGHT):
-            return self.policy.unsaved()[name.removeprefix(WEIGHT)]
+            return self.policy.unsaved_weights()[name.removeprefix(WEIGHT)]
         return self.optimizer.masters[int(name.rpartition(".")[2])]
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Restore ``state``; the policy restores its own weights."""
         self.optimizer.load({name: value for name, value in state.items() if not name.startswith(WEIGHT)})
         with torch.no_grad():
-            for name, weight in self.policy.unsaved().items():
+            for name, weight in self.policy.unsaved_weights().items():
                 saved = state.get(f"{WEIGHT}{name}")
                 if saved is not None:
                     copy_into(weight, saved)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from covey.config.schema import Config
-from covey.models.kernels.calls import follow, followed
+from covey.models.kernels.calls import follow, followed_choices
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine
 
@@ -78,7 +78,7 @@ def restore_process_settings() -> Iterator[None]:
     """Restore what a run sets for the whole process: threads, seed, determinism, arithmetic."""
     threads = torch.get_num_threads()
     mode = torch.get_deterministic_debug_mode()
-    choices = followed()
+    choices = followed_choices()
     filled = DETERMINISTIC.fill_uninitialized_memory
     on_cpu = torch.get_rng_state()
     # Reading the random states of GPUs would initialize CUDA if it is not.

@@ -74,7 +74,7 @@ def from_axolotl(settings: Mapping[str, object]) -> MigrationResult:
     m.config["train.betas"] = betas
     rows = int(m.number("micro_batch_size", 1) * m.number("gradient_accumulation_steps", 1))
     if method == "rl":
-        _sampled(m, rows)
+        _translate_sampling(m, rows)
     else:
         m.config["train.batch_size"] = rows
     if method in ("dpo", "kto") and (beta := m.take("rl_beta", m.take("dpo_beta"))) is not None:
@@ -99,7 +99,7 @@ def _steps(m: MigrationResult) -> None:
         m.notes.append(f"train.steps: it counts batches; {epochs} epochs have that many times the rows")
 
 
-def _sampled(m: MigrationResult, completions: int) -> None:
+def _translate_sampling(m: MigrationResult, completions: int) -> None:
     m.same(SAMPLED)
     size = int(m.number("trl.group_size", 0)) or m.config.get("rollout.group_size", 8)
     assert isinstance(size, int)

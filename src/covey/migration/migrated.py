@@ -51,7 +51,7 @@ class MigrationResult:
         return self
 
 
-def nested(config: Mapping[str, object]) -> dict[str, object]:
+def nest_keys(config: Mapping[str, object]) -> dict[str, object]:
     """Return dotted keys as nested mappings."""
     root = dict[str, object]()
     for key, value in config.items():
@@ -69,7 +69,7 @@ def as_yaml(migrated: MigrationResult, origin: str) -> str:
     """Return the config as a file, with comments on what to look at and what is missing."""
     lines = [f"# From {origin}, by covey migrate."]
     lines += [f"# Look at: {note}" for note in migrated.notes]
-    body = yaml.safe_dump(nested(migrated.config), sort_keys=False, default_flow_style=None, width=100)
+    body = yaml.safe_dump(nest_keys(migrated.config), sort_keys=False, default_flow_style=None, width=100)
     lines.append(body.rstrip())
     if migrated.without:
         lines += ["", "# Without a counterpart:"]

@@ -74,14 +74,14 @@ def _overrides(script: str) -> Iterator[tuple[str, object]]:
             value = assigned[2].partition("#")[0].strip()
             if len(words) == 1:
                 value = words[0].partition("=")[2]  # without its quotes
-            variables[assigned[1]] = _filled(value, variables)
+            variables[assigned[1]] = _fill_variables(value, variables)
         for word in words:
             match = OVERRIDE.match(word)
             if match:
-                yield match[1], yaml_value(_filled(match[2], variables))
+                yield match[1], yaml_value(_fill_variables(match[2], variables))
 
 
-def _filled(text: str, variables: Mapping[str, str]) -> str:
+def _fill_variables(text: str, variables: Mapping[str, str]) -> str:
     """Replace variables by their values or defaults, and sums by their results; others stay as they are."""
 
     def value(match: re.Match[str]) -> str:

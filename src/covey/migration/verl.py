@@ -187,7 +187,7 @@ def _algorithm(m: MigrationResult) -> dict[str, object]:
         block["reduce"] = MEANS[str(mean)]
     elif mean is not None and mean not in MEANS:
         m.without[f"{ACTOR}loss_agg_mode: {mean}"] = "the preset's own mean is kept"
-    clipping = _clipping(m)
+    clipping = _clip_settings(m)
     if name in ("grpo", "ppo") and clipping != CLIPPING:
         block["surrogate"] = clipping
     entropy = m.number(f"{ACTOR}entropy_coeff", 0.0)
@@ -213,7 +213,7 @@ def _preset(m: MigrationResult) -> str:
     return name
 
 
-def _clipping(m: MigrationResult) -> dict[str, float]:
+def _clip_settings(m: MigrationResult) -> dict[str, float]:
     clip = m.number(f"{ACTOR}clip_ratio", 0.2)
     return {
         "clip_low": m.number(f"{ACTOR}clip_ratio_low", clip),

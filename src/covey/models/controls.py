@@ -31,10 +31,10 @@ class ControlWords:
         self.lengths = sorted({len(word) for word in self.words}, reverse=True)
         self.endings = {word[-1] for word in self.words}
 
-    def removed(self, text: str) -> str:
+    def remove_from(self, text: str) -> str:
         """The text without any of the words; where several end at a place, without the longest.
 
-        >>> ControlWords(["<end>"]).removed("a<en<end>d>b")
+        >>> ControlWords(["<end>"]).remove_from("a<en<end>d>b")
         'ab'
         """
         characters = list[str]()

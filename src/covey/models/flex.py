@@ -39,14 +39,14 @@ class FlexOps(TorchOps):
             # (T, heads, E) -> (1, heads, whole blocks of T, E).
             heads_first = (F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None] for x in (q, k, v))
             options = {"block_mask": mask, "enable_gqa": heads.queries > heads.keys, "scale": heads.factor}
-            mixed = compiled()(*heads_first, score_mod=capped_score(heads.cap, q.device), **options)
+            mixed = compiled_attention()(*heads_first, score_mod=capped_score(heads.cap, q.device), **options)
             return mixed[0, :, : len(q)].transpose(0, 1)
 
         return attend
 
 
 @cache
-def compiled() -> Callable[..., Tensor]:
+def compiled_attention() -> Callable[..., Tensor]:
     """FlexAttention compiled once for all lengths; without compilation it would need T^2 memory."""
     # By default torch raises at the ninth form, which a run with a critic or a reference may reach.
     dynamo: Any = torch._dynamo.config  # noqa: SLF001 - torch offers no other way to it
@@ -60,10 +60,10 @@ def capped_score(cap: float | None, device: torch.device) -> Callable[..., Tenso
         return None
     limit = torch.full((), cap, device=device)  # a number becomes a symbol, which torch cannot trace here
 
-    def capped(score: Tensor, *_indices: Tensor) -> Tensor:
+    def cap_score(score: Tensor, *_indices: Tensor) -> Tensor:
         return soft_cap(score, limit)
 
-    return capped
+    return cap_score
 
 
 def group_mask(sequences: Sequences) -> BlockMask:

@@ -1,7 +1,7 @@
 """The forward pass of our own decoder, for the model families in ``FAMILIES``, on a loaded model's weights.
 
 Tokens lie flat, one after another, whatever sequences they belong to. Only attention knows about sequences,
-so it is passed in: over packed sequences for training (``Decoder.packed``), over a key/value cache for
+so it is passed in: over packed sequences for training (``Decoder.attend_packed``), over a key/value cache for
 sampling. Same weights and same code give the same log-probs.
 
 Shapes: T flat tokens, D model width, H query heads, K key/value heads, E head width.
@@ -93,7 +93,7 @@ Attend = Callable[[int, Heads, Tensor], Tensor]
 """Function of a layer's number, its heads and qkv (T, (H + 2K) E) -> (T, H E)."""
 
 
-def supported(model: PreTrainedModel) -> bool:
+def is_supported(model: PreTrainedModel) -> bool:
     """Whether our own forward pass computes exactly this model."""
     config = model.config.get_text_config()
     family = FAMILIES.get(model.config.model_type)
@@ -132,9 +132,9 @@ def hidden_states(
     ``states`` runs padded tokens (N, S) with their mask, for architectures without a decoder of ours.
     """
     if decoder is not None:
-        attend = decoder.packed(packed.positions, packed.sequences)
+        attend = decoder.attend_packed(packed.positions, packed.sequences)
         return decoder(packed.tokens, attend)[packed.sources]
-    index, real = packed.padded()
+    index, real = packed.pad_completions()
     hidden = states(packed.tokens[index], real.long())
     # In row n the predictions of the completion begin at its prompt's last token, column first[n].
     first = packed.completions[:, 1] - 1
@@ -385,7 +385,7 @@ class Decoder(nn.Module):
         hidden = self.ops.add_norm(x, delta, self.last_norms[0])[1]
         return hidden if self.logits_scale == 1 else hidden * self.logits_scale  # the head is linear
 
-    def packed(self, positions: Tensor, sequences: Sequences) -> Attend:
+    def attend_packed(self, positions: Tensor, sequences: Sequences) -> Attend:
         """Attention over packed sequences, in which a completion sees its group's prompt and itself."""
         rotations = self.rotary.at(positions)
         attentions = self.attentions(sequences)
@@ -412,7 +412,7 @@ def decoder_of(model: PreTrainedModel) -> Decoder | None:
     These are models of other types, models with adapters outside linear layers, and models in which somebody
     has replaced a module, for example a norm by torch's Identity.
     """
-    if not (supported(model) and adapts_linears(model)):
+    if not (is_supported(model) and adapts_linears(model)):
         return None
     try:
         return Decoder(model)

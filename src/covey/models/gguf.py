@@ -74,7 +74,7 @@ def _folder_of(file: Path, _state: tuple[int, int]) -> Path:
     # Whole or not at all: another process, or the next one, never sees half a model.
     unfinished = Path(tempfile.mkdtemp(prefix=".half-", dir=models))
     try:
-        model, tokenizer = _read(file)
+        model, tokenizer = _read_model(file)
         _refuse_full_disk(model, file, unfinished)
         _write(model, tokenizer, unfinished)
         if not target.is_dir():  # another process may have been faster
@@ -84,7 +84,7 @@ def _folder_of(file: Path, _state: tuple[int, int]) -> Path:
     return target
 
 
-def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _read_model(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model of a GGUF file in float32, and its tokenizer. Raises ConfigError."""
     from gguf import GGUFReader
 

@@ -83,8 +83,8 @@ class LowRank:
         # dB is summed transposed, (r, out): the operations need whole vectors in a row, and r may be small.
         da = torch.zeros(a.shape)
         transposed_db = torch.zeros(b.t().shape)
-        outer_sum(multiplied(grad, b, numbers, transposed=True) * self._scale, x, da, numbers)
-        outer_sum(multiplied(x, a, numbers) * self._scale, grad, transposed_db, numbers)
+        outer_sum(multiply(grad, b, numbers, transposed=True) * self._scale, x, da, numbers)
+        outer_sum(multiply(x, a, numbers) * self._scale, grad, transposed_db, numbers)
         return da, transposed_db.t()
 
 
@@ -205,7 +205,7 @@ class FusedLinear:
         numbers = self.numbers(grad)
         if by_torch("inputs", numbers):
             return grad @ weight
-        return multiplied(grad.contiguous(), weight, numbers, transposed=True)
+        return multiply(grad.contiguous(), weight, numbers, transposed=True)
 
     def add_gradient(self, grad: Tensor, x: Tensor, out: Tensor) -> None:
         """Add grad^T x to the gradient of one module's weight, in float32. (T, out), (T, in) -> (out, in)."""
@@ -274,7 +274,7 @@ class PackedWeight(NamedTuple):
         return out
 
 
-def multiplied(x: Tensor, weight: Tensor, numbers: Numbers, transposed: bool = False) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, numbers: Numbers, transposed: bool = False) -> Tensor:
     """Compute x W^T, or with ``transposed`` x W. A row's result does not depend on the other rows."""
     outputs, inputs = weight.t().shape if transposed else weight.shape
     out = x.new_empty(len(x), outputs)

@@ -27,7 +27,7 @@ class Activations:
         """Peak in bytes."""
 
     @contextmanager
-    def counted(self, device: torch.device, weights: Iterable[Tensor]) -> Iterator[None]:
+    def count_forward(self, device: torch.device, weights: Iterable[Tensor]) -> Iterator[None]:
         """Count the forward pass inside the block; ``weights`` are in memory anyway and do not count.
 
         On a GPU the allocator knows. On a CPU the tensors that autograd saves are counted, but only if

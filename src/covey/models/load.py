@@ -16,14 +16,14 @@ from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
 from covey.config.schema import Config, Lora, is_gguf
 from covey.errors import out_of_memory
-from covey.models.forward import supported
+from covey.models.forward import is_supported
 from covey.models.gguf import folder_of_gguf
 from covey.models.kernels.build import library
 from covey.models.kernels.calls import rounding_is_faster, rounding_pays
 from covey.models.linear import adapts_linears
 from covey.models.model_objects import adapter_of, checked_model, is_classifier, policy_of, take_weights
 from covey.models.policy import Policy
-from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
+from covey.models.pretrained import load_pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import is_reward_model
 from covey.models.rotary import use_long_table
 from covey.models.tiny import build_model, build_tokenizer
@@ -168,7 +168,7 @@ def load_named(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedToke
     cached = unreachable(source)
     try:
         tokenizer = pretrained_tokenizer(source, local_files_only=cached)
-        model = pretrained(AutoModelForCausalLM, source, dtype=torch.float32, local_files_only=cached)
+        model = load_pretrained(AutoModelForCausalLM, source, dtype=torch.float32, local_files_only=cached)
     except Exception as error:  # a damaged folder makes the libraries fail in any way
         if isinstance(error, CoveyError) or out_of_memory(error):
             raise
@@ -251,7 +251,7 @@ def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
             f"matrix products use bfloat16, {reason}. To compute in float32, set precision: float32 "
             "(docs/performance.md)"
         )
-    if policy.decoder is None and supported(policy.model) and adapts_linears(policy.model):
+    if policy.decoder is None and is_supported(policy.model) and adapts_linears(policy.model):
         yield (
             f"the model does not compute what a {policy.model.config.model_type} does (a class or hooks of "
             "yours, a changed layer), so its own modules compute it; final/ has its weights, not that code"

@@ -23,7 +23,7 @@ from transformers import (
 
 from covey.config.python_objects import ModelObject
 from covey.models.policy import Policy
-from covey.models.pretrained import check_finite, pretrained
+from covey.models.pretrained import check_finite, load_pretrained
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def take_weights(model: str | ModelObject, folder: Path) -> None:
         set_peft_model_state_dict(adapter, load_file(folder / "adapter" / "adapter_model.safetensors"))
         return
     loader = AutoModelForSequenceClassification if is_classifier(module) else AutoModelForCausalLM
-    saved_model: nn.Module = pretrained(loader, folder, dtype=torch.float32)
+    saved_model: nn.Module = load_pretrained(loader, folder, dtype=torch.float32)
     module.load_state_dict(saved_model.state_dict())
 
 

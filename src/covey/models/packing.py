@@ -57,7 +57,7 @@ class Packed:
         spans = self.sequences.spans
         return spans[spans[:, 1] > 0]
 
-    def padded(self) -> tuple[Tensor, Tensor]:
+    def pad_completions(self) -> tuple[Tensor, Tensor]:
         """Return each completion after its own copy of its prompt, as flat positions, right-padded.
 
         These are index (N, W) int64 with 0 on padding, and real (N, W) bool. For models that cannot share

@@ -37,7 +37,7 @@ from covey.models.logits import logits_of
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.ops import soft_cap
 from covey.models.packing import Packed, pack
-from covey.models.pretrained import pretrained
+from covey.models.pretrained import load_pretrained
 from covey.models.readback import check_folder
 from covey.models.rotary import longest_stable_rotation
 from covey.models.sharded import Gathering, copy_into, full_tensor, split_weights, unsplit
@@ -155,7 +155,7 @@ class Policy:
         """The trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def unsaved(self) -> dict[str, Tensor]:
+    def unsaved_weights(self) -> dict[str, Tensor]:
         """Weights that the model folder lacks, by name: the value head's weights."""
         return {} if self.value is None else dict(self.value.named_parameters())
 
@@ -234,13 +234,13 @@ class Policy:
 
             set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
             return
-        weights = self._saved(folder)
+        weights = self._load_saved(folder)
         if _shapes(weights) != _shapes(self.model.state_dict()):
             raise CheckpointError(f"{folder} holds another model than the one in use")
         self.model.load_state_dict(weights)
 
-    def _saved(self, folder: Path) -> Mapping[str, Tensor]:
-        return pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
+    def _load_saved(self, folder: Path) -> Mapping[str, Tensor]:
+        return load_pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
 
     def with_model(self, model: PreTrainedModel, adapter: PeftModel | None, rounds: bool) -> Policy:
         """A policy that computes with another module as this one does with its own."""
@@ -248,11 +248,11 @@ class Policy:
         policy.drawable_ids = self.drawable_ids
         return policy
 
-    def copied(self) -> Policy:
+    def deep_copy(self) -> Policy:
         """A deep copy of the policy."""
         return self.with_model(*copy.deepcopy((self.model, self.adapter)), self.rounds)
 
-    def unrounded(self) -> Policy:
+    def without_rounding(self) -> Policy:
         """A policy on the same weights, not copied, whose products do not round."""
         return self.with_model(self.model, self.adapter, rounds=False)
 
@@ -265,7 +265,7 @@ class Policy:
 
     def split(self) -> None:
         """Keep only this process's part of the weights, and ``unsharded``, a copy of them all."""
-        self.unsharded = self.copied()
+        self.unsharded = self.deep_copy()
         split_weights(self)
 
     @torch.no_grad()
@@ -319,7 +319,7 @@ class Policy:
         logits = logits_of(head, hidden.to(head.weight.dtype))
         return logits if cap is None else soft_cap(logits, cap)
 
-    def hidden(self, packed: Packed) -> Tensor:
+    def hidden_states(self, packed: Packed) -> Tensor:
         """The hidden states from which the M tokens are predicted: (M, D)."""
         return hidden_states(self.decoder, packed, self._states)
 
@@ -335,7 +335,7 @@ class Policy:
     def _score(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
     ) -> TokenScores:
-        hidden = self.hidden(packed)
+        hidden = self.hidden_states(packed)
         mask = packed.sampling_mask
         # The compiled head knows no second model and no adapter, so the exact KL goes through torch.
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
@@ -365,7 +365,7 @@ class Policy:
         ids = torch.from_numpy(tokens)[None].to(self.device)
         expected = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float().softmax(-1)
         packed = pack([tokens[:1]], [[tokens[1:]]]).to(self.device)
-        computed = self.head(self.hidden(packed)).float().softmax(-1)
+        computed = self.head(self.hidden_states(packed)).float().softmax(-1)
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.2
         # Broken weights give NaN either way, and are reported where they are read.
         return bool(torch.allclose(expected, computed, atol=tolerance, equal_nan=True))

@@ -55,7 +55,7 @@ Loader = type[_BaseAutoModelClass]
 """One of transformers' Auto classes for models."""
 
 
-def pretrained(
+def load_pretrained(
     loader: Loader, source: str | Path, dtype: torch.dtype | str = "auto", local_files_only: bool = False
 ) -> PreTrainedModel:
     """The model of ``source``, a folder or hub id.
@@ -106,7 +106,7 @@ def classifier_on(loader: Loader, trunk: PreTrainedModel) -> PreTrainedModel:
 
 
 def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``source``. Raises the errors of ``pretrained``."""
+    """The tokenizer of ``source``. Raises the errors of ``load_pretrained``."""
     refuse_strange(str(source))
     for path in _files_named(str(source), CONFIG):
         try_texts(path.parent)
@@ -300,7 +300,7 @@ def _check_whole(model: PreTrainedModel, report: Mapping[str, set[Any]], source:
     missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
-            f"model: {source}: the weights lack {_listed(missing)}, which would be random. Get the whole "
+            f"model: {source}: the weights lack {_in_words(missing)}, which would be random. Get the whole "
             "model, or a config.json that fits"
         )
     if report["mismatched_keys"]:
@@ -314,7 +314,7 @@ def _check_whole(model: PreTrainedModel, report: Mapping[str, set[Any]], source:
     extra_layers = sorted(name for name in report["unexpected_keys"] if _kind(name) in kinds)
     if extra_layers:
         raise ConfigError(
-            f"model: {source}: config.json has no place for {_listed(extra_layers)} of the weights, which "
+            f"model: {source}: config.json has no place for {_in_words(extra_layers)} of the weights, which "
             "have more layers"
         )
     check_finite(model, source)
@@ -332,6 +332,6 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _listed(names: list[str]) -> str:
+def _in_words(names: list[str]) -> str:
     remainder = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{remainder}"

@@ -33,7 +33,7 @@ def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
         differing = [name for name, shape in shapes.items() if shape != [*whole[name].shape]]
         if not differing:
             pieces = [piece for name in shapes for piece in _pieces(name, whole[name])]
-            read_back = zip(pieces, _read(file, pieces), strict=True)
+            read_back = zip(pieces, _read_tensors(file, pieces), strict=True)
             differing = [p.name for p, read in read_back if _differs(read, whole[p.name][p.rows])]
     except SafetensorError as error:
         differing = [str(error)]
@@ -67,7 +67,7 @@ def _pieces(name: str, tensor: Tensor) -> Iterator[Piece]:
         yield Piece(name, slice(start, min(start + count, len(tensor))), count * row_bytes)
 
 
-def _read(file: Path, pieces: Iterable[Piece]) -> Iterator[Tensor]:
+def _read_tensors(file: Path, pieces: Iterable[Piece]) -> Iterator[Tensor]:
     """Yield pieces of a file.
 
     What is read of an open file stays in this process' memory until it is closed: at the end of a save the

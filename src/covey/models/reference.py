@@ -25,7 +25,7 @@ class Reference:
         self._adapter = None if moves or replacement is not None else policy.adapter
         self._policy = replacement or policy
         if self._adapter is None:
-            self._policy = replacement or policy.copied()
+            self._policy = replacement or policy.deep_copy()
             self._policy.model.requires_grad_(False)
             self._policy.keep_no_packed()
 
@@ -77,4 +77,4 @@ class Reference:
     def outputs(self, packed: Packed) -> tuple[Tensor, Head]:
         """The hidden states and head of the reference, for the exact KL."""
         with self.active() as policy:
-            return policy.around(lambda: policy.hidden(packed)), policy.head
+            return policy.around(lambda: policy.hidden_states(packed)), policy.head

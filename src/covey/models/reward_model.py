@@ -22,7 +22,7 @@ from covey.models.forward import decoder_of, embed_every_token
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
-from covey.models.pretrained import Loader, classifier_on, pretrained
+from covey.models.pretrained import Loader, classifier_on, load_pretrained
 from covey.models.sharded import unsplit
 from covey.system.opening import RECORD_BYTES, load_json, read_regular
 from covey.tasks.files import TEMPLATE_COLUMNS
@@ -100,8 +100,8 @@ class TrainedRewardModel(Policy):
         """Round the factors of the trunk's products, not of the head's. Raises ConfigError if it cannot."""
         self._round_trunk()
 
-    def _saved(self, folder: Path) -> Mapping[str, Tensor]:
-        return pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()
+    def _load_saved(self, folder: Path) -> Mapping[str, Tensor]:
+        return load_pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()
 
     def head(self, hidden: Tensor) -> Tensor:
         """Compute values from hidden states. (..., D) -> (...)."""
@@ -109,7 +109,7 @@ class TrainedRewardModel(Policy):
         # Of two outputs, incorrect and correct, the difference is the logit of correct.
         return values[..., 0] if values.shape[-1] == 1 else values[..., 1] - values[..., 0]
 
-    def copied(self) -> TrainedRewardModel:
+    def deep_copy(self) -> TrainedRewardModel:
         """A deep copy of the model."""
         model, adapter = copy.deepcopy((self.model, self.adapter))
         duplicate = TrainedRewardModel(model, self.tokenizer, self.kind, adapter)
@@ -119,7 +119,7 @@ class TrainedRewardModel(Policy):
 
     def _score(self, packed: Packed, *_: object) -> TokenScores:
         """Return the values (M,) in place of the log-probs; all other scores are 0."""
-        values = self.head(self.hidden(packed)).float()
+        values = self.head(self.hidden_states(packed)).float()
         zeros = torch.zeros_like(values)
         return TokenScores(values, zeros, zeros, zeros)
 

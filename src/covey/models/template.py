@@ -92,11 +92,11 @@ def template_facts(
         return _facts_of(_Template(tokenizer, variables))
     # A tokenizer can be changed after it was asked, so the key includes everything that its facts depend on.
     state = (str(tokenizer.chat_template), len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return _remembered(tokenizer, state, key)
+    return _cached_facts(tokenizer, state, key)
 
 
 @lru_cache(64)
-def _remembered(tokenizer: PreTrainedTokenizerBase, _: object, arguments: str) -> TemplateFacts:
+def _cached_facts(tokenizer: PreTrainedTokenizerBase, _: object, arguments: str) -> TemplateFacts:
     return _facts_of(_Template(tokenizer, json.loads(arguments)))
 
 
@@ -142,27 +142,27 @@ def _facts_of(template: _Template) -> TemplateFacts:
     facts = TemplateFacts(
         "",
         answer_header,
-        _unbegun(template, answer_header, plain),
+        _unbegun_header(template, answer_header, plain),
         end,
         controls=_controls(template, end, marks),
-        dated=_dated(template),
+        dated=_has_date(template),
         roles={role: _role(template, role) for role in ROLES},
         end_count=_end_count(template, plain, end),
     )
     if marks is None:
         return facts
     thoughts = with_begun_thoughts(answer_header, marks)
-    unthinking = _unthinking(template, answer_header, plain, marks) if thoughts.begun else None
+    unthinking = _empty_thoughts(template, answer_header, plain, marks) if thoughts.begun else None
     switch = _switch(template, answer_header, marks)
-    unopened = _unopened(template, answer_header, marks)
+    unopened = _closing_argument(template, answer_header, marks)
     # In a conversation that continues, an earlier answer's thoughts are rendered or not.
-    forgets = THOUGHT not in template.conversation([*ASKED, _thinking(), *ASKED])
+    forgets = THOUGHT not in template.conversation([*ASKED, _thinking_answer(), *ASKED])
     return replace(
         facts, thoughts=thoughts, unthinking=unthinking, switch=switch, unopened=unopened, forgets=forgets
     )
 
 
-def _unbegun(template: _Template, answer_header: str, plain: str) -> str:
+def _unbegun_header(template: _Template, answer_header: str, plain: str) -> str:
     """The header of an answer, if the template ignores `add_generation_prompt`; empty if it does not."""
     header = plain.partition(ANSWER)[0]
     if answer_header != template.after_question() or not header.startswith(answer_header):
@@ -187,7 +187,7 @@ def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> t
     return tuple(sorted(word for word in words if word not in tags))
 
 
-def _dated(template: _Template) -> bool:
+def _has_date(template: _Template) -> bool:
     if "strftime_now" not in template.source:
         return False
     # Two times that differ in year, month, day and hour; equal texts mean that no date is printed.
@@ -204,7 +204,7 @@ def _answer(**fields: object) -> Mapping[str, object]:
     return {"role": "assistant", "content": ANSWER, **fields}
 
 
-def _thinking() -> Mapping[str, object]:
+def _thinking_answer() -> Mapping[str, object]:
     # Templates read thoughts under different names; each takes the name that it knows.
     return _answer(reasoning_content=THOUGHT, reasoning=THOUGHT, thinking=THOUGHT)
 
@@ -245,7 +245,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
 def _marks(template: _Template, answer_header: str, plain: str) -> Thoughts | None:
     """The marks around thoughts given apart from an answer, or else marks that the template mentions."""
     # A rendering that shows marks consists of: before, THOUGHT, between, ANSWER.
-    rendered = template.after_question([_thinking()]) or ""
+    rendered = template.after_question([_thinking_answer()]) or ""
     before, thought, after = rendered.partition(THOUGHT)
     between, answered, _ = after.partition(ANSWER)
     if not (thought and answered and between.strip()):
@@ -301,7 +301,7 @@ def _common_prefix(first: str, second: str) -> str:
     return first[:length]
 
 
-def _unthinking(template: _Template, answer_header: str, plain: str, marks: Thoughts) -> str | None:
+def _empty_thoughts(template: _Template, answer_header: str, plain: str, marks: Thoughts) -> str | None:
     """The text that an answer without thoughts begins with after a prompt that has opened some."""
     # Templates show it as an empty pair before a plain answer, the last one or an earlier one.
     earlier = template.after_question([_answer(), {"role": "user", "content": "another question"}]) or ""
@@ -325,7 +325,7 @@ def _switch(template: _Template, answer_header: str, marks: Thoughts) -> str:
     return ""
 
 
-def _unopened(template: _Template, answer_header: str, marks: Thoughts) -> str:
+def _closing_argument(template: _Template, answer_header: str, marks: Thoughts) -> str:
     """The argument with which a prompt that opens thoughts, or leaves them to the model, has closed them."""
     for name in SWITCHES:
         header = template.with_arguments(**{name: False}).after_question(begin=True)
@@ -355,10 +355,10 @@ def thoughts_of(
     text = str(tokenizer.decode(tokens)).rstrip()
     if isinstance(prompt, str):  # a text may mention marks anywhere; only at its end do they open thoughts
         return facts.marks.begun_by(text)
-    return with_begun_thoughts(_beginning(text, prompt, facts.answer_header), facts.marks)
+    return with_begun_thoughts(_prompt_end(text, prompt, facts.answer_header), facts.marks)
 
 
-def _beginning(prompt: str, messages: Messages, answer_header: str) -> str:
+def _prompt_end(prompt: str, messages: Messages, answer_header: str) -> str:
     """The end of a rendered prompt, after the last content: text of the template alone."""
     _, content, ending = prompt.rpartition(str(messages[-1]["content"]).strip() or "\0")
     # A short content may occur within the template's words, and some templates change a content.

@@ -27,7 +27,7 @@ class FaithfulText:
         pad = tokenizer.pad_token_id
         self.silent = {*ends, *([] if pad is None else [pad])}
         self.anchor = self.encode(ANCHOR)
-        self._shown = self._decoded(self.anchor)
+        self._shown = self._decode(self.anchor)
 
     def __call__(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without the ends and padding after the last word."""
@@ -38,9 +38,9 @@ class FaithfulText:
 
     def text_with_specials(self, ids: Sequence[int]) -> str:
         """The text of tokens, ends and padding after the last word included by name."""
-        anchored = self._decoded([*self.anchor, *ids])
+        anchored = self._decode([*self.anchor, *ids])
         # Where bytes are tokens, broken ones may take an anchor of bytes with them.
-        return anchored[len(self._shown) :] if anchored.startswith(self._shown) else self._decoded(ids)
+        return anchored[len(self._shown) :] if anchored.startswith(self._shown) else self._decode(ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without those that the tokenizer puts around it."""
@@ -52,7 +52,7 @@ class FaithfulText:
         length = len(self.anchor)
         return anchored[length:] if anchored[:length] == self.anchor else self.encode(text)
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         options = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, **options))
 

@@ -25,7 +25,7 @@ from covey.models.load import source_of
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
-from covey.models.pretrained import classifier_on, pretrained, unreachable
+from covey.models.pretrained import classifier_on, load_pretrained, unreachable
 from covey.models.sharded import Gathering, split_weights, unsplit
 from covey_verify.errors import ConfigError
 
@@ -53,7 +53,7 @@ class ValueModel:
         """The trained parameters."""
         return list(self.model.parameters())
 
-    def unsaved(self) -> dict[str, Tensor]:
+    def unsaved_weights(self) -> dict[str, Tensor]:
         """Weights by name that no model folder of a checkpoint has; here all weights."""
         return dict(self.model.named_parameters())
 
@@ -128,7 +128,7 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
         loader = next((v for end, v in loaders.items() if kinds[0].endswith(end)), None)
         if loader is None:
             raise ConfigError(f"{kinds[0]} is neither a classifier nor a causal language model")
-        model = pretrained(loader, source, dtype=policy.model.dtype, **options)
+        model = load_pretrained(loader, source, dtype=policy.model.dtype, **options)
     except Exception as error:  # a damaged folder makes the libraries fail in any way
         if out_of_memory(error):
             raise

@@ -119,7 +119,7 @@ class Algorithm:
         # tuple.
         for name in (f.name for f in fields(self) if f.name not in RECORDED):
             value = getattr(self, name)
-            bound = tuple(map(_bound, value)) if isinstance(value, tuple) else _bound(value)
+            bound = tuple(map(_bind_plain, value)) if isinstance(value, tuple) else _bind_plain(value)
             object.__setattr__(self, name, bound)
 
     def variant(self, paper: str, **axes: Any) -> Algorithm:
@@ -203,7 +203,7 @@ class Algorithm:
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
 
-def _bound(value: object) -> Any:
+def _bind_plain(value: object) -> Any:
     """Return a plain function as a ``Bound`` without settings, anything else unchanged."""
     return bind(value) if callable(value) and not isinstance(value, Bound) else value
 

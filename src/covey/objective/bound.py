@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from covey.errors import first_line, out_of_memory
-from covey_verify.errors import CoveyError, described
+from covey_verify.errors import CoveyError, describe_error
 
 Data_contra = TypeVar("Data_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
@@ -79,7 +79,7 @@ class Bound(Generic[Data_contra, Out_co]):
             if not self.written_by_user or isinstance(error, CoveyError) or out_of_memory(error):
                 raise
             raise UserFunctionError(
-                f"{self.name}, your function, raises {described(error, _file(self.function))}"
+                f"{self.name}, your function, raises {describe_error(error, _file(self.function))}"
             ) from error
 
     @property

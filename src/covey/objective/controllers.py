@@ -51,7 +51,7 @@ def next_coefficients(
     kl = algorithm.kl
     entropy = algorithm.entropy
     if kl is not None and too_far is not None:
-        coef = raised(coef, kl.coef, too_far)
+        coef = raise_coef(coef, kl.coef, too_far)
     if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:
         coef = adaptive_kl(coef, metrics["kl/completion_k1"], kl.target, completions, kl.horizon)
     # NaN in a step without trained tokens; the bonus then stays as it is.
@@ -88,10 +88,10 @@ def adaptive_entropy(
     return min(max(coef + (step if entropy < target else -step), 0.0), highest)
 
 
-def raised(coef: float, start: float, too_far: bool, factor: float = 1.5) -> float:
+def raise_coef(coef: float, start: float, too_far: bool, factor: float = 1.5) -> float:
     """coef times ``factor`` in each step above the KL guard's bound, and back towards ``start`` below it.
 
-    >>> raised(0.1, start=0.1, too_far=True), raised(0.15, start=0.1, too_far=False)
+    >>> raise_coef(0.1, start=0.1, too_far=True), raise_coef(0.15, start=0.1, too_far=False)
     (0.15000000000000002, 0.1)
     """
     return coef * factor if too_far else max(start, coef / factor)

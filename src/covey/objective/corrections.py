@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from covey.objective.ratios import bounded, sequence
+from covey.objective.ratios import clamp_log_ratio, sequence
 from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, Positive
 
@@ -96,4 +96,4 @@ def _at_level(mismatch: Tensor, level: str) -> Tensor:
     """Return the mismatch itself, or its sum over the completion at every token. (N, T) -> (N, T)."""
     if level == "sequence":
         mismatch = mismatch.sum(-1, keepdim=True).expand_as(mismatch)
-    return bounded(mismatch)
+    return clamp_log_ratio(mismatch)

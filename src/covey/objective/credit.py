@@ -55,7 +55,7 @@ def process_zscore(
         parts = scores.split([len(s.values) for s in step_rewards])
         for row, s, part in zip(total, step_rewards, parts, strict=True):
             start = 0
-            for value, end in zip(_credited(part, credit), s.ends, strict=True):
+            for value, end in zip(_step_advantages(part, credit), s.ends, strict=True):
                 # A step reaches from the end of the one before to its own last token.
                 row[start : end + 1] += value
                 start = end + 1
@@ -98,7 +98,7 @@ def process_leave_one_out(
     return total * mask
 
 
-def _credited(scores: Tensor, credit: str) -> Tensor:
+def _step_advantages(scores: Tensor, credit: str) -> Tensor:
     """Return the advantage of each step's tokens, (K,), from the normalised step rewards, (K,)."""
     if credit == "own_step" or len(scores) == 0:
         return scores

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from covey.objective.ratios import bounded
+from covey.objective.ratios import clamp_log_ratio
 from covey_verify.types import StepRewards
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ class LossInputs:
     @cached_property
     def log_ratio(self) -> Tensor:
         """log pi - log pi_old, bounded."""
-        return bounded(self.logprobs - self.old_logprobs)
+        return clamp_log_ratio(self.logprobs - self.old_logprobs)
 
     @property
     def mismatch(self) -> Tensor:
         """old_logprobs - sampler_logprobs, bounded: trainer against sampler."""
         assert self.sampler_logprobs is not None
-        return bounded(self.old_logprobs - self.sampler_logprobs)
+        return clamp_log_ratio(self.old_logprobs - self.sampler_logprobs)
 
     @property
     def sampler_log_ratio(self) -> Tensor:

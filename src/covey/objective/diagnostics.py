@@ -126,7 +126,7 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     if not stats:
         return {}
 
-    def trained(name: str) -> Tensor:
+    def trained_values(name: str) -> Tensor:
         """Return the values of all trained tokens; none if the algorithm has no such values."""
         parts = [NONE]
         for s in stats:
@@ -138,15 +138,15 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     # Micro-batch losses are parts of the step's loss, so they are summed, not averaged.
     parts = ("loss", "policy_loss", "kl_loss")
     metrics = {name: float(torch.stack([getattr(s, name) for s in stats]).sum()) for name in parts}
-    ratio = trained("ratio")
+    ratio = trained_values("ratio")
     if not len(ratio):
         return metrics
-    entropy = trained("entropy")
+    entropy = trained_values("entropy")
     metrics |= _ratio_metrics(ratio)
-    metrics |= _clip_metrics(ratio, trained("advantage"), trained("coefficient"), algorithm)
-    metrics |= _correction_metrics(trained("correction"), trained("mismatch"))
+    metrics |= _clip_metrics(ratio, trained_values("advantage"), trained_values("coefficient"), algorithm)
+    metrics |= _correction_metrics(trained_values("correction"), trained_values("mismatch"))
     metrics["entropy"] = float(entropy.mean()) if len(entropy) else math.nan
-    return metrics | _reference_metrics(trained("ref_log_ratio"), stats)
+    return metrics | _reference_metrics(trained_values("ref_log_ratio"), stats)
 
 
 NONE = torch.zeros(0)

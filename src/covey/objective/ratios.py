@@ -18,7 +18,7 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped here (e^20 = 4.9e8): far outside every clip, still finite in float32."""
 
 
-def bounded(log_ratio: Tensor) -> Tensor:
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     """Clamp a log-ratio to +-``LOG_RATIO_LIMIT``."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
@@ -57,7 +57,7 @@ def completion(log_ratio: Tensor) -> Tensor:
 
     As DeepSeek-R1 prints GRPO (arXiv 2501.12948, equation 1); spreads with length.
     """
-    return bounded(log_ratio.sum(-1, keepdim=True)).exp().expand_as(log_ratio)
+    return clamp_log_ratio(log_ratio.sum(-1, keepdim=True)).exp().expand_as(log_ratio)
 
 
 def geometric_clipped(

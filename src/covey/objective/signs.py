@@ -29,14 +29,14 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
     live = [g for g in groups if not g.dead]
     # Dead although scored and not all correct: one text over and over, or different texts that tie.
     tied = [g for g in groups if g.dead and g.scorable.any() and not g.correct.all()]
-    collapsed = [g for g in tied if _collapsed(g)]
+    collapsed = [g for g in tied if _is_collapsed(g)]
     ended = [len(c.tokens) for g in groups for c in g.completions if c.finish == "stop"]
     signs = {
         "groups/collapsed": len(collapsed) / len(groups),
         "groups/cliff": (len(tied) - len(collapsed)) / len(groups),
         "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= NEAR * span for g in live),
         "groups/one_against_all": _fraction(lone(g) is not None for g in live),
-        "reward/inconsistent": _disagreeing(groups, _by_completion),
+        "reward/inconsistent": _disagreement(groups, _by_completion),
         # Truncated after an answer could be extracted: the text continued beyond it.
         "length/truncated_done": _fraction(
             any(component.scores[i].extracted is not None for component in g.components.values())
@@ -48,7 +48,7 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
     if ended:
         signs["length/ended_q90"] = float(np.quantile(ended, 0.9))
     if any(component.steps for component in groups[0].components.values()):
-        signs["steps/inconsistent"] = _disagreeing(groups, _by_step)
+        signs["steps/inconsistent"] = _disagreement(groups, _by_step)
     return signs
 
 
@@ -61,7 +61,7 @@ def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) ->
     by_group = [[next(one_by_one) for _ in group.completions] for group in groups]
     # (groups,) size of each group in the gradient, and what it would be without dividing by the std.
     sizes = np.array([sum(float(np.abs(a).mean()) for a in of_group if len(a)) for of_group in by_group])
-    spreads = np.array([np.abs(rewards - rewards.mean()).sum() for rewards in map(_scored, groups)])
+    spreads = np.array([np.abs(rewards - rewards.mean()).sum() for rewards in map(_scored_rewards, groups)])
     blamed = shared = 0.0
     for group, of_group in zip(groups, by_group, strict=True):
         for i, length in shared_prefixes(group, of_group).items():
@@ -133,12 +133,12 @@ def known_mean(values: np.ndarray) -> float:
     return float(numbers.mean()) if len(numbers) else math.nan
 
 
-def _scored(group: Group) -> np.ndarray:
+def _scored_rewards(group: Group) -> np.ndarray:
     """Return the rewards of a group's scored completions; one 0 if there are none."""
     return group.rewards[group.scorable] if group.scorable.any() else np.zeros(1)
 
 
-def _collapsed(group: Group) -> bool:
+def _is_collapsed(group: Group) -> bool:
     texts = Counter(c.text for c in group.completions)
     return len(group.completions) > 1 and max(texts.values()) >= COPIED * len(group.completions)
 
@@ -166,7 +166,7 @@ def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:
                 yield name.encode() + b"\0" + completion.tokens[: end + 1].tobytes(), value
 
 
-def _disagreeing(groups: Sequence[Group], keyed: Keyed) -> float:
+def _disagreement(groups: Sequence[Group], keyed: Keyed) -> float:
     """Return the fraction of texts repeated within a group that did not always get the same reward."""
     repeated = other = 0
     for group in groups:

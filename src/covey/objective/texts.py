@@ -52,8 +52,8 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
         later = (*answers[n + 1 :], *answers[:n])
         elsewhere = next((a for a in later if a and a != answers[n]), "")
         texts = [c.text for c in group.completions]
-        contain_answer += _containing(answers[n], texts)
-        contain_other += _containing(elsewhere, texts)
+        contain_answer += _contains_answer(answers[n], texts)
+        contain_other += _contains_answer(elsewhere, texts)
     if not contain_answer or not contain_other:
         return {}
     return {
@@ -62,7 +62,7 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def _containing(answer: str, texts: Sequence[str]) -> list[bool]:
+def _contains_answer(answer: str, texts: Sequence[str]) -> list[bool]:
     """Return whether each text contains the answer as a number or word of its own; [] without an answer."""
     # No match inside a longer word or number: 4 is not in 14, 4.5, -4 or x4.
     pattern = re.compile(rf"(?<![\w.-]){re.escape(answer)}(?!\w|[.,]\d)")

@@ -58,10 +58,10 @@ COARSE_NUDGE = 2.0**-9
 
 def with_twin(model: NamedWeights, coarsely: bool, twin: bool) -> list[NamedWeights]:
     """Return the weights that shadows begin with: the model's and, with ``twin``, nearly the same."""
-    return [model, nudged(model, coarsely)] if twin else [model]
+    return [model, nudge_weights(model, coarsely)] if twin else [model]
 
 
-def nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
+def nudge_weights(model: NamedWeights, coarsely: bool) -> NamedWeights:
     """Return the weights with random relative changes of the size of rounding."""
     random = torch.Generator().manual_seed(0)
     nudge = COARSE_NUDGE if coarsely else NUDGE
@@ -113,7 +113,7 @@ def weights_apart(
     return float(gap.abs().max()), float(gap.norm() / way.norm().clamp(min=1e-30))
 
 
-def saved(run: Path, number: int, steps: int, shadow: NamedWeights) -> NamedWeights:
+def read_saved_weights(run: Path, number: int, steps: int, shadow: NamedWeights) -> NamedWeights:
     """Return the weights that a run saved after a step and that the shadow trains; empty if none."""
     folder = run / ("final" if number + 1 == steps else f"checkpoints/step_{number + 1:06d}")
     trained = [name for name, w in shadow.items() if w.requires_grad]

@@ -67,7 +67,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
     with restore_process_settings(), scratch_run(stage, console, StopSignal()) as run:
         config = run.loaded.config
         algorithm = run.loaded.algorithm
-        console.doing("sampling one batch")
+        console.show_work("sampling one batch")
         sampled = next(run.rollouts())
         old = old_logprob_source(algorithm, run.sampler, config.train.updates_per_rollout_batch)
         groups = sampled.groups or sampled.filtered
@@ -80,7 +80,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
         if algorithm.advantage.written_by_user and off_centre(batch, groups) is not None:
             console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
         minibatch = next(step_minibatches(batch, run.loaded, old, step=0))
-        console.doing("measuring")
+        console.show_work("measuring")
         objective = PolicyObjective.of(algorithm, config.rollout, run.state.coefficients)
         return list(claims(run.learner, run.sampler, objective, minibatch))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from covey.config.load import ResolvedConfig
 from covey.config.methods import METHODS, POLICIES
 from covey.learner.process import restore_process_settings, set_process
-from covey.models.forward import supported
+from covey.models.forward import is_supported
 from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.proof.agreement import Agreement
@@ -84,10 +84,10 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
             f"{stage}: after {change} steps it continued with other settings (healing.jsonl), and the second "
             f"trainer takes one config. Check {archive_of(stage, 1)}, the run before that"
         )
-    console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
+    console.show_work(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with restore_process_settings():
         set_process(loaded.config)  # the first adapters of a LoRA run are random
-        return _repeated(stage, loaded, steps, console)
+        return _check_repeat(stage, loaded, steps, console)
 
 
 def from_stage_before(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
@@ -151,13 +151,13 @@ def coarsely_computed(stage: Path) -> bool:
     return record["rounded"] and not record.get("rounds_products")
 
 
-def _repeated(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConsole) -> list[Claim]:
+def _check_repeat(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConsole) -> list[Claim]:
     # Only the weights are needed, so that a machine without the run's precision can load them too.
     loaded = replace(loaded, config=loaded.config.model_copy(update={"precision": "float32"}))
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
     if (
         policy.model.config.model_type not in REPLAYED
-        or not supported(policy.model)
+        or not is_supported(policy.model)
         or has_sliding_window(policy)
     ):
         raise ConfigError(
@@ -170,7 +170,7 @@ def _repeated(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConso
         raise ConfigError(f"{stage}: {NO_STEP}")
     # A twin doubles the time, so it runs only if a fixed limit was exceeded.
     if not all(claim.holds for claim in _claims(agreements, scale)):
-        console.doing("repeating them together with a copy that differs by rounding")
+        console.show_work("repeating them together with a copy that differs by rounding")
         agreements = list(repeat(shadow_weights(policy), twin=True))
     return list(_claims(agreements, scale))
 

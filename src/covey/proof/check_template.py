@@ -103,14 +103,14 @@ def check_template(folder: Path) -> TemplateReport:
         raise ConfigError(f"{folder}: its tokenizer cannot be read: {str(error)[:300]}") from None
     facts = template_facts(tokenizer)
     end = facts.turn_end
-    ids = [n for n in (end, tokenizer.eos_token_id, *_configured(folder)) if n is not None]
+    ids = [n for n in (end, tokenizer.eos_token_id, *_configured_ends(folder)) if n is not None]
     shown = WrittenCall("look_up", "", is_readable=False)
     if not facts.refusal:
         shown = written_call(Speech(tokenizer, ids), {"tools": [LOOK_UP]}, [LOOK_UP])
     return TemplateReport(facts, shown, "" if end is None else tokenizer.decode([end]))
 
 
-def _configured(folder: Path) -> list[int]:
+def _configured_ends(folder: Path) -> list[int]:
     """Return the end tokens in a folder's generation_config.json."""
     if not (folder / "generation_config.json").is_file():
         return []

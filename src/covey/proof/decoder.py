@@ -15,7 +15,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """x (T, in), W (out, in) -> x W^T."""
 
 
-def copied(weights: NamedWeights) -> NamedWeights:
+def copy_weights(weights: NamedWeights) -> NamedWeights:
     """Return weights that do not move with these, and are not trained."""
     return {name: w.detach().clone() for name, w in weights.items()}
 
@@ -39,12 +39,12 @@ def coarse(x: Tensor) -> Tensor:
     return x + (x.bfloat16().double() - x).detach()
 
 
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean x^2 + eps) * weight."""
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def rotated(x: Tensor, base: float) -> Tensor:
+def rotate(x: Tensor, base: float) -> Tensor:
     """Apply rotary positions: rotate the halves of each head by position * base^(-2i/E). (T, H, E)."""
     length, _, width = x.shape
     angle = torch.arange(length)[:, None] * base ** (-torch.arange(0, width, 2).double() / width)
@@ -65,14 +65,14 @@ def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product:
     x = w["model.embed_tokens.weight"][torch.tensor(tokens)]
     for i in range(model["num_hidden_layers"]):
         layer = f"model.layers.{i}."
-        h = normed(x, w[layer + "input_layernorm.weight"], eps)
+        h = rms_norm(x, w[layer + "input_layernorm.weight"], eps)
         mixed = attention(w, model, h, f"{layer}self_attn.", product)
         x = x + linear(w, mixed, f"{layer}self_attn.o_proj", product)
-        h = normed(x, w[layer + "post_attention_layernorm.weight"], eps)
+        h = rms_norm(x, w[layer + "post_attention_layernorm.weight"], eps)
         gate = linear(w, h, layer + "mlp.gate_proj", product)
         up = linear(w, h, layer + "mlp.up_proj", product)
         x = x + linear(w, gate * gate.sigmoid() * up, layer + "mlp.down_proj", product)
-    return normed(x, w["model.norm.weight"], eps)
+    return rms_norm(x, w["model.norm.weight"], eps)
 
 
 def attention(w: NamedWeights, model: AxisSettings, h: Tensor, name: str, product: Product) -> Tensor:
@@ -82,10 +82,10 @@ def attention(w: NamedWeights, model: AxisSettings, h: Tensor, name: str, produc
     width = model.get("head_dim") or model["hidden_size"] // heads
     q, k, v = (linear(w, h, f"{name}{n}_proj", product).view(length, -1, width) for n in "qkv")
     if f"{name}q_norm.weight" in w:
-        q = normed(q, w[f"{name}q_norm.weight"], model["rms_norm_eps"])
-        k = normed(k, w[f"{name}k_norm.weight"], model["rms_norm_eps"])
-    q = rotated(q, rotary_base(model))
-    k = rotated(k, rotary_base(model))
+        q = rms_norm(q, w[f"{name}q_norm.weight"], model["rms_norm_eps"])
+        k = rms_norm(k, w[f"{name}k_norm.weight"], model["rms_norm_eps"])
+    q = rotate(q, rotary_base(model))
+    k = rotate(k, rotary_base(model))
     # Grouped queries: each key/value head serves several query heads.
     k, v = (t.repeat_interleave(heads // model["num_key_value_heads"], 1) for t in (k, v))
     # Causal mask (T, T): -inf above the diagonal, 0 elsewhere.

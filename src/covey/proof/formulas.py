@@ -349,7 +349,7 @@ def gae_of_row(row: ShadowRow, gamma: float, lam: float) -> Tensor:
     return torch.stack([(errors[t:] * powers[: len(errors) - t]).sum() for t in range(len(errors))])
 
 
-def discounted(rewards: Tensor, gamma: float) -> Tensor:
+def discounted_sums(rewards: Tensor, gamma: float) -> Tensor:
     """Return the discounted sum of the tokens' rewards from each token on. (T,) -> (T,)."""
     size = len(rewards)
     powers = gamma ** torch.arange(size, dtype=torch.float64)
@@ -358,7 +358,7 @@ def discounted(rewards: Tensor, gamma: float) -> Tensor:
 
 def _discounted_return(group: JudgedGroup) -> list[Tensor]:
     """Return the discounted sum of the tokens' rewards from each token on."""
-    return [discounted(row.token_rewards, group.settings["gamma"]) for row in group.rows]
+    return [discounted_sums(row.token_rewards, group.settings["gamma"]) for row in group.rows]
 
 
 def _gae(group: JudgedGroup) -> list[Tensor]:
@@ -398,7 +398,7 @@ ESTIMATORS: Mapping[str, Callable[[JudgedGroup], Sequence[float | Tensor]]] = {
 """The estimators of ``algorithm.advantage``, one group at a time."""
 
 
-def whitened(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
+def whiten_batch(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     """Normalize the advantages over the trained completions of the whole batch."""
     means = [float(row.advantage.mean()) for row in rows]
     tokens = torch.cat([row.advantage for row in rows]).tolist()

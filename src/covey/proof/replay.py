@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from covey.proof import shadow
-from covey.proof.agreement import Agreement, StepFigures, agreement, saved, with_twin
-from covey.proof.decoder import NamedWeights, coarse_product, copied, exactly
+from covey.proof.agreement import Agreement, StepFigures, agreement, read_saved_weights, with_twin
+from covey.proof.decoder import NamedWeights, coarse_product, copy_weights, exactly
 from covey.proof.descent import ShadowConfig, ShadowTrainer
 from covey.proof.formulas import AxisSettings, ShadowRow
 from covey.runs.folder import read_numbers
@@ -31,7 +31,7 @@ def replay(
     same steps. Raises ConfigError if the run used a function that the shadow does not know.
     """
     setting = read_setting(folder, architecture)
-    start = copied(model)
+    start = copy_weights(model)
     trainers = [
         _first_trainer(folder, setting, weights) for weights in with_twin(model, setting.rounded, twin)
     ]
@@ -40,21 +40,21 @@ def replay(
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         rows, _ = read_step(folder, number)
         pairs = list(zip(trainers, pasts, strict=True))
-        figures, *twins = [_repeated(folder, trainer, past, setting, number) for trainer, past in pairs]
+        figures, *twins = [_repeat_step(folder, trainer, past, setting, number) for trainer, past in pairs]
         tokens = [_of_versions(versions, pasts[0]) for _, _, versions in rows]
         recorded = StepFigures(
             [row.sampled for row, *_ in rows],
             [advantage for _, advantage, _ in rows],
             record.get("optimizer/grad_norm", 0.0),
             record.get("kl/coef"),
-            saved(folder, number, setting.train["steps"], figures.weights),
+            read_saved_weights(folder, number, setting.train["steps"], figures.weights),
         )
         apart = next((agreement(number, figures, twin, tokens, start) for twin in twins), None)
         yield replace(agreement(number, figures, recorded, tokens, start), apart=apart)
 
 
 def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> ShadowTrainer:
-    start = copied(model)
+    start = copy_weights(model)
     # Without its adapters a model is the one into which they were put.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl = setting.algorithm["kl"]
@@ -85,7 +85,7 @@ def _remember(past: Past, trainer: ShadowTrainer, staleness: int) -> None:
         del past[version]
 
 
-def _repeated(
+def _repeat_step(
     folder: Path, trainer: ShadowTrainer, past: Past, setting: ShadowConfig, number: int
 ) -> StepFigures:
     """Repeat a step with a shadow, which moves its weights."""
@@ -104,7 +104,7 @@ def _repeated(
             continue
         for version in set(versions.tolist()) & set(past) - {step}:
             with torch.no_grad():
-                under = shadow.picked(shadow.distribution(past[version], setting, row), row)
+                under = shadow.pick_log_probs(shadow.distribution(past[version], setting, row), row)
             logprobs[n] = torch.where(torch.from_numpy(versions == version), under, logprobs[n])
     shadow.update_coefficients(trainer, setting, outcome, sampled)
     norm = sum(outcome.norms) / max(len(outcome.norms), 1)

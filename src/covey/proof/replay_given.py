@@ -8,8 +8,8 @@ from pathlib import Path
 
 from covey.config.load import ResolvedConfig
 from covey.models.policy import Policy
-from covey.proof.agreement import Agreement, saved, weights_apart, with_twin
-from covey.proof.decoder import NamedWeights, copied
+from covey.proof.agreement import Agreement, read_saved_weights, weights_apart, with_twin
+from covey.proof.decoder import NamedWeights, copy_weights
 from covey.proof.descent import ShadowTrainer
 from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
@@ -34,23 +34,23 @@ def replay_given(
 ) -> Iterator[Agreement]:
     """Repeat a stage that learns from given examples; ``covey.proof.replay.replay`` does it for RL."""
     setting = read_setting(folder, architecture)
-    start = copied(model)
-    trainers = [ShadowTrainer(w, copied(w)) for w in with_twin(model, setting.rounded, twin)]
+    start = copy_weights(model)
+    trainers = [ShadowTrainer(w, copy_weights(w)) for w in with_twin(model, setting.rounded, twin)]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         norm, values = given_step(trainers[0], setting, lessons, number)
         weights = trainers[0].weights
-        recorded = saved(folder, number, setting.train["steps"], weights)
-        comparison = _compared(number, norm, record["optimizer/grad_norm"], values, record)
+        recorded = read_saved_weights(folder, number, setting.train["steps"], weights)
+        comparison = _compare_step(number, norm, record["optimizer/grad_norm"], values, record)
         gap, course = weights_apart(weights, recorded, start)
         apart = None
         for other in trainers[1:]:
             its_norm, its_values = given_step(other, setting, lessons, number)
-            nearby = _compared(number, norm, its_norm, values, its_values)
+            nearby = _compare_step(number, norm, its_norm, values, its_values)
             apart = replace(nearby, course=weights_apart(weights, other.weights, start)[1])
         yield replace(comparison, weights=gap, course=course, apart=apart)
 
 
-def _compared(
+def _compare_step(
     number: int, norm: float, other: float, metrics: Mapping[str, float], others: Mapping[str, float]
 ) -> Agreement:
     gaps = [abs(value - others[name]) / max(abs(value), 1.0) for name, value in metrics.items()]

@@ -75,7 +75,7 @@ def critic_values(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow,
     return read @ head["value.weight"] + head["value.bias"]
 
 
-def picked(log_pi: Tensor, row: ShadowRow) -> Tensor:
+def pick_log_probs(log_pi: Tensor, row: ShadowRow) -> Tensor:
     """Return the log-probs of the sampled tokens. (T, V) -> (T,)."""
     return log_pi.gather(1, torch.tensor(row.tokens)[row.positions, None])[:, 0]
 
@@ -126,14 +126,14 @@ def freeze_inputs(
         log_pi = distribution(trainer.weights, setting, row)
         unscored = math.isnan(row.reward)
         row.trained = bool(row.positions) and not (unscored or (setting.mask_truncated and row.truncated))
-        row.old = picked(log_pi, row)
+        row.old = pick_log_probs(log_pi, row)
         row.old_entropy = entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
         row.noise = noise[n * longest :][: len(row.tokens)][row.positions]
         if setting.algorithm["kl"] and setting.algorithm["kl"]["to"] == "sampler":
             row.reference = row.sampled
         elif setting.algorithm["kl"]:
-            row.reference = picked(distribution(trainer.reference, setting, row), row)
+            row.reference = pick_log_probs(distribution(trainer.reference, setting, row), row)
         if trainer.critic is not None:
             row.values = critic_values(trainer, setting, row, 0.0)
 
@@ -153,7 +153,7 @@ def give_advantages(trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequenc
             row.advantage -= trainer.kl_coef * row.kl_costs.flip(0).cumsum(0).flip(0)
     set_targets(setting, trained)
     if axes["whiten"] and trained:
-        after = formulas.whitened(axes["whiten"]["name"], trained, axes["whiten"])
+        after = formulas.whiten_batch(axes["whiten"]["name"], trained, axes["whiten"])
         for row, advantage in zip(trained, after, strict=True):
             row.advantage = advantage
     for row in rows:
@@ -181,7 +181,9 @@ def completion_cost(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRo
     if not kl or kl["place"] != "reward" or kl["level"] != "completion":
         return 0.0
     whole = (old_logprobs(setting, row) - row.reference).sum() * row.trained
-    return trainer.kl_coef * float(clamped(losses.divergence(kl["estimator"]["name"], whole), kl["bound"]))
+    return trainer.kl_coef * float(
+        clamp_penalty(losses.divergence(kl["estimator"]["name"], whole), kl["bound"])
+    )
 
 
 def set_targets(setting: ShadowConfig, trained: Sequence[ShadowRow]) -> None:
@@ -209,7 +211,7 @@ def set_token_rewards(trainer: ShadowTrainer, setting: ShadowConfig, row: Shadow
             row.token_rewards[-1] -= row.weights[name] * value
     if kl and kl["place"] == "reward" and kl["level"] == "token":
         gap = old_logprobs(setting, row) - row.reference
-        row.kl_costs = clamped(losses.divergence(kl["estimator"]["name"], gap), kl["bound"])
+        row.kl_costs = clamp_penalty(losses.divergence(kl["estimator"]["name"], gap), kl["bound"])
         row.token_rewards = row.token_rewards - trainer.kl_coef * row.kl_costs
 
 
@@ -250,7 +252,7 @@ def row_loss(
     axes = setting.algorithm
     kl = axes["kl"]
     log_pi = distribution(trainer.weights, setting, row)
-    logprobs = picked(log_pi, row)
+    logprobs = pick_log_probs(log_pi, row)
     if unmoved:
         row.old = logprobs.detach()
     outcome.entropies.extend(entropy(log_pi.detach()).tolist())
@@ -318,21 +320,23 @@ def kl_cost(
     if kl["estimator"]["name"] == "full":
         with torch.no_grad():
             base = distribution(trainer.reference, setting, row)
-        return clamped(torch.where(log_pi.isinf(), 0.0, log_pi.exp() * (log_pi - base)).sum(-1), kl["bound"])
+        return clamp_penalty(
+            torch.where(log_pi.isinf(), 0.0, log_pi.exp() * (log_pi - base)).sum(-1), kl["bound"]
+        )
     difference = logprobs - row.reference
     if kl["level"] == "completion":
         difference = difference.sum().expand_as(difference)
     value = losses.divergence(kl["estimator"]["name"], difference)
     if kl["gradient"] == "straight_through":
         straight = losses.divergence("k2", difference)
-        return clamped(value, kl["bound"]).detach() + straight - straight.detach()
+        return clamp_penalty(value, kl["bound"]).detach() + straight - straight.detach()
     # Equal to 1, with the gradient of log pi: it adds the score-function term.
     unit = (difference - difference.detach()).exp()
     value = value * {"ratio": rho, "score": unit}.get(kl["gradient"], torch.ones(()))
-    return clamped(value, kl["bound"])
+    return clamp_penalty(value, kl["bound"])
 
 
-def clamped(value: Tensor, bound: float | None) -> Tensor:
+def clamp_penalty(value: Tensor, bound: float | None) -> Tensor:
     """Return a penalty clamped to its bound."""
     return value if bound is None else value.clamp(-bound, bound)
 
@@ -371,7 +375,7 @@ def set_siblings(
     for row in minibatch:
         if not row.trained:
             continue
-        present = picked(distribution(trainer.weights, setting, row), row)
+        present = pick_log_probs(distribution(trainer.weights, setting, row), row)
         gap = torch.zeros_like(present) if unmoved else (present - row.old).clamp(-losses.FAR, losses.FAR)
         moved[id(row)] = (float(row.advantage.sum().sign()), float(gap.mean()))
     for row in minibatch:

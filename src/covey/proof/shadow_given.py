@@ -92,7 +92,7 @@ def shares(
     """Yield each example's part of a step's loss; its metrics are added to ``metrics``."""
     batch = [lessons.examples[row] for row in rows]
     if lessons.method == IMITATION:
-        parts = imitated(trainer, setting, batch)
+        parts = imitation_losses(trainer, setting, batch)
     elif lessons.method in OF_ANSWERS:
         parts = lone_losses(trainer, setting, lessons, rows, metrics)
     else:
@@ -102,7 +102,7 @@ def shares(
         yield part
 
 
-def imitated(
+def imitation_losses(
     trainer: ShadowTrainer, setting: ShadowConfig, batch: Sequence[ShadowExample]
 ) -> Iterator[Tensor]:
     """Yield the mean of -log pi over all answer tokens of a step."""
@@ -126,20 +126,20 @@ def pair_losses(
     answer_tokens = sum(len(e.answers[0].trained) for e in batch)
     tokens = sum(len(e.prompt) - 1 for e in batch) + answer_tokens
     for example in batch:
-        good, bad = (judged(trainer, setting, lessons, example, answer) for answer in example.answers)
+        good, bad = (score_answer(trainer, setting, lessons, example, answer) for answer in example.answers)
         loss = losses.pair_loss(lessons.method, good, bad, lessons.loss) / len(batch)
         if lessons.method == "orpo":
             whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
             loss = loss - whole.sum() / tokens
         if lessons.method == "mpo":
             loss = loss - lessons.loss["generation_weight"] * good.total / answer_tokens
-        up, down = (float(implied(lessons, answer)) for answer in (good, bad))
+        up, down = (float(implicit_reward(lessons, answer)) for answer in (good, bad))
         for name, value in {"margin": up - down, "chosen": up, "rejected": down}.items():
             metrics[f"preference/{name}"] += value / len(batch)
         yield loss
 
 
-def implied(lessons: Lessons, answer: AnswerScore) -> Tensor:
+def implicit_reward(lessons: Lessons, answer: AnswerScore) -> Tensor:
     """Return the implicit reward of an answer: its gain, or without a reference its mean log-prob."""
     return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
 
@@ -152,13 +152,13 @@ def lone_losses(
     if lessons.method == "kto":
         with torch.no_grad():
             others = [elsewhere(lessons, row) for row in rows]
-            gaps = [judged(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
+            gaps = [score_answer(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
         point = float(sum(gaps)) / len(gaps)
     metrics["preference/reference_point"] = point
     for row in rows:
         example = lessons.examples[row]
-        answer = judged(trainer, setting, lessons, example, example.answers[0])
-        metrics["preference/log_ratio"] += float(implied(lessons, answer)) / len(rows)
+        answer = score_answer(trainer, setting, lessons, example, example.answers[0])
+        metrics["preference/log_ratio"] += float(implicit_reward(lessons, answer)) / len(rows)
         yield losses.lone_loss(lessons.method, answer, example.good, point, lessons.loss) / len(rows)
 
 
@@ -177,7 +177,7 @@ def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
     return ShadowExample(prompt, [truncated])
 
 
-def judged(
+def score_answer(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
     lessons: Lessons,

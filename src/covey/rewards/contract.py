@@ -66,7 +66,7 @@ class Context:
         """Log a value of a metric, as TRL's ``log_metric`` does."""
         self.logged.setdefault(writable(name), []).append(float(value))
 
-    def provided(self, reward: Reward) -> dict[str, object]:
+    def arguments_for(self, reward: Reward) -> dict[str, object]:
         """Return the arguments of FROM_TRAINER that a function takes, by name or through `**kwargs`."""
         values = {
             "trainer_state": TrainerState(self.step),
@@ -158,11 +158,11 @@ class Reward(RewardFunction):
         # TRL's convention: the completions have the form of the prompt, strings or messages.
         texts = [text if in_text else [{"role": "assistant", "content": text}] for text in answers]
         row = Row(problem.id, prompt, problem.columns)
-        available = self.offered(row, texts, [c.text for c in completions])
+        available = self.offer_arguments(row, texts, [c.text for c in completions])
         if not self.per_sample:
             available["completion_ids"] = [c.tokens.tolist() for c in completions]
         available |= self._made_of(replies, context, available)
-        return {**self.accepted(available), **context.provided(self)}
+        return {**self.choose_arguments(available), **context.arguments_for(self)}
 
     def _made_of(
         self, replies: Sequence[Reply], context: Context, columns: Container[str]

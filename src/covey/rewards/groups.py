@@ -36,7 +36,7 @@ def assemble(
     values = {name: component.values for name, component in components.items()}
     # NaN has two meanings: a value of None alone does not apply and is left out of the sum, a lost score
     # makes the whole sum unknown.
-    unknown = [any(_lost(reward, scores, sample) for reward in rewards) for sample in samples]
+    unknown = [any(_is_unknown(reward, scores, sample) for reward in rewards) for sample in samples]
     totals = np.where(unknown, np.nan, combine(values, weights))
     scored = totals[~np.isnan(totals)]
     if not (np.abs(scored) <= LARGEST_REWARD).all():
@@ -67,7 +67,7 @@ def _is_paid(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int)
     return reward.gate is None or reward.gate.is_open(scores[reward.gate.reward][sample])
 
 
-def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
+def _is_unknown(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
     """Return whether an infra_error hides the amount that a reward adds to the sum."""
     if reward.weight == 0:
         return False
@@ -144,11 +144,11 @@ def with_label_noise(group: Group, rewards: Sequence[Reward], noise: float, stre
     for name, component in group.components.items():
         keys = [key(stream, "noise", name) for stream in streams]
         pairs = zip(component.scores, keys, strict=True)
-        scores[name] = [_flipped(score, noise_key, noise) for score, noise_key in pairs]
+        scores[name] = [_flip_score(score, noise_key, noise) for score, noise_key in pairs]
     return assemble(group.problem, group.prompt, group.completions, rewards, scores)
 
 
-def _flipped(score: Score, stream: int, noise: float) -> Score:
+def _flip_score(score: Score, stream: int, noise: float) -> Score:
     if score.value is None:
         return score
     steps = score.steps or ()

@@ -47,7 +47,7 @@ def load_rewards(
     """
     if not specs:
         raise ConfigError("rewards: there is no reward to judge the completions; name at least one")
-    rewards = [_wrapped(_load(spec, folder, learned or {}), wrap) for spec in specs]
+    rewards = [_wrap_function(_load(spec, folder, learned or {}), wrap) for spec in specs]
     names = [r.name for r in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
@@ -123,7 +123,7 @@ def _with_verdict(rewards: list[Reward]) -> list[Reward]:
     return [replace(r, verdict=r.name == verdict) for r in rewards]
 
 
-def _wrapped(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
+def _wrap_function(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
     function = wrap(reward.function)
     # A worker's process loads the function by its name in the config, so it would miss the wrapper. Without
     # an origin the call stays in this process.

@@ -120,7 +120,7 @@ class Reply:
         """The text with thoughts in tags."""
         if self.completion.transcript.turns and self._marked_turns[-1][1].begun:
             # The last turn begins within thoughts, so its own opening tag has to be shown.
-            return _joined([in_tags(text, marks) for text, marks in self._marked_turns])
+            return _join_turns([in_tags(text, marks) for text, marks in self._marked_turns])
         return in_tags(self.text, self.problem.thoughts)
 
     @property
@@ -148,7 +148,7 @@ class Reply:
         return list(zip(texts, marks, strict=False))
 
 
-def _joined(parts: Sequence[Tagged]) -> Tagged:
+def _join_turns(parts: Sequence[Tagged]) -> Tagged:
     """Return the texts of several turns as one."""
     moved = list[tuple[int, int]]()
     length = 0  # of the model's own text, in which the marks have not moved anything

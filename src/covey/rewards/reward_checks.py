@@ -111,7 +111,9 @@ def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
     the doubt.
     """
     splits = [r for r in rewards if "token_ends" in r.parameters]
-    may_give = any("split_by" not in r.parameters or _setting(r, "split_by") is not None for r in splits)
+    may_give = any(
+        "split_by" not in r.parameters or _setting_value(r, "split_by") is not None for r in splits
+    )
     # NaN for every canned completion: the reward did not apply, so it has not shown whether it gives steps.
     unknown = any(np.isnan(c.values).all() for c in tried.components.values())
     gave = any(c.steps for c in tried.components.values())
@@ -124,7 +126,7 @@ def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
         )
 
 
-def _setting(reward: Reward, name: str) -> object:
+def _setting_value(reward: Reward, name: str) -> object:
     return reward.settings.get(name, reward.parameters[name].default)
 
 
@@ -146,7 +148,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
                 # An accepted correct canary resets the count.
                 counts[reward.name] = counts.get(reward.name, 0) + 1 if score.value < FULL else 0
             if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= PATIENCE:
-                raise reward.broken(
+                raise reward.error_in_row(
                     problem.id,
                     f"gives {score.value:g} ({score.status}) to a completion known to be {kind}: "
                     f"{text[:200]!r}. The verifier cannot be trusted, so training stops",

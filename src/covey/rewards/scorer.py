@@ -44,7 +44,7 @@ from covey.rewards.worker import (
 )
 from covey.rewards.worker_process import UserSetup
 from covey.types import Completion, Group, Problem, Transcript
-from covey_verify.errors import CoveyError, described, trace_of
+from covey_verify.errors import CoveyError, describe_error, trace_of
 from covey_verify.extract import content_text, text_of
 from covey_verify.texts.judge import JudgeFailed
 from covey_verify.threads import SHARED_SIZE, Call, Executor
@@ -198,7 +198,7 @@ class ScoringStats:
     """The values that functions passed to TRL's ``log_metric``, by metric."""
 
     @classmethod
-    def summed(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
+    def sum_over(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
         """Return the sum over several processes; their waits overlapped, so the longest counts."""
         logged = dict[str, list[float]]()
         for part in parts:
@@ -258,7 +258,7 @@ class Scorer:
             raise  # a user's mistake, not a failure of a reward
         except Exception as error:
             if self.strict:
-                raise reward.broken(problem.id, _reason_of_failure(reward, error)) from error
+                raise reward.error_in_row(problem.id, _reason_of_failure(reward, error)) from error
             return [self.rewards.score_of_failure(reward, problem, error)] * count
         # The caller of a user's function has already checked the returned values and made Scores of them.
         return returned if not reward.ours else reward.scores(problem.id, returned, count)
@@ -347,7 +347,7 @@ def completion_of(answer: str | Messages, tokens: int = 1) -> Completion:
 def _reason_of_failure(reward: Reward, error: Exception) -> str:
     if isinstance(error, CallFailed | JudgeFailed):
         return str(error)  # the reason was put into words where the call failed
-    return described(error, reward.file)
+    return describe_error(error, reward.file)
 
 
 def _trace_of_failure(error: Exception) -> str:

@@ -159,7 +159,7 @@ class Worker:
                 # An async function is timed in its process too, so the wait here is longer by GRACE.
                 limit = call.seconds + (GRACE if self.reward.is_async else 0.0)
                 kept_waiting = partial(_waited_since, waited_before, link)
-                reply = Call.begun(link.ask(message), limit, kept_waiting).result()
+                reply = Call.begin(link.ask(message), limit, kept_waiting).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {call.seconds:g} s")
                 return Outcome("timeout", text=f"no answer within {call.seconds:g} s")

@@ -18,7 +18,7 @@ from typing import Any, NotRequired, TypedDict
 
 from covey.rewards.contract import Context, Reward
 from covey_verify.contract import own_copy
-from covey_verify.errors import CoveyError, described, trace_of
+from covey_verify.errors import CoveyError, describe_error, trace_of
 from covey_verify.sandbox.driver import CHANNEL, PEER, receive, send
 from covey_verify.sandbox.wire import decode_value
 from covey_verify.usercode import load_function
@@ -91,7 +91,7 @@ def serve_user(setup: UserSetup) -> None:
     try:
         reward = _reward_of(setup)
     except BaseException as error:
-        send(CHANNEL, {"raised": described(error, "")})
+        send(CHANNEL, {"raised": describe_error(error, "")})
         return
     send(CHANNEL, {"ready": True})
     # Several threads send replies, and their frames must not be interleaved.
@@ -129,7 +129,7 @@ def answer_once(setup: UserSetup, request: CallRequest) -> CallReply:
     try:
         reward = _reward_of(setup)
     except BaseException as error:
-        return {"raised": described(error, ""), "trace": trace_of(error)}
+        return {"raised": describe_error(error, ""), "trace": trace_of(error)}
     if reward.is_async:
         return asyncio.run(handle_call_async(reward, request))
     return handle_call(reward, request)
@@ -152,7 +152,7 @@ def _settings(setup: UserSetup) -> dict[str, object]:
     return settings
 
 
-def _logged(context: Context) -> CallReply:
+def _logged_reply(context: Context) -> CallReply:
     return {"logged": context.logged, "extra": context.extra}
 
 
@@ -161,7 +161,7 @@ def handle_call(reward: Reward, request: CallRequest) -> CallReply:
     context = Context(request["step"])
     arguments = _arguments(reward, request, context)
     reply = call_reward(reward, request["problem"], arguments, request["count"])
-    return {**reply, **_logged(context)}
+    return {**reply, **_logged_reply(context)}
 
 
 async def handle_call_async(reward: Reward, request: CallRequest) -> CallReply:
@@ -174,7 +174,7 @@ async def handle_call_async(reward: Reward, request: CallRequest) -> CallReply:
             reply = await call_reward_async(reward, request["problem"], arguments, request["count"])
     except TimeoutError:
         reply = {"late": True}
-    return {**reply, **_logged(context)}
+    return {**reply, **_logged_reply(context)}
 
 
 def call_reward(reward: Reward, row: str, arguments: Mapping[str, object], count: int) -> CallReply:
@@ -200,7 +200,11 @@ async def call_reward_async(
 def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[str, object]:
     # Each call gets its own copy of the settings, so a function that changes them cannot affect the next
     # call.
-    return {**decode_value(request["arguments"]), **context.provided(reward), **own_copy(reward.settings)}
+    return {
+        **decode_value(request["arguments"]),
+        **context.arguments_for(reward),
+        **own_copy(reward.settings),
+    }
 
 
 def _scores(reward: Reward, row: str, returned: object, count: int) -> CallReply:
@@ -212,7 +216,7 @@ def _failure(reward: Reward, error: BaseException) -> CallReply:
     if isinstance(error, CoveyError):
         return {"refused": str(error), "code": error.code}
     return {
-        "raised": described(error, reward.file),
+        "raised": describe_error(error, reward.file),
         "trace": trace_of(error),
         "by_text": _by_text(error),
     }

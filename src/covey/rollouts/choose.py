@@ -55,7 +55,7 @@ class Chooser:
 
         Under ``curriculum: frontier`` they have pass rates near 1/2, and none of them came ``earlier``.
         """
-        retired = difficulty.retired(self.rollout.retire_after)
+        retired = difficulty.retired_mask(self.rollout.retire_after)
         if self.rollout.curriculum == "frontier":
             stream = key(self.seed, "frontier", step, used)
             excluded = {*earlier, *map(int, np.flatnonzero(retired))}

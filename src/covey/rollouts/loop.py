@@ -145,7 +145,7 @@ class Rollouts:
         """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
         self.step_and_cursor = (step, position.cursor)
         if self.store is not None:
-            self.store.passed(step, position.cursor)
+            self.store.begin_step(step, position.cursor)
         scorer = Scorer(self.rewards, step)
         sampled = self._sample_in_rounds(step, position.cursor, scorer)
         kept, means = with_running_means(sampled.kept, position.means, self.algorithm)
@@ -155,7 +155,7 @@ class Rollouts:
         refused = on_rank_zero(partial(ask_canaries, scorer, problem, position.refused))
         elsewhere = on_rank_zero(partial(paid_elsewhere, scorer, groups))
         # Each process has counted only the groups that it judged.
-        stats = ScoringStats.summed(gather(scorer.stats))
+        stats = ScoringStats.sum_over(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         # After all rounds: a step's own results do not change its choice of problems.
         self._remember(sampled.numbered)
@@ -213,7 +213,7 @@ class Rollouts:
                 ticket = cursor + sampled.used
                 sample = partial(self._take_sampled, self.prefetcher, step, range(ticket, ticket + missing))
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
-            groups = gather_groups(prompted, partial(self._judged, sample, scorer))
+            groups = gather_groups(prompted, partial(self._sample_and_score, sample, scorer))
             if self.segments is not None:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
                 sampled.continued_tokens += tokens
@@ -270,7 +270,9 @@ class Rollouts:
         # Places of the data -> numbers in the round.
         return {ticket - tickets.start: group for ticket, group in pending}
 
-    def _judged(self, sample: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer) -> dict[int, Group]:
+    def _sample_and_score(
+        self, sample: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer
+    ) -> dict[int, Group]:
         """Return this process' groups with their scores, by number in the round."""
         return {n: judge(pending, scorer, self.algorithm.credit) for n, pending in sample().items()}
 

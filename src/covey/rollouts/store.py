@@ -20,7 +20,7 @@ class CompletionStore(Protocol):
         """Keep a completion until it has been trained on and a checkpoint says so."""
         ...
 
-    def passed(self, step: int, cursor: int) -> None:
+    def begin_step(self, step: int, cursor: int) -> None:
         """Note that a step begins and that earlier steps took the tickets below ``cursor``."""
         ...
 

@@ -16,7 +16,7 @@ from covey.config.load import ResolvedConfig
 from covey.config.schema import Config
 from covey.models.chat import render_at, rendered_at
 from covey.models.kernels.build import processor
-from covey.models.kernels.calls import follow, followed, rounding_pays
+from covey.models.kernels.calls import follow, followed_choices, rounding_pays
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.runs.reader import read_environment
@@ -44,7 +44,7 @@ def follow_run(run: Path | None, device: torch.device) -> None:
     neither, so that nothing is compiled or measured for it.
     """
     before = (read_environment(run) if run is not None else None) or {}
-    recorded = _rounded(run) if device.type == "cpu" else False
+    recorded = _was_rounded(run) if device.type == "cpu" else False
     # The first process measures, or reads the clock below, for all: others might come to another result.
     rounding = on_rank_zero(lambda: rounding_pays() if recorded is None else recorded)
     follow(before.get("products") if before.get("machine") == processor() else None, rounding)
@@ -55,7 +55,7 @@ def follow_run(run: Path | None, device: torch.device) -> None:
 @contextmanager
 def compute_as_run(run: Path | None, device: torch.device) -> Iterator[None]:
     """Do ``follow_run`` inside the block and undo it after: the process belongs to the caller."""
-    before = followed()
+    before = followed_choices()
     time = rendered_at()
     follow_run(run, device)
     try:
@@ -67,7 +67,7 @@ def compute_as_run(run: Path | None, device: torch.device) -> Iterator[None]:
 
 def arithmetic_notes(policy: Policy, config: Config, run: Path | None) -> Iterator[str]:
     """Yield notes on what cannot be as in the run: rounded products, and the date in the prompts."""
-    if _rounded(run) and config.precision == "auto" and not policy.rounds:
+    if _was_rounded(run) and config.precision == "auto" and not policy.rounds:
         yield (
             f"note: {run} rounded its products to bfloat16, which cannot be done here: these are computed "
             "in float32, and differ a little from its own"
@@ -86,7 +86,7 @@ def any_step_rounded(run: Path, policy: Policy, resumes: bool) -> bool:
     return before or policy.rounded
 
 
-def _rounded(run: Path | None) -> bool | None:
+def _was_rounded(run: Path | None) -> bool | None:
     """Whether a run's products were rounded; None if unknown, or on a GPU, which has no such setting."""
     record = (read_environment(run) if run is not None else None) or {}
     return record.get("rounds_products") if record.get("device", "cpu") == "cpu" else None

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from covey.config.algorithm import algorithm_rows
-from covey.config.load import ResolvedConfig, flatten, resolved
+from covey.config.load import ResolvedConfig, flatten, resolved_values
 from covey.config.methods import SAMPLES_EXAMPLES
 from covey.config.rows import fact_of
 from covey.errors import START_FILE
@@ -101,7 +101,7 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
     recorded = recorded_settings(loaded.config.output)
     if recorded is None:
         return []
-    before, current = (dict(flatten(c)) for c in (recorded, resolved(loaded)))
+    before, current = (dict(flatten(c)) for c in (recorded, resolved_values(loaded)))
     keys = [k for k in {**before, **current} if before.get(k) != current.get(k)]
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
     same_schedule = "train.schedule" not in keys

@@ -127,7 +127,7 @@ class _Content:
             # record has the library's version.
             yield value.__qualname__.rpartition("<locals>.")[2]
             if not _is_library(value.__module__):
-                yield from self._defined(value)
+                yield from self._hash_definition(value)
         elif isinstance(value, types.ModuleType):
             yield value.__name__
         else:
@@ -139,7 +139,7 @@ class _Content:
         yield " ".join((*code.co_names, "/", *code.co_varnames, "/", *code.co_freevars))
         yield from map(self.of, code.co_consts)
 
-    def _defined(self, value: types.FunctionType | type) -> Iterator[str]:
+    def _hash_definition(self, value: types.FunctionType | type) -> Iterator[str]:
         """Hash the parts of a user's function or class."""
         if isinstance(value, types.FunctionType):
             yield from (self.of(part) for _, part in _parts(value))

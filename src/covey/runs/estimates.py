@@ -260,7 +260,7 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
 
     A resume may have changed the file, or eval.problems. If the rewards differ, their values become NaN.
     """
-    hashes = [_numbered(e.basis.problems) for e in (before, after)]
+    hashes = [_number_repeats(e.basis.problems) for e in (before, after)]
     if all(hashes):
         shared = [h for h in hashes[0] if h in hashes[1]]
         places = [np.array([index_of[h] for h in shared], dtype=np.int64) for index_of in hashes]
@@ -279,7 +279,7 @@ def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluatio
     return first, second
 
 
-def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
+def _number_repeats(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     """(hash, its number of earlier occurrences) -> its index: a problem may occur twice."""
     occurrences = Counter[str]()
     indices = dict[tuple[str, int], int]()

@@ -54,10 +54,10 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
         log = read_rollouts(folder, step)
         for number, indices in log.groups.items():
             prompt = tuple(log.prompts[number].tolist())
-            yield [_logged(log, index, prompt, tokenizers[folder]) for index in indices]
+            yield [_logged_sample(log, index, prompt, tokenizers[folder]) for index in indices]
 
 
-def _logged(log: RolloutLog, index: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
+def _logged_sample(log: RolloutLog, index: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
     row = log.rows[index]
     completion = log.completion(index)
     fields = {name: row[name] for name in LOGGED_FIELDS if name in row}

@@ -160,7 +160,7 @@ class RunFolder:
             )
         meant.unread.clear()
 
-    def damaged(self, logged: LogState, step: int) -> list[str]:
+    def damaged_streams(self, logged: LogState, step: int) -> list[str]:
         """Streams that are not what they were when the checkpoint of ``step`` was written, each in words.
 
         Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
@@ -212,7 +212,7 @@ class RunFolder:
             (size, _) = logged.streams.get(name, (0, ""))
             whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
             forgotten += whole[size:].count(b"\n") if name == "metrics.jsonl" else 0
-            readable = _blanked(whole[:size])
+            readable = _blank_unreadable(whole[:size])
             # Without a checkpoint the run begins again from its first step: nothing is kept.
             later = whole[size:].splitlines(keepends=True) if logged.streams else []
             lasting = b"".join(line for line in later if _lasts(line))
@@ -366,7 +366,7 @@ def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
 def stream_record(line: bytes) -> dict[str, object] | None:
     """Return the record of a line; None if it is damaged."""
     try:
-        record = unsealed_line(line, _bounded)
+        record = unsealed_line(line, _parse_integer)
     except ValueError:
         return None
     if type(record.get("step")) is not int:
@@ -380,14 +380,14 @@ def _lasts(line: bytes) -> bool:
     return record is not None and record.get("event") == INEXACT
 
 
-def _bounded(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     """Parse an integer that a float can hold too; no record has a larger one."""
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"{digits} is too large")
     return int(digits)
 
 
-def _blanked(content: bytes) -> bytes:
+def _blank_unreadable(content: bytes) -> bytes:
     """Return a stream with its unreadable lines blanked. No byte moves: sizes in checkpoints stay valid."""
     lines = content.removesuffix(b"\n").split(b"\n")
     readable = [line if stream_record(line) is not None else b" " * len(line) for line in lines]

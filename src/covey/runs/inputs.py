@@ -86,7 +86,7 @@ def changed_inputs(loaded: ResolvedConfig) -> list[str]:
     path = loaded.config.output / INPUTS
     if not path.is_file():
         return []
-    recorded = _read(path)
+    recorded = _read_inputs(path)
     if recorded["python"]["version"] != _python():  # bytecode is another; the environment says so
         return []
     current = inputs_of(loaded)
@@ -108,7 +108,7 @@ def refuse_other_inputs(loaded: ResolvedConfig, ended: bool) -> None:
     )
 
 
-def _read(path: Path) -> dict[str, dict[str, str]]:
+def _read_inputs(path: Path) -> dict[str, dict[str, str]]:
     return read_sealed(path, dict[str, dict[str, str]], "Put the file back, or remove it")
 
 

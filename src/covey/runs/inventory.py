@@ -112,7 +112,7 @@ def _with_imports(files: set[Path], folder: Path) -> set[Path]:
     while waiting:
         path = waiting.pop()
         files_read.add(path)
-        waiting |= {p for p in _imported(path, places) if not is_library_file(p)} - files_read
+        waiting |= {p for p in _imported_files(path, places) if not is_library_file(p)} - files_read
     return files_read
 
 
@@ -144,7 +144,7 @@ def is_library_file(path: Path) -> bool:
     }.isdisjoint(path.parts)
 
 
-def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
+def _imported_files(file: Path, places: Iterable[Path]) -> Iterator[Path]:
     """Yield the modules that a file's import statements may mean, also those inside functions."""
     try:
         tree = ast.parse(file.read_bytes())

@@ -49,7 +49,7 @@ class Journal:
         """Log an evaluation, show it, and pass it on."""
         record = evaluation.record()
         self.folder.append("evals.jsonl", {"step": step, **record})
-        self.console.measured(step, float(evaluation.pass_rate.mean()))
+        self.console.add_accuracy(step, float(evaluation.pass_rate.mean()))
         self.track(step, {f"held_out/{name}": e.value for name, e in evaluation.summary().items()})
 
     def track(self, step: int, values: Mapping[str, float]) -> None:
@@ -62,13 +62,13 @@ class Journal:
         if name is None or not self.folder.writes:
             return
 
-        def failed(why: str) -> None:
+        def log_failure(why: str) -> None:
             self.say(
                 f"tracker {name} stopped receiving metrics ({why}); {self.folder.path} has them all", "yellow"
             )
             self.log_event(first, "tracker failed", tracker=name, because=why)
 
-        self.tracking = Tracking(lambda: tracker_opener(name)(self.folder.path, settings, first), failed)
+        self.tracking = Tracking(lambda: tracker_opener(name)(self.folder.path, settings, first), log_failure)
 
     def close(self) -> None:
         """Let the tracker write what is left, and give the folder back."""

@@ -51,7 +51,7 @@ class PendingCompletions:
         if ticket not in self._records:
             path = self._path(ticket)
             lines = path.read_bytes().split(b"\n") if path.exists() else []
-            records = (_read(line) for line in lines)
+            records = (_parse_line(line) for line in lines)
             self._records[ticket] = {str(r.pop("name")): r for r in records if r}
         record = self._records[ticket].get(_name(request, sample, params))
         return None if record is None else _completion(record)
@@ -78,7 +78,7 @@ class PendingCompletions:
         record = json.dumps({**texts, **packed}).encode()
         append_whole(self._path(ticket), b"\n" + _check(record) + b" " + record + b"\n")
 
-    def passed(self, step: int, cursor: int) -> None:
+    def begin_step(self, step: int, cursor: int) -> None:
         """Forget completions that no resume needs, now that ``step`` begins with the ticket ``cursor``."""
         self._cursors[step] = cursor
         saved = checkpoints(self.run)
@@ -111,7 +111,7 @@ def _check(record: bytes) -> bytes:
     return hashlib.blake2b(record, digest_size=8).hexdigest().encode()
 
 
-def _read(line: bytes) -> dict[str, str] | None:
+def _parse_line(line: bytes) -> dict[str, str] | None:
     check, _, record = line.partition(b" ")
     return json.loads(record) if record and _check(record) == check else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from covey.config.algorithm import own_code
-from covey.config.load import ResolvedConfig, load_config, moved
+from covey.config.load import ResolvedConfig, load_config, replace_in_texts
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import MAX_BYTES, parse_yaml
@@ -138,7 +138,7 @@ def load_recorded(
     refuse_others_code(by_names, folder, trust or is_own(folder))
     if not own_code(by_names.algorithm):
         return by_names
-    return _recorded(folder, overrides, values, names_only=False)
+    return _load_recorded(folder, overrides, values, names_only=False)
 
 
 def load_for_reading(
@@ -148,10 +148,10 @@ def load_for_reading(
 
     Functions of the algorithm stay names, and nothing that the config names is imported or opened.
     """
-    return _recorded(folder, overrides, values, names_only=True)
+    return _load_recorded(folder, overrides, values, names_only=True)
 
 
-def _recorded(
+def _load_recorded(
     folder: Path, overrides: Sequence[str], values: Mapping[str, object] | None, names_only: bool
 ) -> ResolvedConfig:
     recorded = recorded_settings(folder)
@@ -177,7 +177,8 @@ def _of_stage(config: Config, folder: Path) -> Config:
         "examples": list(map(str, config.data.examples)),
     }
     absolute = {
-        name: moved(value, EARLIER_STAGE, f"{folder.resolve().parent}/") for name, value in plain.items()
+        name: replace_in_texts(value, EARLIER_STAGE, f"{folder.resolve().parent}/")
+        for name, value in plain.items()
     }
     data = config.data.model_copy(update={"examples": tuple(map(Path, absolute.pop("examples")))})
     return config.model_copy(update={**absolute, "data": data})
@@ -232,7 +233,7 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
         recorded = {}
         why = str(error)
     else:
-        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _lacking(recorded)
+        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _missing_settings(recorded)
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
@@ -262,7 +263,7 @@ def recorded_yaml(folder: Path) -> dict[str, Any]:
     return parse_yaml(text, path)[0]
 
 
-def _lacking(recorded: Mapping[str, Any]) -> list[str]:
+def _missing_settings(recorded: Mapping[str, Any]) -> list[str]:
     """Return the missing settings of those sections that every record has; empty if it is complete."""
     # Sections with a default are always written out whole; others, as lora, may be None.
     always = [s for s, field in Config.model_fields.items() if isinstance(field.default, Section)]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from covey.config.load import ResolvedConfig, resolved
+from covey.config.load import ResolvedConfig, resolved_values
 from covey.config.python_objects import strings_in
 from covey.config.start import Start, read_start
 from covey.errors import START_FILE
@@ -68,7 +68,7 @@ def start_of(
     Raises as ``read_start``. Without ``trust``, raises ConfigError too if the record is somebody else's and
     names code or addresses.
     """
-    start = read_start(run).changed(settings, values)
+    start = read_start(run).with_settings(settings, values)
     if not (trust or is_own(run, START_FILE)):
         refuse_others_code(start.load(names_only=True), run, trust)
     return start
@@ -83,7 +83,7 @@ def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm
     if trust:
         return
     texts = set(_texts_of(loaded, algorithm))
-    code = sorted(_shown(text, loaded.folder) for text in texts if CODE_NAME.fullmatch(text))
+    code = sorted(_format_spec(text, loaded.folder) for text in texts if CODE_NAME.fullmatch(text))
     addresses = sorted(text for text in texts if ADDRESS.fullmatch(text))
     if not (code or addresses):
         return
@@ -98,13 +98,13 @@ def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm
 def _texts_of(loaded: ResolvedConfig, algorithm: bool) -> Iterator[str]:
     """Yield the names and values of a config that may be code or an address."""
     for stage in loaded.stages():
-        values = resolved(stage)
+        values = resolved_values(stage)
         # Only these sections can name a function or a server; the others hold numbers and paths.
         sections = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))
         yield from strings_in([values.get(section) for section in sections])
 
 
-def _shown(spec: str, folder: Path) -> str:
+def _format_spec(spec: str, folder: Path) -> str:
     file, _, name = spec.partition(":")
     return f"{(folder / file).resolve()} ({name})" if file.endswith(".py") else spec
 

@@ -60,7 +60,7 @@ def verify_run(folder: Path) -> list[FileState]:
 
 
 def _of_run(run: Path) -> Iterator[FileState]:
-    yield _checked(run, "config.yaml", lambda: recorded_yaml(run))
+    yield _check_file(run, "config.yaml", lambda: recorded_yaml(run))
     for name in ("env.json", START_FILE, RESULT):
         if name == "env.json" or (run / name).exists():
             yield _record(run, name)
@@ -70,9 +70,9 @@ def _of_run(run: Path) -> Iterator[FileState]:
     for name in (*STREAMS, HEALING):
         yield from _stream(run, name, hashes)
     for step in recorded_steps(run):
-        yield _checked(run, f"rollouts/step_{step:06d}", _arrays(run, step))
+        yield _check_file(run, f"rollouts/step_{step:06d}", _arrays(run, step))
     if (run / REFERENCE).exists():
-        yield _checked(run, REFERENCE, lambda: read_sums(run))
+        yield _check_file(run, REFERENCE, lambda: read_sums(run))
     if (run / EXAMPLES).exists():
         yield _examples(run)
     for model in (*checkpoints(run), run / "final"):
@@ -81,7 +81,7 @@ def _of_run(run: Path) -> Iterator[FileState]:
             yield FileState(f"{model.relative_to(run)}/", "damaged" if problem else "whole", problem or "")
 
 
-def _checked(run: Path, name: str, check: Callable[[], object]) -> FileState:
+def _check_file(run: Path, name: str, check: Callable[[], object]) -> FileState:
     try:
         check()
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def _checked(run: Path, name: str, check: Callable[[], object]) -> FileState:
 
 
 def _record(run: Path, name: str) -> FileState:
-    return _checked(run, name, lambda: read_sealed(run / name, dict[str, object], "Put it back"))
+    return _check_file(run, name, lambda: read_sealed(run / name, dict[str, object], "Put it back"))
 
 
 def _arrays(run: Path, step: int) -> Callable[[], object]:
@@ -119,12 +119,12 @@ def _stream(run: Path, name: str, hashes: Mapping[str, tuple[int, str]]) -> Iter
     size, expected = hashes.get(name, (0, ""))
     # The checkpoint knows the hash of the first `size` bytes only: lines appended later are fine.
     lacks = bool(expected) and hashlib.sha256(content[:size]).hexdigest() != expected
-    reason = _ended(run, name)
+    reason = _how_it_ended(run, name)
     why = reason or ("it has lost lines, or other ones, since the newest checkpoint" if lacks else "")
     yield FileState(name, "damaged" if why else "whole", why)
 
 
-def _ended(run: Path, name: str) -> str:
+def _how_it_ended(run: Path, name: str) -> str:
     try:
         return ended_otherwise(run, name)
     except CoveyError:  # of the result, which has its own line
@@ -143,5 +143,5 @@ def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
 def _examples(run: Path) -> FileState:
     if not (run / RESULT).exists():
         return FileState(EXAMPLES, "unsealed", "its stage has not ended")
-    why = _ended(run, EXAMPLES)
+    why = _how_it_ended(run, EXAMPLES)
     return FileState(EXAMPLES, "damaged" if why else "whole", why)

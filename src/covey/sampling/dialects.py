@@ -264,23 +264,23 @@ class _Generated(BaseModel):
     meta_info: _Meta
 
 
-def _generated(reply: object) -> list[_Meta]:
+def _generated_metas(reply: object) -> list[_Meta]:
     # With n = 1 SGLang answers with an object, otherwise with a list of them.
     objects = reply if isinstance(reply, list) else [reply]
     return [_Generated.model_validate(generated).meta_info for generated in objects]
 
 
 def _sglang_stamp(reply: object) -> object:
-    return {meta.weight_version for meta in _generated(reply)}
+    return {meta.weight_version for meta in _generated_metas(reply)}
 
 
 def _sglang_ids(reply: object) -> list[object]:
-    return [meta.id for meta in _generated(reply)]
+    return [meta.id for meta in _generated_metas(reply)]
 
 
 def _read_generated(reply: object) -> list[ServerOutput]:
     outputs = list[ServerOutput]()
-    for meta in _generated(reply):
+    for meta in _generated_metas(reply):
         tokens = [token for _, token, _ in meta.output_token_logprobs]
         logprobs = [logprob for logprob, _, _ in meta.output_token_logprobs]
         outputs.append(ServerOutput(tokens, logprobs, meta.finish_reason.type))

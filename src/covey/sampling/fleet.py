@@ -205,7 +205,7 @@ class Fleet:
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
-        folder = self._weights.saved(self.policy, self.version)
+        folder = self._weights.save_version(self.policy, self.version)
         cause: BaseException | None = None
         try:
             send = partial(self.client.send, server, timeout=self.settings.timeout)

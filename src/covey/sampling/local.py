@@ -178,7 +178,7 @@ class LocalSampler:
                 count = min(engine.free_slots(running.count), len(waiting))
                 running.step(engine, [waiting.popleft() for _ in range(count)], version)
                 tokens_drawn += running.count
-                finished = running.finished(engine, by_token=self.lags)
+                finished = running.pop_finished(engine, by_token=self.lags)
                 if finished:
                     self.most_memory = max(self.most_memory, engine.memory)
             most_tokens -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
@@ -190,13 +190,13 @@ class LocalSampler:
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
         if self.policy.decoder is None:
             return ModulesEngine(self.policy, prompts, slots, params.max_tokens)
-        engine = self._restarted(prompts, params, slots)
+        engine = self._restart_engine(prompts, params, slots)
         if engine is None:
             engine = CacheEngine(self.policy, prompts, slots, params.max_tokens)
         engine.on_layer = partial(self.on_token, 0, 0)
         return engine
 
-    def _restarted(
+    def _restart_engine(
         self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int
     ) -> CacheEngine | None:
         """Return the last rollout's engine for other prompts, or None. One that is too small is freed."""
@@ -240,7 +240,7 @@ class _Running:
         for (request, _), completion in partials.items():
             tokens = completion.tokens.cpu().numpy()
             self.prompts.append(np.concatenate([requests[request].prompt, tokens]))
-        # All on the device, so that a step needs no transfer; the host waits only in ``_ended``.
+        # All on the device, so that a step needs no transfer; the host waits only in ``_ended_slots``.
         shape = (slots, params.max_tokens)
         numbers = partial(torch.zeros, device=policy.device)
         integers = partial(numbers, dtype=torch.int64)
@@ -273,10 +273,10 @@ class _Running:
             logits.append(engine.admit([self.extended_prompts.get(owner, owner[0]) for owner in admitted]))
         self._draw(torch.cat(logits), version)
 
-    def finished(self, engine: Engine, by_token: bool) -> list[Sampled]:
+    def pop_finished(self, engine: Engine, by_token: bool) -> list[Sampled]:
         """Return the completions that ended with the latest token, and free their slots."""
-        ended = self._ended()
-        completions = self._completed(ended, by_token) if ended else []
+        ended = self._ended_slots()
+        completions = self._make_completions(ended, by_token) if ended else []
         if ended:
             compaction = Compaction.after(ended, self.count)
             self._evict(compaction)
@@ -332,7 +332,7 @@ class _Running:
         self.latest[: self.count] = tokens
         self.latest_drawable = drawable
 
-    def _ended(self) -> dict[int, Literal["stop", "length"]]:
+    def _ended_slots(self) -> dict[int, Literal["stop", "length"]]:
         """Return the slots that ended with the latest token, and why. Here the host waits for the device."""
         if self.latest_drawable is not None:
             # nonzero lists the ids row by row; the running sum of their counts is where each row ends.
@@ -358,7 +358,9 @@ class _Running:
         # With padding at the end, which no completion shows: a stop string may be the name of that token.
         return has_stop(self.policy.decode.text_with_specials, tail.tolist(), stop)
 
-    def _completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
+    def _make_completions(
+        self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool
+    ) -> list[Sampled]:
         """Return the completions in these slots; with the version of each token if ``by_token``."""
         slots = list(ended)
         results = list[Sampled]()

@@ -105,7 +105,7 @@ class ModulesEngine:
         )
         self.cache = getattr(out, self.cache_name, None)
         if not isinstance(self.cache, Cache):
-            raise _refused(self.policy, NO_CACHE)
+            raise _refusal(self.policy, NO_CACHE)
         return out.logits[:, -1]
 
     def evict(self, compaction: Compaction) -> None:
@@ -123,14 +123,14 @@ def check_sampling(policy: Policy) -> None:
             raise
         first_line = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
         fault = f"its modules fail with a cache ({type(error).__name__}: {first_line})"
-        raise _refused(policy, fault) from error
+        raise _refusal(policy, fault) from error
     if any(p.dtype != torch.float32 for p in policy.model.parameters()):
         # The median, because rounding alone may choose other experts in some rows.
         differs = errors.median() > LARGEST_ROUNDED_ERROR
     else:
         differs = errors.max() > LARGEST_ERROR
     if differs:
-        raise _refused(
+        raise _refusal(
             policy,
             "in a batch of prompts of several lengths its logits differ from those of each prompt alone",
         )
@@ -164,10 +164,10 @@ def _cache_name(policy: Policy) -> str:
     for name in (KEYS, STATES):
         if name in parameters:
             return name
-    raise _refused(policy, NO_CACHE)
+    raise _refusal(policy, NO_CACHE)
 
 
-def _refused(policy: Policy, reason: str) -> ConfigError:
+def _refusal(policy: Policy, reason: str) -> ConfigError:
     kind = policy.model.config.model_type
     return ConfigError(
         f"model: covey cannot sample from {kind} in this process: {reason}. Use another model, or let vLLM "

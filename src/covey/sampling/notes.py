@@ -29,7 +29,7 @@ def unseen_by_model(
     chats = _chats(problems, examples)
     notes = [*_unread_roles(policy, chats), *_unread_keys(policy, chats)]
     notes += _unread_by_texts(problems, config)
-    notes += _forging(policy, problems)
+    notes += _note_forged_words(policy, problems)
     notes += _changed_by_template(policy, problems)
     notes += _changed_by_tokenizer(policy, problems, examples)
     notes += _begun_turns(problems)
@@ -155,7 +155,7 @@ def _ignored_arguments(policy: Policy, problems: Sequence[Problem]) -> list[str]
     return notes
 
 
-def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
+def _note_forged_words(policy: Policy, problems: Sequence[Problem]) -> list[str]:
     """Return a note on the first row whose content has one of the chat template's own control words."""
     for problem in problems:
         if isinstance(problem.prompt, str):
@@ -183,7 +183,7 @@ def _unread_roles(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> 
                 continue
             checked.add(role)
             # If other words in this message change nothing in the rendering, the template does not show it.
-            if _unseen(policy, problem, messages, index, {**message, "content": "Other words."}):
+            if _ignores_message(policy, problem, messages, index, {**message, "content": "Other words."}):
                 notes.append(
                     f"{problem.id}: the chat template omits messages of role {role!r}, so the model does not "
                     "read them; most templates know system, user, assistant and tool"
@@ -200,7 +200,7 @@ def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> l
             for name in [key for key in message if key not in checked]:
                 checked.add(name)
                 without_key = {key: value for key, value in message.items() if key != name}
-                if _unseen(policy, problem, messages, index, without_key):
+                if _ignores_message(policy, problem, messages, index, without_key):
                     notes.append(
                         f"{problem.id}: the chat template omits the key {name!r} of a message, so the model "
                         "does not read it"
@@ -208,7 +208,7 @@ def _unread_keys(policy: Policy, chats: Iterable[tuple[Problem, Messages]]) -> l
     return notes
 
 
-def _unseen(
+def _ignores_message(
     policy: Policy, problem: Problem, messages: Messages, index: int, replacement: Mapping[str, object]
 ) -> bool:
     """Return whether the template renders the same text with another message in place of one."""

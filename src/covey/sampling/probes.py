@@ -104,7 +104,7 @@ def alters_draws(
 def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float) -> float:
     """Return the mean absolute difference between a server's log-probs and the policy's, nats."""
     with torch.no_grad():
-        policy_logprobs = policy.score(_packed(policy, probes), temperature).logprobs.cpu()
+        policy_logprobs = policy.score(_pack_probes(policy, probes), temperature).logprobs.cpu()
     server_logprobs = torch.tensor([x for p in probes for x in p.logprobs], dtype=torch.float64)
     return float((policy_logprobs.double() - server_logprobs).abs().mean())
 
@@ -120,7 +120,7 @@ def closest_policy(
     difference = mean_difference(policy, probes, temperature)
     if difference <= finest or not policy.rounds:
         return policy, difference
-    unrounded = policy.unrounded()
+    unrounded = policy.without_rounding()
     unrounded_difference = max(mean_difference(unrounded, probes, temperature), MIN_RECORDED_NATS)
     if unrounded_difference < difference:
         return unrounded, unrounded_difference
@@ -137,7 +137,7 @@ def informative_positions(policy: Policy, probes: Sequence[Probe], temperature: 
     # Var(log p) under p is the derivative of the entropy with respect to log T.
     mean = (logprobs.exp() * logprobs).sum(-1, keepdim=True)
     variance = (logprobs.exp() * (logprobs - mean) ** 2).sum(-1)
-    positions = _packed(policy, probes).unpack(variance).argmax(-1).tolist()
+    positions = _pack_probes(policy, probes).unpack(variance).argmax(-1).tolist()
     return [np.concatenate([p.prompt, p.tokens[:t]]) for p, t in zip(probes, positions, strict=True)]
 
 
@@ -224,11 +224,11 @@ def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     return min(1.0, 2 * float(np.exp(exponent)))
 
 
-def _packed(policy: Policy, probes: Sequence[Probe]) -> Packed:
+def _pack_probes(policy: Policy, probes: Sequence[Probe]) -> Packed:
     return pack([p.prompt for p in probes], [[p.tokens] for p in probes]).to(policy.device)
 
 
 def _logits(policy: Policy, probes: Sequence[Probe]) -> Tensor:
     """Return the logits (M, V) float32 from which the probes' tokens were drawn."""
     with torch.no_grad():
-        return policy.head(policy.hidden(_packed(policy, probes))).float()
+        return policy.head(policy.hidden_states(_pack_probes(policy, probes))).float()

@@ -101,7 +101,7 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     """Encode prompts. Those that leave no room for max_tokens are an error or left out."""
     # The longest prompt after which a completion of max_tokens still fits.
     room = policy.context - config.rollout.max_tokens
-    encoded = _encoded(policy, problems)
+    encoded = _encode_problems(policy, problems)
     empty = [p for p in encoded if not len(p.tokens)]
     if empty:
         raise DataError(f"{empty[0].problem.id}: the prompt is empty")
@@ -120,13 +120,13 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     return fitting
 
 
-def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
-    encoded = [_prompted(policy, problem) for problem in problems]
+def _encode_problems(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
+    encoded = [_encode_problem(policy, problem) for problem in problems]
     check_vocabulary(policy, encoded)
     return encoded
 
 
-def _prompted(policy: Policy, problem: Problem) -> Prompted:
+def _encode_problem(policy: Policy, problem: Problem) -> Prompted:
     tokens = np.array(prompt_ids(policy, problem), dtype=np.int64)
     thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
     return Prompted(replace(problem, thoughts=thoughts), tokens)
@@ -143,7 +143,7 @@ def dropped_rows(rows: Sequence[object], fitting: Sequence[object]) -> list[str]
 def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
     """Encode examples. Those that are longer than the model's context are an error or left out."""
     encoded = []
-    prompts = _encoded(policy, (example.problem for example in examples))
+    prompts = _encode_problems(policy, (example.problem for example in examples))
     for prompted, example in zip(prompts, examples, strict=True):
         answers = _answers(policy, prompted, example)
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
@@ -186,7 +186,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
         ids = _encoded_without_template(policy, _without_end_token(policy, problem, answer), policy.end_id)
-        return _checked(policy, prompted, ids, good)
+        return _check_thoughts(policy, prompted, ids, good)
     # ``bare_messages`` are ``messages`` without our marks and without end tokens.
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     skipped = [n for n, message in enumerate(messages) if UNTRAINED in message]
@@ -201,13 +201,13 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
             raise rendered
     # A rendering may have a fault: some templates put an empty pair of marks before thoughts in the content.
     elif needs_template or _fault(policy, prompted, rendered, good) is None:
-        return _checked(policy, prompted, rendered, good)
+        return _check_thoughts(policy, prompted, rendered, good)
     # Templates of reasoning models, such as DeepSeek R1's, leave out thoughts of earlier answers. A single
     # message can be written without the template.
     words = text_after_prompt(policy.tokenizer, problem, str(bare_messages[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
-    return _checked(policy, prompted, _encoded_without_template(policy, words, end), good)
+    return _check_thoughts(policy, prompted, _encoded_without_template(policy, words, end), good)
 
 
 def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object]) -> dict[str, object]:
@@ -234,11 +234,11 @@ def _in_conversation(
         return _not_shown(problem, omitted)
     start = len(prompted.tokens)
     if tokens[:start] != prompted.tokens.tolist():
-        return _rerendered(problem)
+        return _rerender_error(problem)
     return _as_rendered(policy, problem, tokens, start, answer, skipped)
 
 
-def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
+def _check_thoughts(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
     """Return the answer if its turns open and close thoughts at most once each. Raises DataError."""
     fault = _fault(policy, prompted, answer, good)
     if fault:
@@ -330,7 +330,7 @@ def _as_rendered(
         rendered = _conversation(policy, problem, messages[: of_prompt + number + 1], False)
         stop = _message_stop(policy, conversation, rendered, turn)
         if stop is None:
-            raise _rerendered(problem)
+            raise _rerender_error(problem)
         trained[turn[0] : stop] = number not in skipped
     trained[last_start:] = assistants[-1] not in skipped
     return GivenAnswer(np.array(conversation[first:], dtype=np.int64), trained[first:])
@@ -375,7 +375,7 @@ def _answer_start(policy: Policy, problem: Problem, conversation: list[int], mes
     """Return where the assistant's answer to a conversation's first messages begins. Raises DataError."""
     beginning = _conversation(policy, problem, messages, True)
     if conversation[: len(beginning)] != beginning:
-        raise _rerendered(problem)
+        raise _rerender_error(problem)
     return len(beginning)
 
 
@@ -387,7 +387,7 @@ def _not_shown(problem: Problem, omitted: str) -> DataError:
     )
 
 
-def _rerendered(problem: Problem) -> DataError:
+def _rerender_error(problem: Problem) -> DataError:
     return DataError(
         f"{problem.id}: the chat template changes earlier messages when one is added, so the assistant's "
         "tokens cannot be located. Give each answer its own row, with the messages before it as the prompt, "

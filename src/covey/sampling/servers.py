@@ -125,7 +125,7 @@ class WeightsFolder:
         self._version: int | None = None
         """The version that was written last."""
 
-    def saved(self, policy: Policy, version: int) -> Path:
+    def save_version(self, policy: Policy, version: int) -> Path:
         """Write the weights of a version once and return their folder; all others there are deleted."""
         target = self.folder / f"version_{version:06d}"
         if self._version != version or not target.is_dir():

@@ -199,25 +199,27 @@ class RunConsole:
             self.values = self.values or curve
         self.held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
 
-    def sampling(self, count: int, total: int, what: str = "sampling") -> None:
+    def show_sampling(self, count: int, total: int, what: str = "sampling") -> None:
         """Show how many completions are done."""
         if self.by_completion:
             self.step_number = count
         if not count:
             self.work = ""  # the same work may begin again
-        self.doing(what, f" {count}/{total}", self.estimate if count else "")
+        self.show_work(what, f" {count}/{total}", self.estimate if count else "")
 
     def tokens(self, sampled: int, most_to_come: int) -> None:
         """Estimate the time left of the present sampling from the ``sampled`` tokens and the most to come."""
         elapsed = time.monotonic() - self.work_began
         if sampled and elapsed > AT_ONCE:
-            self.doing(self.work, self.count, f", at most {duration(elapsed / sampled * most_to_come)} left")
+            self.show_work(
+                self.work, self.count, f", at most {duration(elapsed / sampled * most_to_come)} left"
+            )
 
     def loading(self, what: str) -> None:
         """Announce work that reports nothing until it ends and may take minutes."""
         self.announced.add(what)
         self.last_line = time.monotonic()
-        self.doing(what)
+        self.show_work(what)
         if self.live is None and not self.console.is_terminal:
             self.say(f"{what} ...")
 
@@ -225,7 +227,7 @@ class RunConsole:
         """Report that sampling ran out of memory and continues with fewer completions at once."""
         self.say(f"out of memory while sampling; continuing with {running} completions at once", "yellow")
 
-    def doing(self, work: str, count: str = "", estimate: str = "") -> None:
+    def show_work(self, work: str, count: str = "", estimate: str = "") -> None:
         """Show the present work, how far it is, and when it ends; without a terminal now and then."""
         if work != self.work:
             self.work_began = time.monotonic()
@@ -262,7 +264,7 @@ class RunConsole:
             # A terminal has written ^C at the beginning of the line.
             say_aside(f"\n{text}" if sys.stderr.isatty() else text)
 
-    def measured(self, step: int, accuracy: float) -> None:
+    def add_accuracy(self, step: int, accuracy: float) -> None:
         """Add a point to the curve of held-out accuracy, sampled."""
         self.held_out.append((float(step), accuracy))
 

@@ -52,7 +52,7 @@ class Faults:
     """The faults of `--inject`; without it, none."""
 
     def __init__(self, faults: str = "") -> None:
-        self.ranges = [_parsed(item) for item in faults.split(",") if item.strip()]
+        self.ranges = [_parse_item(item) for item in faults.split(",") if item.strip()]
         self.visits: Counter[str] = Counter()
 
     def hit(self, fault: str) -> bool:
@@ -141,7 +141,7 @@ _FAILURES: Mapping[str, Callable[[object], object]] = {
 }
 
 
-def _parsed(item: str) -> tuple[str, int, int]:
+def _parse_item(item: str) -> tuple[str, int, int]:
     match = re.fullmatch(r"([a-z.]+)@([1-9]\d*)(?:-([1-9]\d*))?", item.strip())
     if match is None:
         raise ConfigError(f"--inject {item.strip()!r}: expected a place and a count, like grad.nan@5")

@@ -52,11 +52,11 @@ def read_below(folder: Path, name: str, most: int) -> bytes:
     keep failing.
     """
 
-    def read() -> bytes:
+    def read_content() -> bytes:
         with open_below(folder, name, most) as file:
             return file.read()
 
-    return patiently(read, folder / name)
+    return patiently(read_content, folder / name)
 
 
 def count_lines(folder: Path, name: str) -> int:
@@ -67,11 +67,11 @@ def count_lines(folder: Path, name: str) -> int:
 def digest_below(folder: Path, name: str) -> str:
     """Return the sha256 of a file below a folder, read in chunks. Raises as ``read_below``."""
 
-    def read() -> str:
+    def read_digest() -> str:
         with open_below(folder, name, None) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    return patiently(read, folder / name)
+    return patiently(read_digest, folder / name)
 
 
 @contextmanager
@@ -87,14 +87,14 @@ def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedRe
         raise CheckpointError(f"{path}: {name!r} is not a file of {folder}")
     # One folder after the other, each opened within the last: no link can be swapped in between the check
     # and the use of a path.
-    parent = _named(path, lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    parent = _open_named(path, lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         for part in parts[:-1]:
-            inside = _entered(part, os.O_RDONLY | os.O_DIRECTORY, parent, path)
+            inside = _open_entry(part, os.O_RDONLY | os.O_DIRECTORY, parent, path)
             os.close(parent)
             parent = inside
         # O_NONBLOCK: opening a pipe without a writer would block before its kind can be checked.
-        handle = _entered(parts[-1], os.O_RDONLY | os.O_NONBLOCK, parent, path)
+        handle = _open_entry(parts[-1], os.O_RDONLY | os.O_NONBLOCK, parent, path)
     finally:
         os.close(parent)
     with os.fdopen(handle, "rb") as file:
@@ -104,7 +104,7 @@ def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedRe
 
 def read_regular(path: Path, most: int) -> bytes:
     """Return the content of a file that a user named, links followed. Raises as ``read_below``."""
-    handle = _named(path, lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    handle = _open_named(path, lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     with os.fdopen(handle, "rb") as file, naming(path):
         _check_regular(os.fstat(handle), path, most)
         return file.read()
@@ -161,7 +161,7 @@ def patiently(read: Callable[[], T], path: Path) -> T:
         return read()
 
 
-def _entered(part: str, flags: int, parent: int, path: Path) -> int:
+def _open_entry(part: str, flags: int, parent: int, path: Path) -> int:
     """Open a file or folder in an open folder, unless it is a link, and return its descriptor."""
     try:
         return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -184,7 +184,7 @@ def _check_regular(status: os.stat_result, path: Path, most: int | None) -> None
         raise CheckpointError(f"{path} has {status.st_size:,} bytes, and at most {most:,} are read")
 
 
-def _named(path: Path, opening: Callable[[], int]) -> int:
+def _open_named(path: Path, opening: Callable[[], int]) -> int:
     try:
         return opening()
     except OSError as error:

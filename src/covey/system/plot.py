@@ -50,7 +50,7 @@ def draw_curves(curves: Sequence[Curve], width: int, height: int, last: float) -
     All lines together are at most ``width`` characters wide.
     """
     share = width // len(curves)
-    blocks = [_framed(curve, share - GAP, height, last) for curve in curves]
+    blocks = [_frame_curve(curve, share - GAP, height, last) for curve in curves]
     lines = []
     for parts in zip(*blocks, strict=True):
         line = Text()
@@ -62,7 +62,7 @@ def draw_curves(curves: Sequence[Curve], width: int, height: int, last: float) -
     return lines
 
 
-def _framed(curve: Curve, width: int, height: int, last: float) -> list[Text]:
+def _frame_curve(curve: Curve, width: int, height: int, last: float) -> list[Text]:
     """Return a curve's heading, and its lines with the ends of the range on their left."""
     low, high = curve.range
     ticks = [f"{high:.3g}", *[""] * (height - 2), f"{low:.3g}"]

@@ -85,7 +85,7 @@ def reported_by_another(error: CoveyError) -> bool:
 
 
 @contextmanager
-def joined(minutes: float, device: str) -> Iterator[None]:
+def join_processes(minutes: float, device: str) -> Iterator[None]:
     """Join the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: no limit.
 
     Raises PeersLost if one has ended, or does not answer.
@@ -237,7 +237,7 @@ def rank_slice(count: int) -> range:
     return range(_here.rank, count, _here.size)
 
 
-def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
+def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
     """Merge the results of all processes' ``rank_slice`` in the order of the numbers."""
     longest = max(map(len, parts), default=0)
     return [part[n] for n in range(longest) for part in parts if n < len(part)]

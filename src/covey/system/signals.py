@@ -14,7 +14,7 @@ from types import FrameType
 from covey.errors import Stopped
 from covey.system.parent import REPEAT_SECONDS, exit_now, forwarded_signals, stop_signals
 from covey.system.text import Say
-from covey_verify.threads import continued
+from covey_verify.threads import note_continue
 
 AGAIN = {signal.SIGINT: "Ctrl-C again"}
 """Users' words for the second signal; `a second SIGTERM` for the others."""
@@ -64,7 +64,7 @@ class StopSignal:
         )
         thread.start()
         previous = {s: signal.signal(s, self._receive) for s in stop_signals()}
-        previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, continued)
+        previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, note_continue)
         before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         try:
             yield self

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from covey.tasks.generated import GeneratedTask
 from covey_verify.contract import reward
-from covey_verify.extract import tagged
-from covey_verify.mathematics.steps import calculated, score_steps
+from covey_verify.extract import find_tagged
+from covey_verify.mathematics.steps import calculate, score_steps
 from covey_verify.types import Score
 
 EQUATION = re.compile(r"(-?\d{1,6})([-+*])(-?\d{1,6})=(-?\d{1,9})(?!\d)")
@@ -39,7 +39,7 @@ def countdown(rng: random.Random) -> dict[str, object]:
 
 def reaches_target(completion: str, numbers: Sequence[int], target: int) -> float:
     """Return 1 if the tagged expression uses each number once and equals the target, else 0."""
-    expression = tagged(completion, "answer") or ""
+    expression = find_tagged(completion, "answer") or ""
     # At most 20 numbers are read: three are allowed, and the text may be huge.
     used = sorted(int(n) for n in re.findall(r"\d+", expression)[:20])
     return float(used == sorted(numbers) and compute(expression) == target)
@@ -55,7 +55,7 @@ def compute(expression: str) -> int | None:
     # A minus before a number is allowed, a plus is not.
     if not re.fullmatch(r"[-+*()\d]+", compact) or re.search(r"(^|[-+*(])\+", compact):
         return None
-    value = calculated(expression)
+    value = calculate(expression)
     return None if value is None else int(value)
 
 

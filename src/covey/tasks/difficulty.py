@@ -43,7 +43,7 @@ class Difficulty:
         self.tried[index] += 1
         self.solved[index] = self.solved[index] + 1 if pass_rate >= SOLVED else 0
 
-    def retired(self, after: int) -> np.ndarray:
+    def retired_mask(self, after: int) -> np.ndarray:
         """Return (problems,) bool: True if solved ``after`` times in a row.
 
         All are False if ``after`` is 0, or if no problem would be left.

@@ -188,7 +188,7 @@ def examples_of(problems: Sequence[Problem], method: str, data: Data, most: floa
         raise DataError(f"{ties[0].problem.id}: chosen and rejected are the same, as in every other pair")
     # Such a method (kto) takes a pair as two judged answers.
     if METHODS[method].learns_from[0] == "judged":
-        remaining = [answer for e in remaining for answer in _unpaired(e)]
+        remaining = [answer for e in remaining for answer in _split_pair(e)]
     return remaining
 
 
@@ -200,7 +200,7 @@ def _first(examples: Sequence[Example], kind: Kind) -> str:
     return next(e.problem.id for e in examples if e.kind == kind)
 
 
-def _unpaired(example: Example) -> list[Example]:
+def _split_pair(example: Example) -> list[Example]:
     if example.kind != "pair":
         return [example]
     return [
@@ -227,7 +227,7 @@ def _example(problem: Problem, method: str, data: Data) -> Example:
     readers: Mapping[Kind, Callable[[Problem, Data], Example]] = {
         "answer": _answer,
         "pair": _pair,
-        "judged": _judged,
+        "judged": _judged_answer,
         "steps": _steps,
     }
     present: Mapping[Kind, bool] = {
@@ -268,10 +268,10 @@ def _answer(problem: Problem, data: Data) -> Example:
     text = _text(problem, data.completion, answer)
     if _says_nothing(text):
         raise DataError(f"{problem.id}: the answer to imitate (data.completion) is empty; remove this row")
-    return Example("answer", problem, (text,), (1.0,), _sampled(problem, data.completion))
+    return Example("answer", problem, (text,), (1.0,), _sampled_tokens(problem, data.completion))
 
 
-def _sampled(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
+def _sampled_tokens(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
     """Return the tokens of the answers in these columns; () if no stage has sampled the row."""
     if problem.sampled is None:
         return ()
@@ -292,13 +292,13 @@ def _says_nothing(answer: AnswerText) -> bool:
 def _pair(problem: Problem, _: Data) -> Example:
     names = ("chosen", "rejected")
     answers = tuple(_text(problem, name, problem.columns[name]) for name in names)
-    return Example("pair", problem, answers, (1.0, 0.0), _sampled(problem, *names))
+    return Example("pair", problem, answers, (1.0, 0.0), _sampled_tokens(problem, *names))
 
 
-def _judged(problem: Problem, data: Data) -> Example:
+def _judged_answer(problem: Problem, data: Data) -> Example:
     answer = _text(problem, data.completion, problem.columns[data.completion])
     label = _label(problem, problem.columns["label"])
-    return Example("judged", problem, (answer,), (label,), _sampled(problem, data.completion))
+    return Example("judged", problem, (answer,), (label,), _sampled_tokens(problem, data.completion))
 
 
 def _steps(problem: Problem, _: Data) -> Example:

@@ -17,7 +17,7 @@ from covey.config.schema import Data
 from covey.system.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, refuse_messages_in_text, with_prompt
 from covey.tasks.sampled import SAMPLED, read_sampled, without_nulls
-from covey.tasks.schemas import recognized
+from covey.tasks.schemas import recognize_schema
 from covey.types import Problem
 from covey_verify.errors import DataError
 from covey_verify.types import Messages
@@ -92,7 +92,7 @@ def _jsonl(file: Path) -> NumberedRows:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            yield number, _row(_parsed(line, f"{file}:{number}"), f"{file}:{number}")
+            yield number, _row(_parse_json(line, f"{file}:{number}"), f"{file}:{number}")
 
 
 def _json(file: Path) -> NumberedRows:
@@ -101,11 +101,11 @@ def _json(file: Path) -> NumberedRows:
     if not content.lstrip().startswith(b"["):
         yield from _jsonl(file)
         return
-    for number, row in enumerate(_parsed(content, str(file)), start=1):
+    for number, row in enumerate(_parse_json(content, str(file)), start=1):
         yield number, _row(row, f"{file}: row {number}")
 
 
-def _parsed(text: str | bytes, where: str) -> Any:
+def _parse_json(text: str | bytes, where: str) -> Any:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         result = dict(pairs)
         if len(result) < len(pairs):
@@ -252,7 +252,7 @@ def in_our_names(row: dict[str, object], data: Data) -> dict[str, object]:
     """Return a row with added columns: named by a path in the config, or by a known schema."""
     by_path = {name: value_at(row, name) for name in (data.prompt, data.completion) if "." in name}
     row = {**row, **{name: value for name, value in by_path.items() if value is not MISSING}}
-    schema = recognized(row, data.prompt)
+    schema = recognize_schema(row, data.prompt)
     if schema is None:
         return row
     added = schema.adds(row)
@@ -308,7 +308,7 @@ def _prompt(where: str, row: Mapping[str, object], data: Data) -> str | Messages
         if SAMPLED not in row:
             refuse_messages_in_text(where, data.prompt, prompt)
         if data.template is not None:
-            prompt = _filled(where, data.template, {**row, "prompt": prompt}, data)
+            prompt = _fill_template(where, data.template, {**row, "prompt": prompt}, data)
         if not data.chat and data.system is None:
             return prompt
         return [*_system(data), {"role": "user", "content": prompt}]
@@ -326,7 +326,7 @@ def has_system(messages: Messages) -> bool:
     return messages[0]["role"] in ("system", "developer")
 
 
-def _filled(where: str, template: str, row: Mapping[str, object], data: Data) -> str:
+def _fill_template(where: str, template: str, row: Mapping[str, object], data: Data) -> str:
     """Return ``data.template`` filled with columns. Raises DataError for a missing one or the answer's."""
     for name in PLACE.findall(template):
         if name not in row or row[name] is None:
@@ -365,7 +365,7 @@ def _parsed_column(where: str, columns: Mapping[str, object], name: str) -> obje
     """Return a column's value, parsed if it is JSON in a text (CSV), without the nulls that parquet adds."""
     value = columns.get(name)
     if isinstance(value, str) and value.strip():
-        value = _parsed(value, f"{where}: {name}")
+        value = _parse_json(value, f"{where}: {name}")
     return without_nulls(value)
 
 

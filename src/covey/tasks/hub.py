@@ -53,7 +53,7 @@ def hub_data(address: str, split: str) -> HubData:
     )
 
 
-def fetched(address: str, split: str) -> Path:
+def fetch_rows(address: str, split: str) -> Path:
     """Return the file with a data set's rows, one JSON object a line; fetch them if they are not kept.
 
     A revision that is no commit is looked up once: later runs get the same rows, without a network. Raises

@@ -11,10 +11,10 @@ import random
 from covey.tasks.generated import GeneratedTask
 
 
-def called(first: int, second: int) -> list[dict[str, str]]:
+def worked_answer(first: int, second: int) -> list[dict[str, str]]:
     """Return a worked answer: the call, the tool's reply, the product.
 
-    >>> [message["content"] for message in called(12, 34)][1:]
+    >>> [message["content"] for message in worked_answer(12, 34)][1:]
     ['408', '<answer>408</answer>']
     """
     call = {"name": "calculate", "arguments": {"expression": f"{first}*{second}"}}
@@ -32,7 +32,7 @@ def multiplication(rng: random.Random) -> dict[str, object]:
     return {
         "prompt": [{"role": "user", "content": f"{first}*{second}="}],
         "answer": str(first * second),
-        "completion": called(first, second) if rng.random() < 1 / 3 else guess,
+        "completion": worked_answer(first, second) if rng.random() < 1 / 3 else guess,
     }
 
 

@@ -39,7 +39,7 @@ class Schema:
         return bool(added) and all(columns.get(n) == value for n, value in added.items() if n != "prompt")
 
 
-def recognized(row: Mapping[str, object], prompt: str) -> Schema | None:
+def recognize_schema(row: Mapping[str, object], prompt: str) -> Schema | None:
     """Return the schema of a row whose prompt is in column ``prompt``; None if it uses covey's names."""
     names = {name if name != prompt else "prompt" for name in row}
     return next((s for s in SCHEMAS if set(s.columns) <= names and not set(s.unless) & names), None)

@@ -17,7 +17,7 @@ from covey.tasks import TASKS, gym
 from covey.tasks.examples import Example, examples_of
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
-from covey.tasks.hub import fetched, is_hub
+from covey.tasks.hub import fetch_rows, is_hub
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 
@@ -174,7 +174,7 @@ def _resolve(path: Path, folder: Path, split: str) -> Path:
     was fetched into, of ``split`` if its address names none.
     """
     if is_hub(path):
-        return fetched(str(path), split)
+        return fetch_rows(str(path), split)
     beside = folder / path
     target = beside if beside.exists() or path.is_absolute() else path
     return target / EXAMPLES if target.is_dir() else target

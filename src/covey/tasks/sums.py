@@ -14,10 +14,10 @@ from covey_verify.types import Score
 STEP = re.compile(r"(\d{1,6})\+(\d{1,6})=(\d{1,6})|<answer>(\d{1,6})</answer>")
 
 
-def worked(terms: list[int], modulus: int) -> dict[str, object]:
+def make_row(terms: list[int], modulus: int) -> dict[str, object]:
     """Return the row of one problem, with the partial sums written out.
 
-    >>> worked([7, 8, 9], modulus=10)["completion"]
+    >>> make_row([7, 8, 9], modulus=10)["completion"]
     '<think>7+8=5 5+9=4</think><answer>4</answer>'
     """
     steps = []
@@ -63,7 +63,7 @@ def adds_up(first: str, second: str, result: str, modulus: int) -> bool:
 
 def last_digit(rng: random.Random) -> dict[str, object]:
     """Return a row with four digits to add, each partial sum reduced to its last digit."""
-    return worked([rng.randint(0, 9) for _ in range(4)], modulus=10)
+    return make_row([rng.randint(0, 9) for _ in range(4)], modulus=10)
 
 
 def modulo_7(rng: random.Random) -> dict[str, object]:
@@ -72,12 +72,12 @@ def modulo_7(rng: random.Random) -> dict[str, object]:
     Modulo a composite number a model may learn sums only up to a divisor (modulo 10, say, their parity). Its
     errors then cancel in pairs, so that the answer tells nothing about a step, and training stalls.
     """
-    return worked([rng.randint(0, 6) for _ in range(5)], modulus=7)
+    return make_row([rng.randint(0, 6) for _ in range(5)], modulus=7)
 
 
 def sums(rng: random.Random) -> dict[str, object]:
     """Return a row with four numbers up to 20 to add."""
-    return worked([rng.randint(1, 20) for _ in range(4)], modulus=1000)
+    return make_row([rng.randint(1, 20) for _ in range(4)], modulus=1000)
 
 
 def mixed_digits(rng: random.Random) -> dict[str, object]:

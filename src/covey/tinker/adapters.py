@@ -165,7 +165,7 @@ class Base:
         """An adapter that changes nothing yet: A is drawn, B is 0. Raises ConfigError."""
         generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
         tensors = []
-        for name, like in self._named(shape).items():
+        for name, like in self._named_weights(shape).items():
             tensor = torch.zeros(like.shape)
             if ".lora_A." in name:
                 nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
@@ -180,7 +180,7 @@ class Base:
         adapter = self._of_shape(weights.shape).policy.adapter
         assert adapter is not None, "it has one"
         adapter.peft_config["default"].save_pretrained(str(folder))
-        named = dict(zip(map(_saved_name, self._named(weights.shape)), weights.tensors, strict=True))
+        named = dict(zip(map(_saved_name, self._named_weights(weights.shape)), weights.tensors, strict=True))
         for name, tensors in ((ADAPTER, named), (OPTIMIZER, moments)):
             if tensors is not None:
                 save_file(dict(tensors), folder / name)
@@ -189,12 +189,12 @@ class Base:
     def load(self, folder: Path, shape: AdapterShape) -> tuple[Tensor, ...]:
         """Read the weights that ``save`` wrote. Raises CheckpointError if they have another shape."""
         saved = load_file(folder / ADAPTER)
-        expected = {_saved_name(name): like for name, like in self._named(shape).items()}
+        expected = {_saved_name(name): like for name, like in self._named_weights(shape).items()}
         if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in expected.items()}:
             raise CheckpointError(f"{folder} holds an adapter of another model than {self.name}")
         return tuple(saved[name].to(like.device) for name, like in expected.items())
 
-    def _named(self, shape: AdapterShape) -> dict[str, nn.Parameter]:
+    def _named_weights(self, shape: AdapterShape) -> dict[str, nn.Parameter]:
         """The trained weights of a shape by name, in the order of an adapter's tensors."""
         return {n: p for n, p in self._of_shape(shape).policy.model.named_parameters() if p.requires_grad}
 

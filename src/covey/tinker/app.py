@@ -84,28 +84,28 @@ class Tinker:
         }
         delete = {"training_runs/{run}/checkpoints/{kind}/{name}": self.delete}
         routes = [
-            Route(f"{API}/{path}", self._guarded(handler), methods=[method])
+            Route(f"{API}/{path}", self._guard_handler(handler), methods=[method])
             for method, handlers in (("POST", post), ("GET", get), ("DELETE", delete))
             for path, handler in handlers.items()
         ]
-        other = self._guarded(self.unknown)
+        other = self._guard_handler(self.refuse_unknown)
         return Starlette(
             routes=[*routes, Route("/{path:path}", other, methods=["GET", "POST", "PUT", "DELETE"])]
         )
 
-    def _guarded(self, handler: Handler) -> Handler:
-        async def answered(request: Request) -> Response:
+    def _guard_handler(self, handler: Handler) -> Handler:
+        async def answer(request: Request) -> Response:
             try:
                 admit(request, self.token, request.headers.get("x-api-key", ""))
                 return await handler(request)
             except Refusal as error:
-                return _refused(error.status, str(error))
+                return _error_response(error.status, str(error))
             except ValidationError as error:
-                return _refused(422, asked.sentence(error))
+                return _error_response(422, asked.sentence(error))
             except (ConfigError, DataError, ValueError) as error:
-                return _refused(400, str(error))
+                return _error_response(400, str(error))
 
-        return answered
+        return answer
 
     async def health(self, _: Request) -> Response:
         """Report that the server is up."""
@@ -123,7 +123,7 @@ class Tinker:
         await body(request)
         return JSONResponse({"status": "accepted"})
 
-    async def unknown(self, request: Request) -> Response:
+    async def refuse_unknown(self, request: Request) -> Response:
         """Refuse what this server does not offer."""
         raise Refusal(404, f"a local Tinker has no {request.method} {request.url.path}")
 
@@ -141,7 +141,7 @@ class Tinker:
 
     async def heartbeat(self, request: Request) -> Response:
         """Note that a session is alive."""
-        session = (await _read(request, asked.Session)).session_id
+        session = (await _read_body(request, asked.Session)).session_id
         self.registry.check_session(session, 410)
         self.registry.sessions[session] = time.monotonic()
         return JSONResponse({"type": "session_heartbeat"})
@@ -153,7 +153,7 @@ class Tinker:
 
     async def create_model(self, request: Request) -> Response:
         """Make an adapter."""
-        call = await _read(request, asked.CreateModel)
+        call = await _read_body(request, asked.CreateModel)
         self._check_base(call.base_model)
         lora = call.lora_config
         shape = AdapterShape(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
@@ -167,7 +167,7 @@ class Tinker:
 
     async def info(self, request: Request) -> Response:
         """Describe a training client."""
-        client = self.registry.client((await _read(request, asked.OfModel)).model_id)
+        client = self.registry.client((await _read_body(request, asked.OfModel)).model_id)
         base = self.base
         arch = base.policy.model.config.model_type
         return JSONResponse(
@@ -196,7 +196,7 @@ class Tinker:
             norm = client.trained.step(call.adam_params)
             return {"type": "optim_step", "metrics": {"grad_norm": norm}}
 
-        return await self._computed(request, asked.OptimStep, step)
+        return await self._compute_turn(request, asked.OptimStep, step)
 
     async def save_weights(self, request: Request) -> Response:
         """Save an adapter with its optimizer."""
@@ -205,7 +205,7 @@ class Tinker:
             path = self._save(client, "weights", call, call.path, call.overwrite)
             return {"type": "save_weights", "path": path}
 
-        return await self._computed(request, asked.SaveWeights, save)
+        return await self._compute_turn(request, asked.SaveWeights, save)
 
     async def save_for_sampler(self, request: Request) -> Response:
         """Save an adapter, or without a name take a snapshot of it to draw with."""
@@ -223,20 +223,20 @@ class Tinker:
             self.registry.samplers[name] = sampler
             return {"type": kind, "sampling_session_id": name}
 
-        return await self._computed(request, asked.SaveForSampler, save)
+        return await self._compute_turn(request, asked.SaveForSampler, save)
 
     async def load_weights(self, request: Request) -> Response:
         """Load a checkpoint into a training client, or into a new one."""
         raw = await body(request)
         call = asked.LoadWeights.model_validate_json(raw)
         if call.session_id is None or call.model_seq_id is None:
-            return await self._computed(request, asked.LoadWeights, self._load, raw)
+            return await self._compute_turn(request, asked.LoadWeights, self._load, raw)
         client = self.registry.new_client(call.session_id, call.model_seq_id, call.user_metadata)
         return self.registry.at_once(f"{client.id}:0", partial(self._load, client, call), model_id=client.id)
 
     async def create_sampler(self, request: Request) -> Response:
         """Name weights to draw with: a checkpoint's or the base model's."""
-        call = await _read(request, asked.CreateSampler)
+        call = await _read_body(request, asked.CreateSampler)
         self.registry.check_session(call.session_id)
         if call.base_model is not None:
             self._check_base(call.base_model)
@@ -261,7 +261,7 @@ class Tinker:
 
     async def sample(self, request: Request) -> Response:
         """Draw completions."""
-        call = await _read(request, asked.SampleBody)
+        call = await _read_body(request, asked.SampleBody)
         sampler = self.registry.sampler(call.sampling_session_id)
         draw = _draw(self.base, call, sampler)
         request_id = f"{call.sampling_session_id}:{call.seq_id}"
@@ -270,7 +270,7 @@ class Tinker:
 
     async def retrieve(self, request: Request) -> Response:
         """Return a result, or 408 while there is none."""
-        call = await _read(request, asked.Retrieve)
+        call = await _read_body(request, asked.Retrieve)
         task = self.registry.tasks.get(call.request_id)
         if task is None:
             raise Refusal(404, f"{call.request_id}: there is no such request, or its result was dropped")
@@ -284,7 +284,7 @@ class Tinker:
 
     async def weights_info(self, request: Request) -> Response:
         """Describe a checkpoint."""
-        record = self.store.find((await _read(request, asked.WeightsInfo)).tinker_path)
+        record = self.store.find((await _read_body(request, asked.WeightsInfo)).tinker_path)
         shape = record.shape
         flags = {"train_unembed": shape.unembed, "train_mlp": shape.mlp, "train_attn": shape.attention}
         adapter = {"base_model": record.base_model, "is_lora": True, "lora_rank": shape.rank}
@@ -293,7 +293,7 @@ class Tinker:
     async def checkpoints(self, request: Request) -> Response:
         """List the checkpoints of a training client, or of all."""
         records = self.store.records(request.path_params.get("run"))
-        return JSONResponse({"checkpoints": [r.listed() for r in records]})
+        return JSONResponse({"checkpoints": [r.as_listed() for r in records]})
 
     async def delete(self, request: Request) -> Response:
         """Delete a checkpoint."""
@@ -305,19 +305,19 @@ class Tinker:
         names = list(dict.fromkeys([*self.registry.clients, *(r.model_id for r in self.store.records())]))
         offset, limit = (int(request.query_params.get(k, d)) for k, d in (("offset", 0), ("limit", 20)))
         cursor = {"offset": offset, "limit": limit, "total_count": len(names)}
-        listed = [self._run(name) for name in names[offset : offset + limit]]
+        listed = [self._describe_run(name) for name in names[offset : offset + limit]]
         return JSONResponse({"training_runs": listed, "cursor": cursor})
 
     async def run(self, request: Request) -> Response:
         """Describe a training client."""
-        return JSONResponse(self._run(request.path_params["run"]))
+        return JSONResponse(self._describe_run(request.path_params["run"]))
 
-    def _run(self, name: str) -> dict[str, object]:
+    def _describe_run(self, name: str) -> dict[str, object]:
         records = self.store.records(name)
         client = self.registry.clients.get(name)
         if client is None and not records:
             raise Refusal(404, f"{name}: there is no such training run")
-        newest = {kind: next((r.listed() for r in records if r.kind == kind), None) for kind in KINDS}
+        newest = {kind: next((r.as_listed() for r in records if r.kind == kind), None) for kind in KINDS}
         shape = client.trained.shape if client is not None else records[0].shape
         return {
             "training_run_id": name,
@@ -375,7 +375,7 @@ class Tinker:
             self.loaded.popleft().weights = None
         return self.store.load(self.base, path)[1]
 
-    async def _computed(
+    async def _compute_turn(
         self,
         request: Request,
         schema: type[AnyTurn],
@@ -428,10 +428,10 @@ def _draw(base: Base, call: asked.SampleBody, sampler: SamplerWeights) -> DrawRe
     )
 
 
-async def _read(request: Request, schema: type[AnyBody]) -> AnyBody:
+async def _read_body(request: Request, schema: type[AnyBody]) -> AnyBody:
     return schema.model_validate_json(await body(request))
 
 
-def _refused(status: int, message: str) -> Response:
+def _error_response(status: int, message: str) -> Response:
     # What is left of the message is not read as another one.
     return JSONResponse({"error": message}, status, {"Connection": "close"})

@@ -46,7 +46,7 @@ class Record(BaseModel):
         """The address that clients use."""
         return f"tinker://{self.model_id}/{self.kind}/{self.name}"
 
-    def listed(self) -> dict[str, object]:
+    def as_listed(self) -> dict[str, object]:
         """The checkpoint as Tinker lists it."""
         return {
             "checkpoint_id": f"{self.kind}/{self.name}",

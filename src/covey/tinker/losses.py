@@ -41,7 +41,7 @@ def importance_sampling(logprobs: Tensor, inputs: Inputs) -> Tensor:
 
 def ppo(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum min(r A, clip(r) A), r = p / q."""
-    return _clipped(_ratio(logprobs, inputs), inputs)
+    return _clip_loss(_ratio(logprobs, inputs), inputs)
 
 
 def cispo(logprobs: Tensor, inputs: Inputs) -> Tensor:
@@ -65,14 +65,14 @@ def gspo(logprobs: Tensor, inputs: Inputs) -> Tensor:
     log_ratio = (logprobs.detach() - inputs["logprobs"]).flatten().where(counted, 0.0)
     mean = ratios.sequence(log_ratio, counted).view_as(logprobs)
     # Tokens off the mask are trained as well, unlike tokens in ``ratios.sequence_token``.
-    return _clipped(mean * ratios.on_policy(logprobs), inputs)
+    return _clip_loss(mean * ratios.on_policy(logprobs), inputs)
 
 
 def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
-    return ratios.token(ratios.bounded(logprobs - inputs["logprobs"]))
+    return ratios.token(ratios.clamp_log_ratio(logprobs - inputs["logprobs"]))
 
 
-def _clipped(ratio: Tensor, inputs: Inputs) -> Tensor:
+def _clip_loss(ratio: Tensor, inputs: Inputs) -> Tensor:
     low, high = 1 - inputs["clip_low_threshold"], inputs["clip_high_threshold"] - 1
     return surrogates.clip(ratio, inputs["advantages"], clip_low=low, clip_high=high).sum()
 

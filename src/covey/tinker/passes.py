@@ -42,7 +42,7 @@ def forward_backward(base: Base, adapter: Adapter, call: ForwardBackward) -> byt
     """
     loss, settings = loss_of(call.loss_fn, call.config)
     examples = [
-        _Example(d.tokens, settings | _checked(base.policy, f"datum {i}", d, loss))
+        _Example(d.tokens, settings | _check_datum(base.policy, f"datum {i}", d, loss))
         for i, d in enumerate(call.data)
     ]
     lacking = [name for name in loss.settings if any(name not in e.inputs for e in examples)]
@@ -77,7 +77,7 @@ def _add_gradient(policy: Policy, adapter: Adapter) -> None:
             parameter.grad = computed.grad if parameter.grad is None else parameter.grad + computed.grad
 
 
-def _checked(policy: Policy, where: str, datum: Datum, loss: DatumLoss) -> dict[str, Tensor]:
+def _check_datum(policy: Policy, where: str, datum: Datum, loss: DatumLoss) -> dict[str, Tensor]:
     """The arrays of a datum as tensors. Raises DataError."""
     _check_names(where, datum, loss)
     targets = datum.inputs[TARGETS]

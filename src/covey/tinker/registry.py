@@ -121,7 +121,7 @@ class Registry:
         if name not in self.tasks:
             if seq_id < client.next_seq_id:
                 raise Refusal(400, f"{name}: the result of this request was dropped")
-            client.early[seq_id] = self._held(name, Job(compute))
+            client.early[seq_id] = self._keep_task(name, Job(compute))
             # Parts of a batch are sent at the same time, and may arrive in any order.
             while client.next_seq_id in client.early:
                 self.worker.put(client.early.pop(client.next_seq_id))
@@ -131,10 +131,10 @@ class Registry:
     def at_once(self, name: str, work: Callable[[], Result] | DrawRequest, **more: object) -> Response:
         """Queue work, unless this is the same request again; return its promise."""
         if name not in self.tasks:
-            self.worker.put(self._held(name, Job(work)))
+            self.worker.put(self._keep_task(name, Job(work)))
         return promise(name, **more)
 
-    def _held(self, name: str, task: Job) -> Job:
+    def _keep_task(self, name: str, task: Job) -> Job:
         self.tasks[name] = task
         finished = [n for n, t in self.tasks.items() if t.result.done()]
         for old in finished[: max(0, len(finished) - MOST_RESULTS)]:

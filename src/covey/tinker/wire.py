@@ -89,16 +89,16 @@ def _tensor(tensor: Fields, where: str) -> np.ndarray:
     dtype = DTYPES.get(int(_last(tensor, 3, 0)))
     if dtype is None:
         raise DataError(f"{where}: its type is none of float32, int64 and int32")
-    shape = _repeated(tensor, 4)
+    shape = _read_integers(tensor, 4)
     if math.prod(shape) > MOST_VALUES:
         raise DataError(f"{where}: a shape of {shape}, which is more than {MOST_VALUES} values")
     try:
-        return _shaped(tensor, dtype, shape)
+        return _read_array(tensor, dtype, shape)
     except (ValueError, IndexError):
         raise DataError(f"{where}: its values do not fill the shape {shape}") from None
 
 
-def _shaped(tensor: Fields, dtype: type[np.generic], shape: list[int]) -> np.ndarray:
+def _read_array(tensor: Fields, dtype: type[np.generic], shape: list[int]) -> np.ndarray:
     if 2 not in tensor:
         return _array(_bytes(_last(tensor, 1, b"")), dtype).reshape(shape or (-1,))
     sparse = read_fields(_bytes(tensor[2][-1]))
@@ -227,7 +227,7 @@ def _array(values: bytes, dtype: type[np.generic]) -> np.ndarray:
     return np.frombuffer(values, dtype).copy()
 
 
-def _repeated(message: Fields, number: int) -> list[int]:
+def _read_integers(message: Fields, number: int) -> list[int]:
     """Integers that may be packed into one field."""
     numbers = list[int]()
     for value in message.get(number, []):

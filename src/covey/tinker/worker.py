@@ -59,12 +59,12 @@ class ComputeThread:
             together = [first]
             if isinstance(first.work, DrawRequest):
                 time.sleep(GATHERING)
-                together += self._alike(first.work)
+                together += self._take_alike(first.work)
             for task, result in zip(together, self._done(together), strict=True):
                 task.work = None
                 task.result.set_result(result)
 
-    def _alike(self, draw: DrawRequest) -> list[Job]:
+    def _take_alike(self, draw: DrawRequest) -> list[Job]:
         """Take all that can be drawn with this from the queue."""
         with self._arrival:
             jobs = [

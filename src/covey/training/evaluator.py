@@ -36,7 +36,7 @@ class Evaluator:
 
     def measure(self, problems: Sequence[Prompted]) -> Evaluation:
         """Measure accuracy on some problems now."""
-        self.journal.console.doing("evaluating")
+        self.journal.console.show_work("evaluating")
         with self.journal.clock("eval"):
             progress = partial(self.on_sample, what="evaluating")
             return evaluate_by(self.loaded, problems, self.sampler, self.rewards, progress)

@@ -36,7 +36,7 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
         run_on_all(run.safe_point)
         run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
-        journal.console.doing("updating")
+        journal.console.show_work("updating")
         with journal.clock("update"):
             batch, objective = build_step(rows)
             parts = learner.forward_backward(batch, objective)

@@ -27,5 +27,5 @@ class Observer:
     def step_ends(self, step: int, metrics: Mapping[str, float]) -> ObserverRequest | None:
         """Called after ``step`` steps with the last one's metrics; None: no wish."""
 
-    def saved(self, folder: Path) -> None:
+    def checkpoint_written(self, folder: Path) -> None:
         """Called after a checkpoint was written."""

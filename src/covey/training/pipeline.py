@@ -10,7 +10,7 @@ from pathlib import Path
 
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
-from covey.config.load import ResolvedConfig, flatten, resolved
+from covey.config.load import ResolvedConfig, flatten, resolved_values
 from covey.config.methods import METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
 from covey.config.python_objects import ModelObject
 from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit
@@ -34,7 +34,7 @@ from covey.system.parent import tell_run_folder
 from covey.system.processes import (
     environment_rank,
     is_rank_zero,
-    joined,
+    join_processes,
     on_rank_zero,
     peers_lost,
     reported_by_another,
@@ -156,8 +156,8 @@ def run_together(
     verdict, whose exit code would otherwise make it start the job again. Raises CoveyError.
     """
     config = loaded.config
-    # ``joined`` does nothing for a single process; under torchrun it sets up the process group.
-    joining = joined(config.guards.stall_minutes, config.device)
+    # ``join_processes`` does nothing for a single process; under torchrun it sets up the process group.
+    joining = join_processes(config.guards.stall_minutes, config.device)
     # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
     with default_torch_modes(), joining:
         if overwrite:
@@ -245,7 +245,7 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
         title = f"{config.output.name} ({config.method})"
         console.begin(title, config.train.steps, run.state.step, stops_early, left=run.seconds_left)
         console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
-        run.journal.track_by(config.tracker, dict(flatten(resolved(loaded))), run.state.step)
+        run.journal.track_by(config.tracker, dict(flatten(resolved_values(loaded))), run.state.step)
         with stop.listening(partial(_answer_stop, run)):
             return _train_and_finish(run, LOOPS[loop])
     finally:
@@ -284,7 +284,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)
                 run.supervisor.go_back_for(severe(findings), run.state.step)
-            run.journal.console.doing("writing the model")
+            run.journal.console.show_work("writing the model")
             with run.journal.clock("final"):
                 return finish_run(run, evaluations, again)
     # Everything up to the last complete step is saved; the message tells the user where.

@@ -43,7 +43,7 @@ def preferences(run: Run) -> StepBuilder:
         examples = [with_prompt_trained(e) for e in examples]
     asks = set(loss.needs)
     # KTO alone: answers to other prompts, numbered after the examples themselves.
-    others = mismatched(examples, run.learner.policy.context) if "reference_point" in asks else []
+    others = mismatch_answers(examples, run.learner.policy.context) if "reference_point" in asks else []
     if others and run.options.trains:
         for note in unpaired_notes(run.train_set, loss.all_settings):
             run.journal.say(note, "yellow")
@@ -57,7 +57,7 @@ def preferences(run: Run) -> StepBuilder:
             batch = given_batch([every[i] for i in unrelated])
             refs = torch.cat([sums[i] for i in unrelated])
             # Before the update and over the whole step, so that all micro-batches compare with one number.
-            point = float((summed(run.learner, batch) - refs).mean())
+            point = float((answer_log_probs(run.learner, batch) - refs).mean())
         batch = given_batch([every[i] for i in rows])
         reference = torch.cat([sums[i] for i in rows]) if sums else None
         tokens = float(batch.mask[0::2].sum()) / len(rows)
@@ -66,7 +66,7 @@ def preferences(run: Run) -> StepBuilder:
     return build_step
 
 
-def summed(learner: Learner[Policy], batch: Batch) -> Tensor:
+def answer_log_probs(learner: Learner[Policy], batch: Batch) -> Tensor:
     """Return (N,) log-probs of whole answers under the present policy."""
     return (learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)
 
@@ -185,7 +185,7 @@ def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object])
     return notes
 
 
-def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
+def mismatch_answers(examples: Sequence[Prompted], context: int) -> list[Prompted]:
     """Return each prompt with the answer to another: the one before it in the file, round the end.
 
     Answers that would not fit into the context are truncated.
@@ -229,11 +229,11 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     # The policy has moved, so the first model is loaded once more.
     elif complete < len(examples) and run.state.step:
         learner = _first_learner(run, path)
-    run.journal.console.doing("scoring the reference")
+    run.journal.console.show_work("scoring the reference")
     while complete < len(examples):
         run_on_all(run.safe_point)
         batch = given_batch(examples[complete : complete + SCORED_AT_ONCE])
-        sums = np.concatenate([sums, summed(learner, batch).numpy()])
+        sums = np.concatenate([sums, answer_log_probs(learner, batch).numpy()])
         complete = min(complete + SCORED_AT_ONCE, len(examples))
         on_rank_zero(partial(write_file, path, packed_sums(sums, digest.hexdigest())))
     return list(torch.from_numpy(sums).split(counts))

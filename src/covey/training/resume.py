@@ -111,8 +111,8 @@ def _rewind(run: Run, logged: LogState) -> None:
     """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
     folder = run.journal.folder
     step = run.state.step
-    complaints = folder.damaged(logged, step)
-    run.journal.console.doing("checking the rollout log")
+    complaints = folder.damaged_streams(logged, step)
+    run.journal.console.show_work("checking the rollout log")
     complaints += folder.damaged_rollouts(logged, step, every=run.options.strict)
     if complaints and run.options.strict:
         raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")

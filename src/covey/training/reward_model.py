@@ -19,7 +19,7 @@ from covey.models.load import load_policy, pick_device, source_of, with_precisio
 from covey.models.logprobs import TokenScores
 from covey.models.model_objects import adapter_of, checked_model, is_classifier
 from covey.models.policy import Policy
-from covey.models.pretrained import pretrained, pretrained_tokenizer
+from covey.models.pretrained import load_pretrained, pretrained_tokenizer
 from covey.models.reward_model import (
     CLASSES,
     SEPARATOR,
@@ -69,7 +69,7 @@ class RewardObjective:
         values = micro.packed.unpack(scores.logprobs)[has_value]
         if self.of_pairs is None:
             labels = micro.rows.advantages.to(values.device)[has_value]
-            return self._judged(values, labels, micro.totals.tokens)
+            return self._answer_loss(values, labels, micro.totals.tokens)
         # An example is a group of two, chosen first, and groups stay whole in a micro-batch.
         chosen = values[0::2]
         rejected = values[1::2]
@@ -82,9 +82,9 @@ class RewardObjective:
             "reward_model/chosen": chosen,
             "reward_model/rejected": rejected,
         }
-        return self._seen(losses.sum() / count, metrics, count)
+        return self._with_means(losses.sum() / count, metrics, count)
 
-    def _judged(self, values: Tensor, labels: Tensor, count: int) -> tuple[Tensor, MetricParts]:
+    def _answer_loss(self, values: Tensor, labels: Tensor, count: int) -> tuple[Tensor, MetricParts]:
         good = labels > 0
         # Cross-entropy: -log sig(v) of good ones, -log sig(-v) of bad ones.
         losses = -log_sigmoid(torch.where(good, values, -values))
@@ -93,9 +93,11 @@ class RewardObjective:
             "reward_model/mean": values,
             "reward_model/good": good.float(),
         }
-        return self._seen(losses.sum() / count, statistics, count)
+        return self._with_means(losses.sum() / count, statistics, count)
 
-    def _seen(self, loss: Tensor, statistics: dict[str, Tensor], count: int) -> tuple[Tensor, MetricParts]:
+    def _with_means(
+        self, loss: Tensor, statistics: dict[str, Tensor], count: int
+    ) -> tuple[Tensor, MetricParts]:
         means = {name: float(v.detach().sum()) / count for name, v in statistics.items()}
         return loss, {"loss": float(loss.detach()), **means}
 
@@ -104,18 +106,18 @@ def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges
     """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
     config = loaded.config
     if isinstance(config.model, ModelObject) and is_classifier(checked_model(config.model)[0]):
-        return _given(config.model, kind, loaded)
+        return _wrap_object(config.model, kind, loaded)
     if isinstance(config.model, str) and config.model != "tiny":
         source = source_of(config.model, loaded.folder)
         if is_reward_model(Path(source)):
-            return _continued(source, kind, loaded)
+            return _load_trained(source, kind, loaded)
     model = with_head(load_policy(loaded, texts), kind)
     if config.train.recompute_layers and model.decoder is not None:
         model.decoder.recompute = True
     return model
 
 
-def _given(policy_object: ModelObject, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+def _wrap_object(policy_object: ModelObject, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
     model, tokenizer = checked_model(policy_object)
     if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
         raise ConfigError(
@@ -126,8 +128,8 @@ def _given(policy_object: ModelObject, kind: Judges, loaded: ResolvedConfig) -> 
     return with_precision(judge, loaded.config)
 
 
-def _continued(source: str, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
-    model = pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
+def _load_trained(source: str, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+    model = load_pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
     if model.config.num_labels not in CLASSES[kind].outputs:
         raise ConfigError(f"model: {source} returns {model.config.num_labels} numbers, which is not a {kind}")
     model.to(pick_device(loaded.config.device))

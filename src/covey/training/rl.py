@@ -38,7 +38,7 @@ def train(run: Run) -> None:
             run.begin_step()
             with journal.clock("rollout"):
                 rollout = next(rollouts)
-            journal.console.doing("updating")
+            journal.console.show_work("updating")
             with journal.clock("prepare"):
                 batch = prepare(run, rollout.groups, old)
             with journal.clock("update"):

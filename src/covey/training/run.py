@@ -91,7 +91,7 @@ class Run:
     def on_sample(self, count: int, total: int, what: str = "sampling") -> None:
         """Report progress of sampling."""
         self.safe_point()
-        self.journal.console.sampling(count, total, what)
+        self.journal.console.show_sampling(count, total, what)
 
     def rollouts(
         self, rollout: Rollout | None = None, algorithm: Algorithm | None = None
@@ -177,10 +177,10 @@ class Run:
         """Commit a checkpoint of the current step. Raises GuardStop or OutOfRoom."""
         journal = self.journal
         train = self.loaded.config.train
-        journal.console.doing("saving")
+        journal.console.show_work("saving")
         self.state = replace(self.state, seconds=journal.clock.total())
         with journal.clock("save"):
             faults = self.options.faults
             save_checkpoint(journal.folder, self.learner, self.critic, self.state, train.keep, faults)
         self.progress.checkpoint()
-        self.options.observer.saved(checkpoint_at(journal.folder.path, self.state.step))
+        self.options.observer.checkpoint_written(checkpoint_at(journal.folder.path, self.state.step))

@@ -29,7 +29,7 @@ def select(loaded: ResolvedConfig, console: RunConsole) -> Problem:
     """
     config = loaded.config
     corpus, labelled = _corpus_and_labelled(loaded)
-    texts, labels = _labelled(labelled, config.data)
+    texts, labels = _labelled_texts(labelled, config.data)
     judged = list(_left_out(texts, labels))
     chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
     console.say(
@@ -67,7 +67,7 @@ def _corpus_and_labelled(loaded: ResolvedConfig) -> tuple[list[ExampleRow], list
     return corpus, [row for part in labelled for row in part]
 
 
-def _labelled(rows: Sequence[ExampleRow], data: Data) -> tuple[list[str], list[float]]:
+def _labelled_texts(rows: Sequence[ExampleRow], data: Data) -> tuple[list[str], list[float]]:
     """Return the texts of the labelled lines and their labels. Raises DataError if they teach nothing."""
     texts = [text_of_row(row, data, "data.examples") for row in rows]
     labels = [_label(row) for row in rows]

@@ -97,7 +97,7 @@ def _field(default: object) -> Any:
     return field(default=default)
 
 
-def _made(name: str, rows: Fields, base: type = Arguments) -> Any:
+def _make_dataclass(name: str, rows: Fields, base: type = Arguments) -> Any:
     """Return a dataclass with a table's fields, so that argument parsers find types and defaults."""
     lines = [
         (name, reduce(or_, (KINDS[part] for part in kind.split(" | "))), _field(default))
@@ -109,11 +109,11 @@ def _made(name: str, rows: Fields, base: type = Arguments) -> Any:
     return config_class
 
 
-GRPOConfig = _made("GRPOConfig", all_fields("GRPOConfig"))
-RLOOConfig = _made("RLOOConfig", all_fields("RLOOConfig"))
-SFTConfig = _made("SFTConfig", all_fields("SFTConfig"))
-DPOConfig = _made("DPOConfig", all_fields("DPOConfig"))
-KTOConfig = _made("KTOConfig", all_fields("KTOConfig"))
-RewardConfig = _made("RewardConfig", all_fields("RewardConfig"))
-ScriptArguments = _made("ScriptArguments", trl_table("ScriptArguments"), object)
-ModelConfig = _made("ModelConfig", trl_table("ModelConfig"), object)
+GRPOConfig = _make_dataclass("GRPOConfig", all_fields("GRPOConfig"))
+RLOOConfig = _make_dataclass("RLOOConfig", all_fields("RLOOConfig"))
+SFTConfig = _make_dataclass("SFTConfig", all_fields("SFTConfig"))
+DPOConfig = _make_dataclass("DPOConfig", all_fields("DPOConfig"))
+KTOConfig = _make_dataclass("KTOConfig", all_fields("KTOConfig"))
+RewardConfig = _make_dataclass("RewardConfig", all_fields("RewardConfig"))
+ScriptArguments = _make_dataclass("ScriptArguments", trl_table("ScriptArguments"), object)
+ModelConfig = _make_dataclass("ModelConfig", trl_table("ModelConfig"), object)

@@ -28,19 +28,19 @@ class Meaning(NamedTuple):
     """Whether a run that gives the field says so, because something differs."""
 
 
-def _setting(**names: str) -> dict[str, Meaning]:
+def _as_setting(**names: str) -> dict[str, Meaning]:
     return {name: Meaning("setting", key) for name, key in names.items()}
 
 
-def _read(names: str, text: str, note: bool = False) -> dict[str, Meaning]:
+def _as_read(names: str, text: str, note: bool = False) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), Meaning("read", text, note))
 
 
-def _inert(names: str, why: str) -> dict[str, Meaning]:
+def _as_inert(names: str, why: str) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), Meaning("no effect", f"no effect: {why}", note=True))
 
 
-def _refused(names: str, why: str) -> dict[str, Meaning]:
+def _as_refused(names: str, why: str) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), Meaning("refused", why))
 
 
@@ -61,68 +61,74 @@ def _of_files(names: Iterable[str]) -> dict[str, Meaning]:
 
 _BATCHES = "size and number of batches"
 SHARED: Mapping[str, Meaning] = {
-    **_setting(output_dir="output", seed="seed", learning_rate="train.lr", max_grad_norm="train.grad_clip"),
-    **_setting(lr_scheduler_type="train.schedule", optim="train.optimizer", report_to="tracker"),
-    **_setting(adam_beta1="train.betas", adam_beta2="train.betas", bf16="dtype", use_cpu="device"),
-    **_setting(
+    **_as_setting(
+        output_dir="output", seed="seed", learning_rate="train.lr", max_grad_norm="train.grad_clip"
+    ),
+    **_as_setting(lr_scheduler_type="train.schedule", optim="train.optimizer", report_to="tracker"),
+    **_as_setting(adam_beta1="train.betas", adam_beta2="train.betas", bf16="dtype", use_cpu="device"),
+    **_as_setting(
         save_total_limit="train.keep", save_steps="train.save_every", save_strategy="train.save_every"
     ),
-    **_read(
+    **_as_read(
         "warmup_steps warmup_ratio",
         "train.warmup_steps: the first step has the rate lr / N, where TRL's has 0",
         note=True,
     ),
-    **_read(
+    **_as_read(
         "weight_decay",
         "train.weight_decay: it decays every weight, where TRL spares biases and norms",
         note=True,
     ),
-    **_read("per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps", _BATCHES),
-    **_read("train_sampling_strategy", "the order of the rows"),
-    **_read("logging_strategy logging_steps logging_first_step", "how often callbacks and `state` get a log"),
-    **_read("eval_strategy eval_steps eval_on_start eval_delay", "when `evaluate` is called"),
-    **_read("disable_tqdm", "silences the console"),
-    **_read("model_init_kwargs", "how a model is loaded by name"),
-    **_read("hub_model_id hub_token hub_private_repo", "for push_to_hub()"),
-    **_read("push_to_hub", "nothing is uploaded during training; call trainer.push_to_hub()", note=True),
-    **_inert(
+    **_as_read(
+        "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps", _BATCHES
+    ),
+    **_as_read("train_sampling_strategy", "the order of the rows"),
+    **_as_read(
+        "logging_strategy logging_steps logging_first_step", "how often callbacks and `state` get a log"
+    ),
+    **_as_read("eval_strategy eval_steps eval_on_start eval_delay", "when `evaluate` is called"),
+    **_as_read("disable_tqdm", "silences the console"),
+    **_as_read("model_init_kwargs", "how a model is loaded by name"),
+    **_as_read("hub_model_id hub_token hub_private_repo", "for push_to_hub()"),
+    **_as_read("push_to_hub", "nothing is uploaded during training; call trainer.push_to_hub()", note=True),
+    **_as_inert(
         "per_device_eval_batch_size prediction_loss_only eval_do_concat_batches eval_use_gather_object "
         "eval_accumulation_steps batch_eval_metrics bf16_full_eval do_train do_eval do_predict",
         "all rows are evaluated, as memory allows",
     ),
-    **_inert("gradient_checkpointing activation_checkpointing", "it changes memory only"),
-    **_inert("metric_for_best_model greater_is_better", "the last model is kept"),
-    **_inert("hub_strategy hub_always_push hub_revision", "nothing is uploaded during training"),
-    **_inert("accelerator_config", "there is no data loader"),
-    **_inert("resume_from_checkpoint", "give it to train()"),
-    **_inert("tf32 cast_lm_head_to_fp32", "log-probs are computed in float32"),
-    **_inert("dataset_num_proc activation_offloading", "it changes speed and memory only"),
-    **_inert("router_aux_loss_coef", "a router has no auxiliary loss here"),
-    **_inert("disable_dropout", "models are trained without dropout"),
-    **_inert("padding_free pad_to_multiple_of", "rows are never padded"),
-    **_inert("label_names include_for_metrics", "the columns of each trainer are known"),
-    **_inert("dataloader_drop_last", "a step always has as many rows as it asks for"),
-    **_refused("trust_remote_code", "models are loaded without code of their own"),
-    **_refused("load_best_model_at_end", "the last model is kept"),
-    **_refused("fp16_full_eval", "numbers are float32 or bfloat16"),
+    **_as_inert("gradient_checkpointing activation_checkpointing", "it changes memory only"),
+    **_as_inert("metric_for_best_model greater_is_better", "the last model is kept"),
+    **_as_inert("hub_strategy hub_always_push hub_revision", "nothing is uploaded during training"),
+    **_as_inert("accelerator_config", "there is no data loader"),
+    **_as_inert("resume_from_checkpoint", "give it to train()"),
+    **_as_inert("tf32 cast_lm_head_to_fp32", "log-probs are computed in float32"),
+    **_as_inert("dataset_num_proc activation_offloading", "it changes speed and memory only"),
+    **_as_inert("router_aux_loss_coef", "a router has no auxiliary loss here"),
+    **_as_inert("disable_dropout", "models are trained without dropout"),
+    **_as_inert("padding_free pad_to_multiple_of", "rows are never padded"),
+    **_as_inert("label_names include_for_metrics", "the columns of each trainer are known"),
+    **_as_inert("dataloader_drop_last", "a step always has as many rows as it asks for"),
+    **_as_refused("trust_remote_code", "models are loaded without code of their own"),
+    **_as_refused("load_best_model_at_end", "the last model is kept"),
+    **_as_refused("fp16_full_eval", "numbers are float32 or bfloat16"),
 }
 SAMPLING: Mapping[str, Meaning] = {
-    **_read("num_generations steps_per_generation generation_batch_size num_iterations", _BATCHES),
-    **_read("reward_weights", "the weights of the rewards"),
-    **_read("num_generations_eval", "completions of a prompt that `evaluate` samples"),
-    **_read("shuffle_dataset", "the order of the rows"),
-    **_read("generation_kwargs", "temperature, top_p and top_k"),
-    **_read(
+    **_as_read("num_generations steps_per_generation generation_batch_size num_iterations", _BATCHES),
+    **_as_read("reward_weights", "the weights of the rewards"),
+    **_as_read("num_generations_eval", "completions of a prompt that `evaluate` samples"),
+    **_as_read("shuffle_dataset", "the order of the rows"),
+    **_as_read("generation_kwargs", "temperature, top_p and top_k"),
+    **_as_read(
         "use_vllm vllm_server_base_url vllm_importance_sampling_correction vllm_importance_sampling_mode "
         "vllm_importance_sampling_clip_min vllm_importance_sampling_clip_max",
         "rollout.sampler and algorithm.correction",
     ),
-    **_read(
+    **_as_read(
         "top_entropy_quantile",
         "algorithm.select_tokens, a fraction of the whole update (TRL's is of each micro-batch)",
         note=True,
     ),
-    **_inert("ds3_gather_for_generation", "the engine fits itself to model and memory"),
+    **_as_inert("ds3_gather_for_generation", "the engine fits itself to model and memory"),
 }
 TRUNCATED = "longer rows are truncated"
 READING = "how rows are read"
@@ -135,49 +141,51 @@ OWN: Mapping[str, Mapping[str, Meaning]] = {
              "ref_model_mixup_alpha", "normalize_advantages"),
             Meaning("setting", "algorithm"),
         ),
-        **_refused("reward_clip_range", "clip within the reward function"),
+        **_as_refused("reward_clip_range", "clip within the reward function"),
     },
     "SFTConfig": {
-        **_read("max_length truncation_mode", TRUNCATED),
-        **_read("dataset_text_field dataset_kwargs chat_template_path eos_token pad_token", READING),
-        **_read("completion_only_loss assistant_only_loss", "which tokens are trained"),
-        **_read("loss_type", "nll"),
-        **_read(
+        **_as_read("max_length truncation_mode", TRUNCATED),
+        **_as_read("dataset_text_field dataset_kwargs chat_template_path eos_token pad_token", READING),
+        **_as_read("completion_only_loss assistant_only_loss", "which tokens are trained"),
+        **_as_read("loss_type", "nll"),
+        **_as_read(
             "packing packing_strategy",
             "rows are never padded, so packing changes no loss; a step has as many rows as its packed "
             "sequences would hold on average",
             note=True,
         ),
-        **_inert("eval_packing", "all rows are evaluated"),
-        **_inert("shuffle_dataset", "rows are shuffled in every epoch, as in TRL"),
+        **_as_inert("eval_packing", "all rows are evaluated"),
+        **_as_inert("shuffle_dataset", "rows are shuffled in every epoch, as in TRL"),
     },
     "DPOConfig": {
-        **_read("max_length truncation_mode", TRUNCATED),
-        **_read("pad_token", "how rows are read"),
-        **_setting(beta="loss.beta", loss_type="method"),
-        **_read("label_smoothing", "loss.label_smoothing of robust and exo_pair; no other loss has it", True),
-        **_inert("precompute_ref_log_probs precompute_ref_batch_size", "they are always precomputed"),
-        **_setting(discopop_tau="loss.tau", f_divergence_type="loss.divergence"),
-        **_setting(f_alpha_divergence_coef="loss.alpha"),
-        **_read("loss_weights", "the weights of method mpo"),
-        **_inert("ref_model_mixup_alpha ref_model_sync_steps", "the reference of a preference loss stays"),
-        **_refused("ld_alpha", "every token of an answer counts alike"),
-        **_refused("use_weighting", "pairs count alike"),
-        **_refused("sync_ref_model", "the reference of a preference loss stays"),
+        **_as_read("max_length truncation_mode", TRUNCATED),
+        **_as_read("pad_token", "how rows are read"),
+        **_as_setting(beta="loss.beta", loss_type="method"),
+        **_as_read(
+            "label_smoothing", "loss.label_smoothing of robust and exo_pair; no other loss has it", note=True
+        ),
+        **_as_inert("precompute_ref_log_probs precompute_ref_batch_size", "they are always precomputed"),
+        **_as_setting(discopop_tau="loss.tau", f_divergence_type="loss.divergence"),
+        **_as_setting(f_alpha_divergence_coef="loss.alpha"),
+        **_as_read("loss_weights", "the weights of method mpo"),
+        **_as_inert("ref_model_mixup_alpha ref_model_sync_steps", "the reference of a preference loss stays"),
+        **_as_refused("ld_alpha", "every token of an answer counts alike"),
+        **_as_refused("use_weighting", "pairs count alike"),
+        **_as_refused("sync_ref_model", "the reference of a preference loss stays"),
     },
     "KTOConfig": {
-        **_read("max_length", TRUNCATED),
-        **_setting(beta="loss.beta", desirable_weight="loss.desirable_weight"),
-        **_setting(undesirable_weight="loss.undesirable_weight"),
-        **_inert("precompute_ref_log_probs precompute_ref_batch_size", "they are always precomputed"),
-        **_inert("ref_model_mixup_alpha ref_model_sync_steps", "the reference of a preference loss stays"),
-        **_read("loss_type", "the method"),
-        **_refused("sync_ref_model", "the reference of a preference loss stays"),
+        **_as_read("max_length", TRUNCATED),
+        **_as_setting(beta="loss.beta", desirable_weight="loss.desirable_weight"),
+        **_as_setting(undesirable_weight="loss.undesirable_weight"),
+        **_as_inert("precompute_ref_log_probs precompute_ref_batch_size", "they are always precomputed"),
+        **_as_inert("ref_model_mixup_alpha ref_model_sync_steps", "the reference of a preference loss stays"),
+        **_as_read("loss_type", "the method"),
+        **_as_refused("sync_ref_model", "the reference of a preference loss stays"),
     },
     "RewardConfig": {
-        **_read("max_length", "longer rows are left out"),
-        **_read("chat_template_path eos_token pad_token", "how rows are read"),
-        **_setting(center_rewards_coefficient="loss.center"),
+        **_as_read("max_length", "longer rows are left out"),
+        **_as_read("chat_template_path eos_token pad_token", "how rows are read"),
+        **_as_setting(center_rewards_coefficient="loss.center"),
     },
 }  # fmt: skip
 """Config -> the meanings of fields that no other config has, or that differ from SHARED."""

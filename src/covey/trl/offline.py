@@ -14,7 +14,7 @@ from covey.trl.configs import Arguments, DPOConfig, KTOConfig, RewardConfig, SFT
 from covey.trl.meanings import Refused
 from covey.trl.models import frozen_copy, reward_model_of, writer
 from covey.trl.predictions import Labels, batch_by_batch, predictions, read_by
-from covey.trl.rows import Row, RowReader, covey_row, like, listed
+from covey.trl.rows import Row, RowReader, covey_row, like, list_rows
 from covey.trl.settings import Schedule
 from covey.trl.trainer import BASES, Trainer
 
@@ -49,7 +49,7 @@ class GivenTrainer(Trainer):
 
     def _load(self, model: Any, tokenizer: Any, rows: Any) -> tuple[Any, PreTrainedTokenizerBase]:
         def texts() -> Iterator[str]:
-            return _texts(listed(rows, "train_dataset", 1000))
+            return _texts(list_rows(rows, "train_dataset", 1000))
 
         model_object, words = writer(model, tokenizer, self.args, texts)
         if getattr(self.args, "pad_token", None):
@@ -57,8 +57,10 @@ class GivenTrainer(Trainer):
         self.reader = RowReader(words, self.args)
         return model_object, words
 
-    def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
-        readable = [self._read(part) for row in listed(rows, what, most) for part in self._rows_of(row)]
+    def _prepare_rows(self, rows: Any, what: str, most: int | None = None) -> Any:
+        readable = [
+            self._read_row(part) for row in list_rows(rows, what, most) for part in self._rows_of(row)
+        ]
         shortened = [self.form.cut(row, self.args) for row in readable]
         usable = [row for row in shortened if row is not None]
         if readable and not usable:
@@ -69,7 +71,7 @@ class GivenTrainer(Trainer):
         """Return the rows that a given row becomes."""
         return [row]
 
-    def _read(self, row: Row) -> Row:
+    def _read_row(self, row: Row) -> Row:
         return row if self.form.prepared_by in row else self.form.read(self.reader, row)
 
     def _data(self, prepared: Sequence[Row]) -> list[Row]:
@@ -87,10 +89,10 @@ class GivenTrainer(Trainer):
         self._computed = self.compute_metrics(predictions(self.model, read, labels))
         return {**self._computed, **metrics}
 
-    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _rename_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         # What a user's function returns keeps its names.
         computed = {name: metrics[name] for name in self._computed if name in metrics}
-        return {**computed, **super()._named(metrics)}
+        return {**computed, **super()._rename_metrics(metrics)}
 
 
 def _texts(rows: Sequence[Row]) -> Iterator[str]:
@@ -115,15 +117,15 @@ class SFTTrainer(GivenTrainer):
         self.formatting_func = formatting_func
         super().__init__(model, args, **others)
 
-    def _prepared(self, rows: Any, what: str, most: int | None = None) -> Any:
+    def _prepare_rows(self, rows: Any, what: str, most: int | None = None) -> Any:
         if (getattr(rows, "format", None) or {}).get("type") == "custom":
             raise Refused(
                 f"{what}: Dataset.with_transform() is applied whenever a row is read, but rows are read once "
                 "here, with skip_prepare_dataset too. Use map(), which gives trainer-ready rows"
             )
-        return super()._prepared(rows, what, most)
+        return super()._prepare_rows(rows, what, most)
 
-    def _read(self, row: Row) -> Row:
+    def _read_row(self, row: Row) -> Row:
         ready = (self.args.dataset_kwargs or {}).get("skip_prepare_dataset")
         masked = {"assistant_masks", "completion_mask"} & set(row)
         if ready and masked and row.get("labels") is None:
@@ -133,7 +135,7 @@ class SFTTrainer(GivenTrainer):
             )
         if self.formatting_func is not None:
             row = {self.args.dataset_text_field: self.formatting_func(row)}
-        return super()._read(row)
+        return super()._read_row(row)
 
     def _schedule(self, prepared: Sequence[Row]) -> Schedule:
         tokens = sum(len(row.get("input_ids", ())) for row in prepared)
@@ -182,8 +184,8 @@ class DPOTrainer(GivenTrainer):
             )
         return super()._measure(prepared)
 
-    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        named = super()._named(metrics)
+    def _rename_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        named = super()._rename_metrics(metrics)
         # TRL's rewards are log-ratios times beta.
         of_beta = ("rewards/margins", "rewards/chosen", "rewards/rejected")
         return {name: value * self.args.beta if name in of_beta else value for name, value in named.items()}

@@ -33,7 +33,7 @@ def is_stream(rows: object) -> bool:
     return isinstance(rows, Iterable) and not hasattr(rows, "__len__")
 
 
-def listed(rows: object, what: str, most: int | None = None) -> list[Row]:
+def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
     """Return rows as a list, at most ``most`` of a stream. Raises Refused for an endless stream."""
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise Refused(f"{what}: give a table of rows, not {type(rows).__name__}")
@@ -103,7 +103,7 @@ class RowReader:
         )
         return list(rendered["input_ids"])
 
-    def ended(self, text: str) -> str:
+    def with_end(self, text: str) -> str:
         """Return a text with the end of sequence behind it."""
         return text if not self.end or text.endswith(self.end) else text + self.end
 
@@ -116,7 +116,7 @@ class RowReader:
         """
         if isinstance(prompt, str):
             before = self.ids(prompt)
-            whole = [self.ids(self.ended(prompt + answer)) for answer in texts]
+            whole = [self.ids(self.with_end(prompt + answer)) for answer in texts]
         else:
             before = self.chat(prompt, row, begin=True)
             whole = [self.chat([*prompt, *answer], row) for answer in texts]
@@ -166,7 +166,7 @@ def language_row(reader: RowReader, row: Row) -> Row:
     """Return an SFT row's ids and labels: a text, a conversation, a prompt with its completion, or ids."""
     args = reader.args
     if "input_ids" in row:
-        return _pretokenized(row)
+        return _read_pretokenized(row)
     messages = row.get("messages") or row.get("conversations")
     if messages is not None:
         return (
@@ -189,7 +189,7 @@ def language_row(reader: RowReader, row: Row) -> Row:
             f"train_dataset: a row has {', '.join(row)}, but SFT reads `{args.dataset_text_field}`, "
             "`messages`, `prompt` with `completion`, or `input_ids`"
         )
-    return _all_trained(reader.ids(reader.ended(text)))
+    return _all_trained(reader.ids(reader.with_end(text)))
 
 
 def _assistants(reader: RowReader, before: Sequence[Any], messages: Sequence[Any], row: Row) -> Row:
@@ -222,7 +222,7 @@ def _all_trained(ids: list[int]) -> Row:
     return {"input_ids": ids, "labels": list(ids)}
 
 
-def _pretokenized(row: Row) -> Row:
+def _read_pretokenized(row: Row) -> Row:
     """Return a row of ids, with its labels or the labels that its masks leave."""
     ids = list(row["input_ids"])
     if row.get("labels") is not None:
@@ -237,13 +237,13 @@ def _pretokenized(row: Row) -> Row:
 
 def cut_language(row: Row, args: Arguments) -> Row | None:
     """Return a row of at most ``max_length`` tokens; None if no trained token is left."""
-    span = _kept(args)
+    span = _kept_slice(args)
     shortened = {"input_ids": row["input_ids"][span], "labels": row["labels"][span]}
     # The first token is predicted by nothing.
     return shortened if any(label != UNTRAINED for label in shortened["labels"][1:]) else None
 
 
-def _kept(args: Arguments) -> slice:
+def _kept_slice(args: Arguments) -> slice:
     max_length = args.max_length
     if max_length is None:
         return slice(None)
@@ -329,7 +329,7 @@ def scored_row(reader: RowReader, row: Row) -> Row:
         if answer is None:
             raise Refused(f"train_dataset: a row has {', '.join(row)}, but pairs are `chosen` and `rejected`")
         if isinstance(answer, str):
-            ids[f"{name}_ids"] = reader.ids(reader.ended((prompt or "") + answer))
+            ids[f"{name}_ids"] = reader.ids(reader.with_end((prompt or "") + answer))
         else:
             ids[f"{name}_ids"] = reader.chat([*(prompt or ()), *answer], row)
     return ids

@@ -11,7 +11,7 @@ from covey.trl.configs import Arguments, GRPOConfig, RLOOConfig
 from covey.trl.meanings import Refused
 from covey.trl.models import frozen_copy, writer
 from covey.trl.rewards import mark_verdict, reward_entries
-from covey.trl.rows import Row, listed
+from covey.trl.rows import Row, list_rows
 from covey.trl.trainer import BASES, LOGGER, Trainer
 from covey_verify.extract import message_texts
 from covey_verify.usercode import name_of
@@ -82,9 +82,9 @@ class GRPOTrainer(Trainer):
         self._about_rewards = mark_verdict(self.rewards, columns)
 
     def _load(self, model: object, tokenizer: object, rows: object) -> tuple[Any, Any]:
-        return writer(model, tokenizer, self.args, lambda: _prompts(listed(rows, "train_dataset", 1000)))
+        return writer(model, tokenizer, self.args, lambda: _prompts(list_rows(rows, "train_dataset", 1000)))
 
-    def _prepared(self, rows: object, what: str, *_: object) -> Any:
+    def _prepare_rows(self, rows: object, what: str, *_: object) -> Any:
         if isinstance(rows, Mapping):
             raise Refused(f"{what}: this is a mapping of tables; give one of them")
         return rows
@@ -128,14 +128,14 @@ class GRPOTrainer(Trainer):
         schedule = self._schedule([])
         return [{"prompt": [{"role": "user", "content": ""}]} for _ in range(schedule.steps * schedule.rows)]
 
-    def _measuring(self) -> dict[str, object]:
+    def _settings_to_measure(self) -> dict[str, object]:
         group = self.args.num_generations_eval or self.args.num_generations
-        settings = {**super()._measuring(), "rollout.group_size": group}
+        settings = {**super()._settings_to_measure(), "rollout.group_size": group}
         # A completion without siblings has no advantage; the loss is 0 then, whatever the algorithm.
         return {**settings, "algorithm": "reinforce"} if group == 1 else settings
 
-    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        named = super()._named(metrics)
+    def _rename_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        named = super()._rename_metrics(metrics)
         for entry in self.rewards:
             for settings in entry.values():
                 name = settings["name"]

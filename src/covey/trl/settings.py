@@ -153,7 +153,7 @@ def _warmup(args: Arguments, schedule: Schedule) -> int:
     return math.ceil(warmup * schedule.steps if warmup < 1 else warmup / schedule.updates)
 
 
-def sampling(args: Arguments, schedule: Schedule) -> dict[str, object]:
+def sampling_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return the settings of trainers that sample. Raises Refused."""
     words = dict(args.generation_kwargs or {})
     distribution = {name: words.pop(name, getattr(args, name)) for name in ("temperature", "top_p", "top_k")}
@@ -345,15 +345,15 @@ SCHEDULES: Mapping[str, Callable[[Arguments, int], Schedule]] = {
 }
 
 
-def _sampled(
+def _with_algorithm(
     algorithm: Callable[[Arguments], dict[str, object]], args: Arguments, schedule: Schedule
 ) -> dict[str, object]:
-    return {**sampling(args, schedule), "algorithm": algorithm(args)}
+    return {**sampling_settings(args, schedule), "algorithm": algorithm(args)}
 
 
 SETTINGS: Mapping[str, Settings] = {
-    "GRPOConfig": partial(_sampled, grpo_algorithm),
-    "RLOOConfig": partial(_sampled, rloo_algorithm),
+    "GRPOConfig": partial(_with_algorithm, grpo_algorithm),
+    "RLOOConfig": partial(_with_algorithm, rloo_algorithm),
     "SFTConfig": sft_settings,
     "DPOConfig": dpo_settings,
     "KTOConfig": kto_settings,

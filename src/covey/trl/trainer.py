@@ -34,7 +34,7 @@ from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.measure import measure
 from covey.trl.models import with_adapters
-from covey.trl.rows import Row, in_order, is_stream, listed
+from covey.trl.rows import Row, in_order, is_stream, list_rows
 from covey.trl.script_objects import Printer, TrainOutput
 from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, config_notes, enum_value
 
@@ -79,15 +79,15 @@ class Trainer(Observer):
             raise Refused("`train_dataset` is required")
         self.streamed = is_stream(train_dataset)
         if self.streamed:  # it is read once, from its start, as far as the run's steps need
-            train_dataset = listed(train_dataset, "train_dataset", self._most())
+            train_dataset = list_rows(train_dataset, "train_dataset", self._most())
         self.reference: object = None
         """The frozen model that preferences are compared with, if it is not the model as the run begins."""
         self.aux_loss_enabled = False
         self.model, self.processing_class = self._load(model, processing_class, train_dataset)
         if peft_config is not None:
             self.model = with_adapters(self.model, peft_config)
-        self.train_dataset = self._prepared(train_dataset, "train_dataset", self._most())
-        self.eval_dataset = self._prepared_each(eval_dataset)
+        self.train_dataset = self._prepare_rows(train_dataset, "train_dataset", self._most())
+        self.eval_dataset = self._prepare_each(eval_dataset)
         self.result: Result | None = None
         """covey's result of the run; None before `train`, and if a guard stopped it."""
         self.control = TrainerControl()
@@ -109,7 +109,7 @@ class Trainer(Observer):
         """Return the model and its tokenizer."""
         raise NotImplementedError
 
-    def _prepared(self, rows: object, what: str, most: int | None = None) -> Any:
+    def _prepare_rows(self, rows: object, what: str, most: int | None = None) -> Any:
         """Return rows as the trainer reads them."""
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class Trainer(Observer):
         self._keep_reference()
         self._stopped = ""
         began = time.monotonic()
-        start = self._start(settings, self._ordered(rows))
+        start = self._start(settings, self._order_rows(rows))
         quiet = bool(self.args.disable_tqdm)
         try:
             self.result = run_start(start, quiet=quiet, overwrite=not resumes, observer=self)
@@ -172,13 +172,13 @@ class Trainer(Observer):
         metrics: dict[str, float] = {}
         for name, rows in tables.items():
             prefix = f"{metric_key_prefix}_{name}" if name else metric_key_prefix
-            metrics |= self._evaluate(rows if ready else self._prepared(rows, "eval_dataset"), prefix)
+            metrics |= self._evaluate(rows if ready else self._prepare_rows(rows, "eval_dataset"), prefix)
         return metrics
 
     def _evaluate(self, rows: object, prefix: str) -> dict[str, float]:
         """Measure prepared rows, log the metrics under a prefix and return them."""
         began = time.monotonic()
-        values = self._named(self._measure(listed(rows, "eval_dataset")))
+        values = self._rename_metrics(self._measure(list_rows(rows, "eval_dataset")))
         values |= {"runtime": round(time.monotonic() - began, 3)}
         metrics = {f"{prefix}_{name}": value for name, value in values.items()}
         self.log(metrics)
@@ -286,15 +286,15 @@ class Trainer(Observer):
         schedule = self._schedule([])
         return schedule.rows * schedule.steps
 
-    def _prepared_each(self, rows: object) -> Any:
+    def _prepare_each(self, rows: object) -> Any:
         if rows is None:
             return None
         if isinstance(rows, Mapping):
-            return {name: self._prepared(table, f"eval_dataset[{name!r}]") for name, table in rows.items()}
-        return self._prepared(rows, "eval_dataset")
+            return {name: self._prepare_rows(part, f"eval_dataset[{name!r}]") for name, part in rows.items()}
+        return self._prepare_rows(rows, "eval_dataset")
 
     def _rows(self) -> list[Row]:
-        return listed(self.train_dataset, "train_dataset", self._most())
+        return list_rows(self.train_dataset, "train_dataset", self._most())
 
     def _keep_reference(self) -> None:
         """Copy the model before it moves, where the trainer will compare with it later."""
@@ -310,7 +310,7 @@ class Trainer(Observer):
     def _notes(self) -> list[str]:
         return []
 
-    def _ordered(self, rows: list[Row]) -> list[Row]:
+    def _order_rows(self, rows: list[Row]) -> list[Row]:
         """Return rows so that the run takes them as the config says. Raises Refused."""
         strategy = self.args.train_sampling_strategy
         if strategy not in ("random", "sequential"):
@@ -328,7 +328,7 @@ class Trainer(Observer):
 
     def _measure(self, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics of prepared rows, by covey's names."""
-        loaded = self._start(self._measuring(), rows).load()
+        loaded = self._start(self._settings_to_measure(), rows).load()
         with ExitStack() as around:
             if not self._running:  # within a run all of this is so already
                 around.enter_context(default_torch_modes())
@@ -336,7 +336,7 @@ class Trainer(Observer):
                 around.enter_context(restore_model_object(loaded.config.model))
             return measure(loaded, self.state.global_step)
 
-    def _measuring(self) -> dict[str, object]:
+    def _settings_to_measure(self) -> dict[str, object]:
         """Return the settings with which some rows are measured."""
         return {**self._settings(self._rows()), "tracker": None}
 
@@ -375,7 +375,7 @@ class Trainer(Observer):
         self.state.global_step = step * self.schedule.updates
         self._call("on_step_begin")
 
-    def saved(self, folder: Path) -> None:
+    def checkpoint_written(self, folder: Path) -> None:
         """Call on_save."""
         self._call("on_save", checkpoint=str(folder))
 
@@ -390,7 +390,7 @@ class Trainer(Observer):
         if ends:
             self._call("on_epoch_end")
         if self.control.should_log:
-            self.log(self._named(_means(self._unlogged)))
+            self.log(self._rename_metrics(_means(self._unlogged)))
             self._unlogged = []
         if self.control.should_evaluate:
             self.control.should_evaluate = False
@@ -402,7 +402,7 @@ class Trainer(Observer):
             self.control.should_training_stop, self.control.should_save and step < self.schedule.steps
         )
 
-    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _rename_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics that TRL has, by TRL's names."""
         return {name: metrics[ours] for ours, name in self.names.items() if ours in metrics}
 
@@ -419,7 +419,7 @@ class Trainer(Observer):
             "train_steps_per_second": round(steps / max(seconds, 1e-9), 3),
             "train_loss": loss,
         }
-        self.log({**self._named(_means(self._unlogged)), **metrics})
+        self.log({**self._rename_metrics(_means(self._unlogged)), **metrics})
         if self._stopped:
             metrics["stopped"] = self._stopped
         self._call("on_train_end")

@@ -278,7 +278,7 @@ def test_many_callers_at_once(server: str) -> None:
 def test_what_waits_is_bounded(policy: Policy) -> None:
     shared = SharedModel(copied(policy), 8, most_waiting=4)
     release = threading.Event()
-    held = shared.between(lambda: release.wait(20))
+    held = shared.queue_work(lambda: release.wait(20))
     time.sleep(0.1)
     first = shared.ask(lambda: asked(1)[0], 3, SamplingParams(3))
     with pytest.raises(TooBusy):
@@ -297,7 +297,7 @@ def test_work_between_passes_keeps_its_place(policy: Policy) -> None:
         seen.append(before.done())
         shared.version = 5
 
-    shared.between(later)
+    shared.queue_work(later)
     after = shared.ask(lambda: asked(1)[0], 3, SamplingParams(3))
     assert (before.result(20).version, after.result(20).version) == (0, 5)
     assert seen == [True]
@@ -316,7 +316,7 @@ def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: 
     lengths = [3, 7, 5]
     alone = [shared.ask(lambda: asked(1)[0], 3, SamplingParams(n)).result(20).completions for n in lengths]
     release = threading.Event()
-    shared.between(lambda: release.wait(20))
+    shared.queue_work(lambda: release.wait(20))
     waiting = [shared.ask(lambda: asked(1)[0], 3, SamplingParams(n)) for n in lengths]
     release.set()
     for mine, future in zip(alone, waiting, strict=True):
@@ -332,7 +332,7 @@ def test_thousands_of_short_waits_all_end(policy: Policy, monkeypatch: pytest.Mo
     monkeypatch.setattr("covey.cluster.serving.shared.GATHERING", 0)
     shared = SharedModel(policy, 8)
     for _ in range(30_000):
-        shared.between(lambda: None).result(20)
+        shared.queue_work(lambda: None).result(20)
     shared.close()
 
 

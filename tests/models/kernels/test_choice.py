@@ -154,7 +154,7 @@ def test_a_trial_is_made_once_and_in_silence(child: Path, capfd) -> None:
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files lie in memory on Linux only")
 def test_a_library_is_tried_and_loaded_from_no_disk(child: Path, tmp_path: Path) -> None:
     """Where /tmp and the cache are mounted noexec, nothing on them can be loaded."""
-    content, path = build._compiled("cc")
+    content, path = build._find_or_compile("cc")
     lines = (
         f'readlink "$COVEY_KERNELS" > {child}/place; cat "$COVEY_KERNELS" > {child}/tried; cat {child}/says'
     )
@@ -162,7 +162,7 @@ def test_a_library_is_tried_and_loaded_from_no_disk(child: Path, tmp_path: Path)
     assert build._trial_result(content, child / "kernels-x.so").works
     assert (child / "place").read_text().startswith("/memfd:")
     assert (child / "tried").read_bytes() == content
-    assert str(path.parent) not in build._loaded(content, path)._name
+    assert str(path.parent) not in build._load_library(content, path)._name
 
 
 def test_one_that_never_ends_is_a_problem_that_does_not_stay(child: Path, monkeypatch) -> None:

@@ -63,7 +63,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.setattr(build, "WHEEL", tmp_path)
     monkeypatch.setattr(build, "processor", lambda: "flags : fpu sse2")
     monkeypatch.setattr(build, "_trial_result", own.trial)
-    monkeypatch.setattr(build, "_loaded", lambda content, _: content)
+    monkeypatch.setattr(build, "_load_library", lambda content, _: content)
     yield own
     build.tested_kernels.cache_clear()
     build._version.cache_clear()
@@ -156,7 +156,7 @@ def test_a_library_is_named_by_what_is_in_it(machine: Machine, monkeypatch, made
     needs = {level.instructions: level.needs for level in LEVELS}
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(build, "processor", lambda: " ".join(needs[named] | {"amx_bf16"}))
-    monkeypatch.setattr(build, "_permitted", lambda loaded: loaded)
+    monkeypatch.setattr(build, "_permit_tiles", lambda loaded: loaded)
     machine.library()
     assert build.tested_kernels().instructions == named
 
@@ -172,7 +172,7 @@ def test_the_next_library_is_taken_where_this_process_may_not_load_one(
             raise OSError("the system does not let this process use AMX")
         return loaded
 
-    monkeypatch.setattr(build, "_permitted", permitted)
+    monkeypatch.setattr(build, "_permit_tiles", permitted)
     assert machine.library() == b"by gcc\n"
     assert "is not used: the system does not let this process use AMX" in capfd.readouterr().err
 

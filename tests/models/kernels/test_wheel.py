@@ -53,7 +53,7 @@ def test_a_processor_gets_the_best_that_its_flags_allow(wheel, monkeypatch, flag
 @linux
 def test_one_that_fails_its_trial_is_followed_by_the_next(wheel, monkeypatch) -> None:
     monkeypatch.setattr(build, "processor", lambda: f"flags : {ZEN4}")
-    monkeypatch.setattr(build, "_loaded", lambda content, _: content)
+    monkeypatch.setattr(build, "_load_library", lambda content, _: content)
 
     def tried(content: bytes, _: Path) -> Trial:
         return Trial(problem="" if content == b"x86-64-v3" else "illegal instruction")

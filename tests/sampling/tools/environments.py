@@ -149,7 +149,7 @@ def episode(box: Toolbox, problem: Problem = ROW, seed: int = 1) -> Episode:
 
 
 def said(box: Toolbox, own: Episode, name: str, **given: object) -> str:
-    (found,) = box.begin([ToolCall(name, given)], own.problem, own, box.allowance(box.waiting()))()
+    (found,) = box.begin([ToolCall(name, given)], own.problem, own, box.allowance(box.time_limit()))()
     return found
 
 

@@ -14,7 +14,7 @@ from covey.config.schema import Sandbox
 from covey.sampling.tools.reader import calls_in_text as calls_in
 from covey.sampling.tools.running import ERROR, Toolbox
 from covey.types import Problem
-from covey_verify.calls.arguments import Misfit, fitting
+from covey_verify.calls.arguments import Misfit, convert_value
 from covey_verify.calls.call import ToolCall
 
 FILE = '''
@@ -121,9 +121,9 @@ def test_a_row_that_tells_of_its_tools_is_held_to_what_it_says(box: Toolbox) -> 
 
 def test_other_keywords_are_the_tools_own_affair() -> None:
     schema = {"type": "string", "pattern": "(a+)+$", "minLength": 9, "x-mine": 1}
-    assert fitting("b", schema, "x") == "b"
+    assert convert_value("b", schema, "x") == "b"
     with pytest.raises(Misfit):
-        fitting(1, schema, "x")
+        convert_value(1, schema, "x")
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_other_keywords_are_the_tools_own_affair() -> None:
 )
 def test_keywords_that_people_write(schema: Any, good: Any, bad: Any) -> None:
     if schema is not False:
-        assert fitting(good, schema, "x") == good
+        assert convert_value(good, schema, "x") == good
     with pytest.raises(Misfit, match=r"^x"):
-        fitting(bad, schema, "x")
+        convert_value(bad, schema, "x")
 
 
 JSON = st.recursive(
@@ -158,7 +158,7 @@ PARAMETERS = st.sampled_from(["step", "pace", "where", "names", "counts", "note"
 def test_no_call_is_the_end_of_a_run(box: Toolbox, arguments: dict[str, Any]) -> None:
     """Either it fits, and then all are of the types that the function declares, or the model is told."""
     try:
-        found = box.functions["walk"].fitting(arguments)
+        found = box.functions["walk"].convert_arguments(arguments)
     except Misfit as misfit:
         assert str(misfit).startswith("walk")
         return

@@ -55,7 +55,7 @@ def test_calls_see_what_earlier_ones_did_and_not_what_others_do(folder: Path) ->
 def test_calls_of_one_turn_come_one_after_another(folder: Path) -> None:
     box = toolbox(folder)
     own = episode(box)
-    allowed = box.allowance(box.waiting())
+    allowed = box.allowance(box.time_limit())
     begun = [box.begin([ToolCall("add", {"times": n})], ROW, own, allowed) for n in range(1, 20)]
     totals = [int(results()[0].split()[0]) for results in begun]
     assert totals == np.cumsum([5, *range(1, 20)])[1:].tolist()

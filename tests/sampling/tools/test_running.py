@@ -118,7 +118,7 @@ def test_a_call_that_hangs_or_dies_costs_itself(tmp_path: Path) -> None:
     box = toolbox(tmp_path, "hangs", "dies", "calculate", timeout=0.5)
     begun = time.monotonic()
     calls = [ToolCall("hangs", {}), ToolCall("dies", {}), ToolCall("calculate", {"expression": "6*7"})]
-    said = box.begin(calls, PROBLEM, None, box.allowance(box.waiting()))()
+    said = box.begin(calls, PROBLEM, None, box.allowance(box.time_limit()))()
     assert "no answer within 0.5 s" in said[0]
     assert said[1].startswith(ERROR)
     assert said[2] == "42"
@@ -141,7 +141,7 @@ def test_a_call_that_cannot_be_tried_ends_the_run(tmp_path: Path, monkeypatch: p
     box = toolbox(tmp_path, "look_up")
     monkeypatch.setattr(box.server, "call", lambda *_, **__: Outcome("lost", text="no more processes"))
     with pytest.raises(CoveyError, match="look_up could not be run: no more processes"):
-        box.begin([ToolCall("look_up", {"word": "covey"})], PROBLEM, None, box.allowance(box.waiting()))()
+        box.begin([ToolCall("look_up", {"word": "covey"})], PROBLEM, None, box.allowance(box.time_limit()))()
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -305,9 +305,9 @@ class Counted(set):
 @given(WORDS, st.text("<|ab", max_size=60))
 def test_no_word_is_left_in_any_text(words: list[str], text: str) -> None:
     found = ControlWords(words)
-    plain = found.removed(text)
+    plain = found.remove_from(text)
     assert not [word for word in words if word in plain]
-    assert found.removed(plain) == plain
+    assert found.remove_from(plain) == plain
     assert plain == text or any(word in text for word in words)
 
 
@@ -320,7 +320,7 @@ def test_a_nested_text_costs_steps_by_its_length(nested: tuple[str, str]) -> Non
     steps = []
     for depth in (500, 2000):
         words.words = Counted(words.words)
-        words.removed(nested[0] * depth + nested[1] * depth)
+        words.remove_from(nested[0] * depth + nested[1] * depth)
         steps.append(words.words.reads)
     assert steps[1] <= 4.5 * steps[0] <= 4.5 * 40 * 500 * (len(nested[0]) + len(nested[1]))
 

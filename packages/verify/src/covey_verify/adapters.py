@@ -41,7 +41,7 @@ def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None
     """
     function = load(named, settings)
 
-    def scored(
+    def score_completions(
         prompts: Sequence[object],
         completions: Sequence[TextOrMessages],
         completion_ids: Sequence[Sequence[int]] | None = None,
@@ -54,15 +54,15 @@ def for_trl(named: Named, **settings: object) -> Callable[..., list[float | None
         if not function.per_sample:
             calls = [[i for i, _ in run] for _, run in groupby(enumerate(prompts), key=itemgetter(1))]
 
-        def judged(indices: Sequence[int]) -> list[Score]:
+        def scores_of_call(indices: Sequence[int]) -> list[Score]:
             ids = None if completion_ids is None else [completion_ids[i] for i in indices]
             return scores_of(function, rows[indices[0]], [completions[i] for i in indices], ids)
 
         with ThreadPoolExecutor(_at_once(function)) as pool:
-            return [score.value for scores in pool.map(judged, calls) for score in scores]
+            return [score.value for scores in pool.map(scores_of_call, calls) for score in scores]
 
-    scored.__name__ = function.name  # TRL logs it by this name
-    return scored
+    score_completions.__name__ = function.name  # TRL logs it by this name
+    return score_completions
 
 
 def _rows(prompts: Sequence[Any], columns: Mapping[str, Any]) -> list[Row]:
@@ -113,7 +113,7 @@ def for_rubric(named: Named, **settings: object) -> Callable[..., float]:
     """
     function = load(named, settings)
 
-    def scored(
+    def score_completion(
         completion: TextOrMessages,
         prompt: Any = "",
         answer: str = "",
@@ -125,8 +125,8 @@ def for_rubric(named: Named, **settings: object) -> Callable[..., float]:
         (score,) = _in_thread(lambda: scores_of(function, Row("rubric", prompt, columns), [completion]))
         return score.value or 0.0
 
-    scored.__name__ = function.name
-    return scored
+    score_completion.__name__ = function.name
+    return score_completion
 
 
 def _fits(function: RewardFunction, columns: Mapping[str, object], available: Sequence[str] = ()) -> None:

@@ -178,7 +178,7 @@ class RewardFunction:
         """Whether its signature ends in `**kwargs`."""
         return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
 
-    def offered(
+    def offer_arguments(
         self, row: Row, completions: Sequence[TextOrMessages], solutions: Sequence[str]
     ) -> dict[str, object]:
         """Return a row's data and completions under the names of TRL and verl, for a call to choose from.
@@ -204,7 +204,7 @@ class RewardFunction:
             "completions": list(completions),
         }
 
-    def accepted(self, offered: Mapping[str, object]) -> dict[str, object]:
+    def choose_arguments(self, offered: Mapping[str, object]) -> dict[str, object]:
         """Return the offered arguments that the signature accepts, and the settings, which win."""
         arguments = dict(offered)
         if self.ours:  # a column may share its name with a setting (points, percent) by chance
@@ -227,11 +227,11 @@ class RewardFunction:
             if getattr(returned, "ndim", 0) == 1:  # of numpy or torch
                 returned = returned.tolist()
             if not isinstance(returned, Sequence) or isinstance(returned, str):
-                raise self.broken(
-                    row, f"returned {_shown(returned)}, not a list with one number per completion"
+                raise self.error_in_row(
+                    row, f"returned {_format_value(returned)}, not a list with one number per completion"
                 )
             if len(returned) != count:
-                raise self.broken(row, f"returned {len(returned)} values for {count} completions")
+                raise self.error_in_row(row, f"returned {len(returned)} values for {count} completions")
             values = list(returned)
         return [self._score(row, value) for value in values]
 
@@ -240,7 +240,7 @@ class RewardFunction:
             value = value["score"]
         score = value if isinstance(value, Score) else Score(value)
         if score.status not in get_args(Status):
-            raise self.broken(
+            raise self.error_in_row(
                 row,
                 f"returned the status {score.status!r}, which is not one of {', '.join(get_args(Status))}",
             )
@@ -253,12 +253,12 @@ class RewardFunction:
                 self._number(score.value),
                 status,
                 None if score.extracted is None else writable(score.extracted),
-                {_measured(name): float(number) for name, number in score.metrics.items()},
+                {_metric_name(name): float(number) for name, number in score.metrics.items()},
                 None if score.steps is None else tuple(map(_step, score.steps)),
                 writable(score.detail),
             )
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise self.broken(row, f"returned {error}") from None
+            raise self.error_in_row(row, f"returned {error}") from None
 
     def _number(self, value: object) -> float | None:
         if value is None:
@@ -270,9 +270,9 @@ class RewardFunction:
         with contextlib.suppress(OverflowError):
             if isinstance(value, numbers.Real) and math.isfinite(value):
                 return float(value)
-        raise ValueError(f"{_shown(value)}, not a finite number or None")
+        raise ValueError(f"{_format_value(value)}, not a finite number or None")
 
-    def broken(self, row: str, fault: str) -> RewardError:
+    def error_in_row(self, row: str, fault: str) -> RewardError:
         """Return an error that names the function and the row."""
         return RewardError(f"reward {self.name} on problem {row}: {fault}")
 
@@ -291,7 +291,7 @@ def in_subprocess(name: str, *arguments: object) -> Outcome:
     return verifier_server(ISOLATED).call(f"{ISOLATED}:{name}", *arguments, limits=LIMITS)
 
 
-def unfinished(result: Outcome, extracted: str | None = None) -> Score:
+def score_without_result(result: Outcome, extracted: str | None = None) -> Score:
     """Return the score of a completion whose verifier ended without a result in its subprocess."""
     return Score(None if result.kind == "lost" else 0.0, fault(result), extracted, detail=result.text)
 
@@ -323,7 +323,7 @@ def writable(value: object) -> str:
     return str(value).encode(errors="backslashreplace").decode()
 
 
-def _measured(name: object) -> str:
+def _metric_name(name: object) -> str:
     if name in TAKEN:
         raise ValueError(f"a metric with the name {name!r}, which the log uses for every reward; rename it")
     return writable(name)
@@ -332,11 +332,11 @@ def _measured(name: object) -> str:
 def _step(step: Sequence[float]) -> tuple[int, int, float]:
     first, after, value = step
     if not math.isfinite(value):
-        raise ValueError(f"a step with {_shown(value)}, not a finite number")
+        raise ValueError(f"a step with {_format_value(value)}, not a finite number")
     return int(first), int(after), float(value)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     try:
         text = str(value)[:60]
     except Exception:  # an integer of 4,300 digits or more

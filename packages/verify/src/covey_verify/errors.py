@@ -41,7 +41,7 @@ class SandboxUnavailable(CoveyError):
     code = 2
 
 
-def described(error: BaseException, file: str) -> str:
+def describe_error(error: BaseException, file: str) -> str:
     """Return an exception in one line: its message, and the last line of the user's file that led to it."""
     try:
         words = f"{type(error).__name__}: {error}"

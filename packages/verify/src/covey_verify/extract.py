@@ -122,7 +122,7 @@ def after_reasoning(text: str, longest: int = LONGEST) -> str | None:
     return None if THINK_OPEN in answer else answer[-longest:]
 
 
-def tagged(text: str, tag: str) -> str | None:
+def find_tagged(text: str, tag: str) -> str | None:
     """Return the content of the last complete <tag>...</tag>, or None."""
     before, close, _ = text.rpartition(f"</{tag}>")
     if not close:
@@ -131,10 +131,10 @@ def tagged(text: str, tag: str) -> str | None:
     return inside if opening else None
 
 
-def boxed(text: str) -> str | None:
+def find_boxed(text: str) -> str | None:
     r"""Return the content of the last complete \boxed{...} with balanced braces; escaped braces do not count.
 
-    >>> boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
+    >>> find_boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
     # One pass pairs all braces: closing[index of "{"] = index of its "}". The pattern skips escaped braces.
@@ -163,7 +163,7 @@ def last_number(text: str) -> str | None:
 
 def choice(text: str) -> str | None:
     """Return the last option named, from A to J: alone, in parentheses, in a box or in an answer tag."""
-    inside = boxed(text) or tagged(text, "answer")
+    inside = find_boxed(text) or find_tagged(text, "answer")
     letters = CHOICE.findall(inside if inside is not None else text)
     # Several options in one box are not a choice.
     return letters[-1] if letters and (inside is None or len(set(letters)) == 1) else None
@@ -186,8 +186,8 @@ def code_block(text: str, language: str) -> str | None:
 
 ALIASES = {"python": ("py", "python3"), "lean": ("lean4",)}
 EXTRACTORS: Mapping[str, Callable[[str], str | None]] = {
-    "boxed": boxed,
-    "answer_tag": lambda text: tagged(text, "answer"),
+    "boxed": find_boxed,
+    "answer_tag": lambda text: find_tagged(text, "answer"),
     "hash4": hash4,
     "last_number": last_number,
     "choice": choice,

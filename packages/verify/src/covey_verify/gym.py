@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from covey_verify.contract import FULL, ISOLATED, LIMITS, reward, unfinished
+from covey_verify.contract import FULL, ISOLATED, LIMITS, reward, score_without_result
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract
 from covey_verify.sandbox.base import SandboxBackend
@@ -54,7 +54,7 @@ def gym_answer(
     if result.kind == "ok":
         value = float(result.value >= FULL)
         return Score(value, extracted=extracted[:200], metrics={"partial": result.value})
-    return unfinished(result, extracted[:200])
+    return score_without_result(result, extracted[:200])
 
 
 def harmless(answer: str, oracle: str) -> bool:

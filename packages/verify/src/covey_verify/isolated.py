@@ -38,7 +38,7 @@ BLANKS = " \t\r\n"
 """The white space of JSON."""
 
 
-def matched(pattern: str, how: str, text: str) -> str | None:
+def find_match(pattern: str, how: str, text: str) -> str | None:
     """Return the text that a pattern matches, at most 500 characters, or None."""
     match = getattr(re, how)(pattern, text)
     return match[0][:500] if match else None

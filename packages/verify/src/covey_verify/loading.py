@@ -52,7 +52,7 @@ def load(
     texts_or_ids = {"completion", "completions", "solution_str", "completion_ids", "sampled_ids"}
     if not unchecked.takes_all and not texts_or_ids & parameters:
         raise ConfigError(f"{unchecked.name} takes neither `completions` (of a group) nor `completion` (one)")
-    values = _checked(unchecked, settings or {})
+    values = _check_settings(unchecked, settings or {})
     if "sandbox" in parameters and "sandbox" not in values:
         values["sandbox"] = sandbox()
     return RewardFunction(unchecked.name, function, values)
@@ -75,7 +75,7 @@ def _near(word: str, names: Sequence[str]) -> str:
     return f"; did you mean {likely[0]}?" if likely else f"; known: {', '.join(names)}"
 
 
-def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[str, object]:
+def _check_settings(function: RewardFunction, settings: Mapping[str, object]) -> dict[str, object]:
     """Return settings checked by name and, for a built-in function, by the types of its parameters."""
     names = [n for n, p in function.parameters.items() if p.kind is p.KEYWORD_ONLY or not function.ours]
     for name in settings:
@@ -87,34 +87,34 @@ def _checked(function: RewardFunction, settings: Mapping[str, object]) -> dict[s
     values = dict(settings)
     for name, value in settings.items():
         if name != "sandbox":
-            values[name] = fitting(f"{function.name}.{name}", hints[name].annotation, value)
+            values[name] = convert_setting(f"{function.name}.{name}", hints[name].annotation, value)
     return values
 
 
-def fitting(where: str, annotation: Any, value: Any) -> Any:
+def convert_setting(where: str, annotation: Any, value: Any) -> Any:
     """Return a value converted to a type. Raises ConfigError naming the place, the value and the type.
 
     >>> from covey_verify.types import Fraction
-    >>> fitting("tolerance", Fraction, 1), fitting("rule", Literal["boxed", "whole"], "whole")
+    >>> convert_setting("tolerance", Fraction, 1), convert_setting("rule", Literal["boxed", "whole"], "whole")
     (1.0, 'whole')
     """
     if get_origin(annotation) is Annotated:
         plain, *checks = get_args(annotation)
-        value = fitting(where, plain, value)
+        value = convert_setting(where, plain, value)
         for check in checks:
-            value = _passed(where, check, value)
+            value = _check_bounds(where, check, value)
         return value
     if get_origin(annotation) in (Union, types.UnionType):
         # The first member of the union that accepts the value.
         for kind in get_args(annotation):
             try:
-                return fitting(where, kind, value)
+                return convert_setting(where, kind, value)
             except ConfigError:
                 continue
-        raise _refused(where, value, " or ".join(map(_in_words, get_args(annotation))))
+        raise _refusal(where, value, " or ".join(map(_in_words, get_args(annotation))))
     if get_origin(annotation) is Literal:
         if value not in get_args(annotation):
-            raise _refused(where, value, f"one of {', '.join(map(str, get_args(annotation)))}")
+            raise _refusal(where, value, f"one of {', '.join(map(str, get_args(annotation)))}")
         return value
     if is_dataclass(annotation) and isinstance(value, Mapping):
         return _record(where, annotation, value)
@@ -127,11 +127,11 @@ def fitting(where: str, annotation: Any, value: Any) -> Any:
     bool_as_int = isinstance(value, bool) and kind is not bool
     text_as_list = isinstance(value, str) and kind is Sequence
     if bool_as_int or text_as_list or not isinstance(value, kind):
-        raise _refused(where, value, _in_words(annotation))
+        raise _refusal(where, value, _in_words(annotation))
     return value
 
 
-def _passed(where: str, check: object, value: object) -> Any:
+def _check_bounds(where: str, check: object, value: object) -> Any:
     """Return a value if a bound or a check accepts it. Raises ConfigError."""
     if isinstance(check, Check):
         try:
@@ -142,7 +142,7 @@ def _passed(where: str, check: object, value: object) -> Any:
         name, holds = BOUNDS[type(check)]
         if not holds(value, getattr(check, name)):
             sign = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}[name]
-            raise _refused(where, value, f"a number {sign} {getattr(check, name):g}")
+            raise _refusal(where, value, f"a number {sign} {getattr(check, name):g}")
     return value
 
 
@@ -153,7 +153,7 @@ def _record(where: str, kind: Any, value: Mapping[str, object]) -> Any:
     for name in value:
         if name not in names:
             raise ConfigError(f"{where} has no setting {name!r}{_near(name, names)}")
-    return kind(**{name: fitting(f"{where}.{name}", hints[name], v) for name, v in value.items()})
+    return kind(**{name: convert_setting(f"{where}.{name}", hints[name], v) for name, v in value.items()})
 
 
 def _in_words(kind: Any) -> str:
@@ -168,5 +168,5 @@ def _in_words(kind: Any) -> str:
     return words.get(plain, getattr(get_origin(plain) or plain, "__name__", str(plain)))
 
 
-def _refused(where: str, value: object, expected: str) -> ConfigError:
+def _refusal(where: str, value: object, expected: str) -> ConfigError:
     return ConfigError(f"{where}: {value!r} is not {expected}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from covey_verify.contract import RewardFunction
-from covey_verify.errors import ConfigError, CoveyError, DataError, described
+from covey_verify.errors import ConfigError, CoveyError, DataError, describe_error
 from covey_verify.extract import TextOrMessages, text_of
 from covey_verify.machine import available_cpus
 from covey_verify.types import Row, Score
@@ -53,14 +53,14 @@ def scores_of(
     RewardError for an invalid return value, and other errors that a user can repair.
     """
     if not function.per_sample:
-        return _called(function, row, completions, ids)
+        return _call_function(function, row, completions, ids)
     scores = list[Score]()
     for i, completion in enumerate(completions):
-        scores += _called(function, row, [completion], None if ids is None else [ids[i]])
+        scores += _call_function(function, row, [completion], None if ids is None else [ids[i]])
     return scores
 
 
-def _called(
+def _call_function(
     function: RewardFunction,
     row: Row,
     completions: Sequence[TextOrMessages],
@@ -73,7 +73,7 @@ def _called(
     except CoveyError:
         raise
     except Exception as error:
-        detail = described(error, "" if function.ours else function.file)[:300]
+        detail = describe_error(error, "" if function.ours else function.file)[:300]
         return [Score(None, "infra_error", detail=detail)] * len(completions)
     return function.scores(row.id, returned, len(completions))
 
@@ -85,14 +85,14 @@ def _arguments(
     ids: Sequence[Sequence[int]] | None,
 ) -> dict[str, object]:
     """Return the arguments of a call; a text without tokens has no token ends."""
-    offered = function.offered(row, completions, [text_of(c) for c in completions])
+    offered = function.offer_arguments(row, completions, [text_of(c) for c in completions])
     turns = [[{"role": "assistant", "content": c}] if isinstance(c, str) else list(c) for c in completions]
     per_sample = function.per_sample
     offered |= {"turns": turns[0] if per_sample else turns, "token_ends": []}
     if ids is not None:
         lists = [list(tokens) for tokens in ids]
         offered |= dict.fromkeys(("completion_ids", "sampled_ids"), lists[0] if per_sample else lists)
-    return function.accepted(offered)
+    return function.choose_arguments(offered)
 
 
 CompletionRow: TypeAlias = tuple[Row, TextOrMessages, Mapping[str, object]]
@@ -135,7 +135,7 @@ def score_file(
     plain = (f for f in functions if not (f.options.concurrent or f.is_async))
     locks = {function.name: threading.Lock() for function in plain}
 
-    def judged(entry: CompletionRow) -> dict[str, Any]:
+    def score_entry(entry: CompletionRow) -> dict[str, Any]:
         row, completion, fields = entry
         scores = dict[str, Score]()
         for function in functions:
@@ -146,7 +146,7 @@ def score_file(
     records = list[dict[str, Any]]()
     last_report = time.monotonic()
     with ThreadPoolExecutor(max(2, available_cpus())) as pool:
-        for judged_row in pool.map(judged, rows):
+        for judged_row in pool.map(score_entry, rows):
             records.append(judged_row)
             if time.monotonic() - last_report > PROGRESS_SECONDS:
                 last_report = time.monotonic()

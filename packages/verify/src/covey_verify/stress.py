@@ -227,7 +227,7 @@ def battery(
     elif not function.options.format_only:
         bombs = BOMBS if row is rows[0] else ()  # each may take seconds
         attacks += _answers(row, rows, correct.text, correct.form, bombs)
-    findings = list(paid(function, row, attacks, judge))
+    findings = list(find_paid_attacks(function, row, attacks, judge))
     notes = list[str]()
     if judges_other_things:
         notes.append(
@@ -239,7 +239,9 @@ def battery(
     elif not gated:
         (score,) = judge([correct.text])
         if (score.value or 0.0) < 1.0:
-            findings.append(_finding(function, row, "the correct answer is not paid", correct.text, score))
+            findings.append(
+                _make_finding(function, row, "the correct answer is not paid", correct.text, score)
+            )
     return Report(len(attacks), tuple(findings), tuple(notes))
 
 
@@ -248,13 +250,13 @@ def judges_something_else(function: RewardFunction) -> bool:
     return function.options.unavailable is not None and not function.may_be_verdict
 
 
-def paid(
+def find_paid_attacks(
     function: RewardFunction, row: Row, attacks: Sequence[tuple[str, str]], judge: Judge
 ) -> Iterator[StressFinding]:
     """Yield a finding for each attack (name, text) that a function pays, or on which it fails."""
     scores = judge([text for _, text in attacks])
     for (name, text), score in zip(attacks, scores, strict=True):
-        finding = _finding(function, row, name, text, score)
+        finding = _make_finding(function, row, name, text, score)
         # A built-in reward may report a timeout or a crash: its subprocess is made for that.
         if score.status in (STUCK[:1] if function.ours else STUCK):
             yield replace(finding, attack=f"{name} (the function failed)")
@@ -287,7 +289,7 @@ def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Corr
     return Correct(best, form_of_text[best])
 
 
-def _finding(function: RewardFunction, row: Row, attack: str, text: str, score: Score) -> StressFinding:
+def _make_finding(function: RewardFunction, row: Row, attack: str, text: str, score: Score) -> StressFinding:
     return StressFinding(function.name, attack, row.id, score.value, score.status, text)
 
 
@@ -345,31 +347,31 @@ def _formats(row: Row) -> Iterator[tuple[str, str]]:
     yield "strange characters", "\0\ud800\u202e\u200b" * 20
 
 
-def derived(reference: str) -> Iterator[tuple[str, str]]:
+def close_answers(reference: str) -> Iterator[tuple[str, str]]:
     """Yield incorrect answers that are close to a number, and their names.
 
-    >>> list(dict(derived("0.25")))
+    >>> list(dict(close_answers("0.25")))
     ['-0.25', '25', '0.0025', '4', '0.26', '0.24']
     """
     value = number(reference)
     if value is None:
         return
-    yield written(-value), "the other sign"
-    yield written(100 * value), "a hundred times the answer"
-    yield written(value / 100), "a hundredth of the answer"
+    yield format_number(-value), "the other sign"
+    yield format_number(100 * value), "a hundred times the answer"
+    yield format_number(value / 100), "a hundredth of the answer"
     if value:
-        yield written(1 / value), "one over the answer"
+        yield format_number(1 / value), "one over the answer"
     if re.fullmatch(r"[-+]?\d*\.?\d+", reference):
         # One unit of the last digit as written.
         unit = Fraction(1, 10 ** len(reference.partition(".")[2]))
-        yield written(value + unit), "the last digit one more"
-        yield written(value - unit), "the last digit one less"
+        yield format_number(value + unit), "the last digit one more"
+        yield format_number(value - unit), "the last digit one less"
 
 
-def written(value: Fraction) -> str:
+def format_number(value: Fraction) -> str:
     """Return a number as people write it: a decimal if that is exact.
 
-    >>> written(Fraction(-1, 8)), written(Fraction(1, 3)), written(Fraction(1200))
+    >>> format_number(Fraction(-1, 8)), format_number(Fraction(1, 3)), format_number(Fraction(1200))
     ('-0.125', '1/3', '1200')
     """
     # A decimal is exact if the denominator has no prime factors but 2 and 5.
@@ -388,7 +390,7 @@ def _guesses(reference: str | None, others: Sequence[Row], bombs: Sequence[str])
     """Return answers that are known without solving the problem: guess -> its kind."""
     guesses = dict.fromkeys(("0", "1", "yes", "no", "A", "B", "C", "D", "None", "[]"), "a constant guess")
     if reference is not None:
-        guesses |= dict(derived(reference))
+        guesses |= dict(close_answers(reference))
     answers = [reference_of(other.columns["answer"]) for other in others if "answer" in other.columns]
     guesses |= dict.fromkeys(answers, "another row's answer")
     guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
@@ -400,7 +402,7 @@ def _same_answer(guess: str, reference: str) -> bool:
     return (value is not None and value == number(reference)) or guess.casefold() == reference.casefold()
 
 
-def _hedged(reference: str, other: str, form: str) -> Iterator[tuple[str, str]]:
+def _hedged_texts(reference: str, other: str, form: str) -> Iterator[tuple[str, str]]:
     """Yield texts that contain the correct answer but do not commit to it."""
     yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(reference)}"
     yield "correct, then contradicted", f"{form.format(reference)}\n{form.format(other)}"
@@ -423,7 +425,7 @@ def _answers(
             yield from ((name, one_form.format(guess)) for one_form in forms)
     if reference is not None and form:
         other = next((g for g in (*guesses, "17") if g.isdigit() and g != reference), "17")
-        yield from _hedged(reference, other, form)
+        yield from _hedged_texts(reference, other, form)
     if correct is not None:
         yield "correct inside unfinished reasoning", f"<think>{correct}"
     if columns.get("entry_point"):

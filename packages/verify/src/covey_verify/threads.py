@@ -34,7 +34,7 @@ def running_since(start: float) -> float:
     return max(start, _continued)
 
 
-def continued(*_: object) -> None:
+def note_continue(*_: object) -> None:
     """Note that the process runs again, so that time limits do not count the time before."""
     global _continued  # noqa: PLW0603 - a process has one, and time limits everywhere depend on it
     _continued = time.monotonic()
@@ -55,7 +55,7 @@ class Call(Generic[T]):
         """Returns the seconds in which the machine kept the call waiting; they do not count."""
 
     @classmethod
-    def begun(
+    def begin(
         cls, future: Future[T], limit: float, kept_waiting: Callable[[], float] | None = None
     ) -> Call[T]:
         """Return a call that begins now and is answered by something other than a thread pool."""
@@ -79,20 +79,20 @@ class Call(Generic[T]):
             except BaseException as error:  # SystemExit or KeyboardInterrupt, raised by the function
                 self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds left; the limit starts anew when a suspended process continues."""
         return self.limit - (time.monotonic() - running_since(self.started) if self.started else 0.0)
 
     def late(self) -> bool:
         """Return whether it has run for too long."""
-        return self.left() < 0
+        return self.seconds_left() < 0
 
     def result(self) -> T:
         """Wait for the result. Raises TimeoutError ``limit`` seconds after the start."""
         while True:
-            # Short waits, as `left` may change: the call may not have started, or the process may be
+            # Short waits, as `seconds_left` may change: the call may not have started, or the process may be
             # suspended.
-            wait = max(0.01, min(self.left(), 1.0))
+            wait = max(0.01, min(self.seconds_left(), 1.0))
             began = time.monotonic()
             try:
                 return self.future.result(wait)
@@ -103,10 +103,10 @@ class Call(Generic[T]):
                     return self.future.result()
             # The process was stopped, and the main thread may not have seen SIGCONT yet.
             if time.monotonic() - began > wait + STOPPED:
-                continued()
+                note_continue()
             if self.pool is not None:
                 self.pool.replace_stuck()  # a stuck call may be ahead in the queue
-            if self.late() and self.left() + self.kept_waiting() < 0:
+            if self.late() and self.seconds_left() + self.kept_waiting() < 0:
                 self.future.cancel()
 
 
@@ -177,7 +177,7 @@ class Executor:
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
             threading.Thread(target=self.loop.run_forever, name="reward loop", daemon=True).start()
-        return Call.begun(asyncio.run_coroutine_threadsafe(coroutine, self.loop), limit)
+        return Call.begin(asyncio.run_coroutine_threadsafe(coroutine, self.loop), limit)
 
 
 def _close(pools: dict[str, ThreadPool]) -> None:

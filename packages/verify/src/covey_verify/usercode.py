@@ -25,7 +25,7 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
     file, _, name = spec.partition(":")
     path = (folder / file).resolve()
     if path.suffix != ".py" and all(part.isidentifier() for part in file.split(".")):
-        module = _imported(spec, file, folder)
+        module = _import_module(spec, file, folder)
     elif path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"{spec}: no such file {path}; write it as module.py:function")
     else:
@@ -51,7 +51,7 @@ def name_of(function: object) -> str:
     return getattr(called, "__name__", type(called).__name__)
 
 
-def _imported(spec: str, module: str, folder: Path) -> ModuleType:
+def _import_module(spec: str, module: str, folder: Path) -> ModuleType:
     """Return a module by its import path, searched in ``folder`` first."""
     sys.path.insert(0, str(folder.resolve()))
     try:

@@ -121,7 +121,7 @@ class Deadline:
         self.seconds = seconds
         self.ends = time.monotonic() + seconds
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds that are left. Raises TimeoutError if there are none."""
         left = self.ends - time.monotonic()
         if left <= 0:
@@ -139,12 +139,12 @@ def _send(
             message = b""
             # Without a message the status alone says what is wrong.
             with suppress(OSError), _plain_errors(url, deadline):
-                message = _received(reply, MOST_MESSAGE, deadline) if plain else b""
+                message = _receive_body(reply, MOST_MESSAGE, deadline) if plain else b""
             words = message[:MOST_MESSAGE].decode(errors="replace")
             raise StatusError(reply.status_code, words, reply.headers.get("location", ""))
         if not plain:
             raise ValueError("the reply is compressed, which was not asked for")
-        received = _received(reply, largest, deadline)
+        received = _receive_body(reply, largest, deadline)
     if len(received) > largest:
         raise TooLong(f"the reply has more than {largest} bytes")
     return received
@@ -185,7 +185,7 @@ def _reply(
             url,
             content=data,
             headers=headers,
-            timeout=deadline.left(),
+            timeout=deadline.seconds_left(),
             extensions={"trace": lambda event, _, events=events: events.append(event)},
         )
         try:
@@ -199,7 +199,7 @@ def _reply(
         reply.close()
 
 
-def _received(reply: Response, most: int, deadline: Deadline) -> bytes:
+def _receive_body(reply: Response, most: int, deadline: Deadline) -> bytes:
     """Return the body of a reply, or its beginning if it has more than ``most`` bytes."""
     received = bytearray()
     # httpx limits the time of each read only, so the total is checked here.
@@ -207,7 +207,7 @@ def _received(reply: Response, most: int, deadline: Deadline) -> bytes:
         received += part
         if len(received) > most:
             break
-        deadline.left()
+        deadline.seconds_left()
     return bytes(received)
 
 

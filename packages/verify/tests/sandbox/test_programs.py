@@ -10,7 +10,7 @@ import pytest
 
 from covey_verify.programs.code import bad_tests, code_tests
 from covey_verify.sandbox.confine import Limits
-from covey_verify.sandbox.importable import OWN, hidden_folders, package_paths, without
+from covey_verify.sandbox.importable import OWN, hidden_folders, package_paths, paths_except
 from covey_verify.sandbox.process import ProcessSandbox
 
 LIMITS = Limits(wall=10.0, cpu=6)
@@ -201,7 +201,7 @@ def test_hidden_folders_are_taken_out_of_what_may_be_read(tmp_path: Path) -> Non
     for name in ("lib/a", "lib/python/site-packages/secret", "lib/python/json", "share"):
         (tmp_path / name).mkdir(parents=True)
     hidden = [tmp_path / "lib/python/site-packages"]
-    readable, listed = without([str(tmp_path / "lib"), str(tmp_path / "share")], hidden)
+    readable, listed = paths_except([str(tmp_path / "lib"), str(tmp_path / "share")], hidden)
     assert {Path(p).name for p in readable} == {"a", "json", "share"}
     assert {Path(p).name for p in listed} == {"lib", "python", "site-packages"}
 

@@ -120,9 +120,11 @@ class Service:
             "/v1/chat/completions": ("POST", self.chat),
             "/weights": ("POST", self.load),
         }
-        return Starlette(routes=[Route(p, self._guarded(h), methods=[m]) for p, (m, h) in routes.items()])
+        return Starlette(
+            routes=[Route(p, self._guard_handler(h), methods=[m]) for p, (m, h) in routes.items()]
+        )
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guard_handler(self, handler: Handler) -> Handler:
         # Every failure becomes a JSON error in OpenAI's form: 4xx for a caller's mistake, 503 for others.
         async def answer(request: HttpRequest) -> JSONResponse:
             try:
@@ -176,10 +178,10 @@ class Service:
         call = TextRequest.model_validate_json(await body(request))
         prompt = call.prompt
         if isinstance(prompt, str):
-            self._bound(prompt)
-            answered = await self._answered(call, partial(self.model.policy.encode, prompt))
+            self._refuse_long_prompt(prompt)
+            answered = await self._sample_answer(call, partial(self.model.policy.encode, prompt))
         else:
-            answered = await self._answered(call, lambda: prompt)
+            answered = await self._sample_answer(call, lambda: prompt)
         choices = [
             {"index": i, "text": c.text, "finish_reason": c.finish, **_details(c, call)}
             for i, c in enumerate(answered.completions)
@@ -189,12 +191,12 @@ class Service:
     async def chat(self, request: HttpRequest) -> JSONResponse:
         """Answer messages, through the model's chat template."""
         call = ChatRequest.model_validate_json(await body(request))
-        self._bound([call.messages, call.chat_template_kwargs])
+        self._refuse_long_prompt([call.messages, call.chat_template_kwargs])
         messages = messages_of(list(call.messages))
         if messages is None:
             raise Refusal(400, "messages: each has a role, and a content that is a text or parts of text")
         encode = partial(self.model.policy.encode, messages, call.chat_template_kwargs)
-        answered = await self._answered(call, encode)
+        answered = await self._sample_answer(call, encode)
         choices = [
             {"index": i, "message": {"role": "assistant", "content": c.text}, "finish_reason": c.finish}
             for i, c in enumerate(answered.completions)
@@ -221,7 +223,7 @@ class Service:
                 raise DataError(f"{folder}: {error}") from None
             self.model.version = call.version
 
-        await asyncio.wrap_future(self.model.between(take))
+        await asyncio.wrap_future(self.model.queue_work(take))
         return JSONResponse({"version": call.version})
 
     @cached_property
@@ -230,14 +232,16 @@ class Service:
         policy = self.model.policy
         return policy.context * max(map(len, policy.tokenizer.get_vocab()))
 
-    def _bound(self, prompt: object) -> None:
+    def _refuse_long_prompt(self, prompt: object) -> None:
         """Refuse a prompt that cannot fit before it is encoded, which may take a minute. Raises Refusal."""
         if _characters(prompt) > self.most_characters:
             raise Refusal(
                 400, f"prompt: it is longer than the context of {self.model.policy.context} tokens can hold"
             )
 
-    async def _answered(self, call: CompletionRequest, encode: Callable[[], Sequence[int]]) -> SampleAnswer:
+    async def _sample_answer(
+        self, call: CompletionRequest, encode: Callable[[], Sequence[int]]
+    ) -> SampleAnswer:
         if call.model not in ("", self.name):
             raise Refusal(404, f"model: {call.model!r} is not served here, {self.name!r} is")
         # Encoded and checked in the model's thread, so that a long prompt does not block the event loop.

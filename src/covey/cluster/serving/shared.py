@@ -100,7 +100,7 @@ class SharedModel:
         self._queue.put(queued)
         return queued.answer
 
-    def between(self, work: Callable[[], None]) -> Future[None]:
+    def queue_work(self, work: Callable[[], None]) -> Future[None]:
         """Queue work after all earlier requests and before all later ones."""
         between = _QueuedWork(work)
         self._queue.put(between)
@@ -110,14 +110,14 @@ class SharedModel:
         """End the thread after all that is queued."""
         self._open = False
         # Wakes the thread, which then sees that it is to end.
-        self.between(lambda: None)
+        self.queue_work(lambda: None)
         self._thread.join()
 
     def _work(self) -> None:
         # In order of arrival. Each round answers the first entry, and with it all that may share its pass.
         held: list[_QueuedRequest | _QueuedWork[None]] = []
         while self._open or held:
-            held += self._arrived(wait=not held)
+            held += self._take_arrivals(wait=not held)
             first = held[0]
             if isinstance(first, _QueuedWork):
                 held.pop(0)
@@ -130,7 +130,7 @@ class SharedModel:
             held = [*(x for x, same in zip(before, alike, strict=True) if not same), *held[turn:]]
             self._sample([x for x, same in zip(before, alike, strict=True) if same])
 
-    def _arrived(self, wait: bool) -> Iterator[_QueuedRequest | _QueuedWork[None]]:
+    def _take_arrivals(self, wait: bool) -> Iterator[_QueuedRequest | _QueuedWork[None]]:
         """Yield new entries of the queue; with ``wait`` at least one, and entries that follow shortly."""
         if wait:
             yield self._queue.get()
@@ -144,7 +144,7 @@ class SharedModel:
     def _sample(self, together: list[_QueuedRequest]) -> None:
         with self._lock:
             self._waiting -= sum(x.count for x in together)
-        pairs = [(x, _made(x)) for x in together]
+        pairs = [(x, _make_request(x)) for x in together]
         open_ = [(x, request) for x, request in pairs if request is not None]
         if not open_:
             return
@@ -169,7 +169,7 @@ class SharedModel:
                     queued.answer.set_exception(error)
 
 
-def _made(queued: _QueuedRequest) -> Request | None:
+def _make_request(queued: _QueuedRequest) -> Request | None:
     """Make a request; None if its caller has gone, or if it cannot be made and the caller was told why."""
     # False: the caller has cancelled. From here on the future cannot be cancelled any more.
     if not queued.answer.set_running_or_notify_cancel():

@@ -47,7 +47,7 @@ def mixed_scripts(group: Group, i: int) -> float:
     return float(mixes_scripts(group.completions[i].text))
 
 
-def repeated(group: Group, i: int) -> float:
+def repeated_fraction(group: Group, i: int) -> float:
     """Return the fraction of a text that repeats itself."""
     return repeated_windows(group.completions[i].text)
 

@@ -10,7 +10,7 @@ from covey.insight.findings.completions import (
     last_token,
     long_incorrect,
     of_status,
-    repeated,
+    repeated_fraction,
     reward_of,
     shared_tokens,
     was_truncated,
@@ -90,7 +90,7 @@ def completions_reach_the_limit(run: RunView) -> str | None:
     """
     part = run.late("length/truncated")
     ended = run.late("length/ended_q90")
-    improves = run.steps > 5 and run.falling("length/truncated")
+    improves = run.steps > 5 and run.is_falling("length/truncated")
     if not (part > 0.1 and run.after(5 if part > 0.5 else 10)) or improves:
         return None
     remark = f"; 90 % of the ended ones have up to {ended:.0f} tokens" if ended > 0 else ""
@@ -107,7 +107,7 @@ def answers_cannot_be_read(run: RunView) -> str | None:
         for name, rate in run.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
             # One status that improves is enough to wait; rates of both add up per function.
-            improves |= rate > 0.1 and run.falling(f"reward/{name}/{status}")
+            improves |= rate > 0.1 and run.is_falling(f"reward/{name}/{status}")
             has_grown |= run.rise(f"reward/{name}/{status}") > 0.1
     name, rate = largest(rates)
     if not (run.after(20 if has_grown else 10) and rate > 1 / 3) or improves:
@@ -318,7 +318,7 @@ RULES = (
         after=15,
         reason="Prose repeats a few percent, long derivations a tenth, degenerate text nearly all.",
         remedies=(PULL, with_reward("repetition", 0.5), SMALLER_LR),
-        shown_by=repeated,
+        shown_by=repeated_fraction,
         token=last_token,
     ),
     Rule(

@@ -120,7 +120,7 @@ def with_reward(name: str, settings: object) -> ChangeRewards:
     return ChangeRewards(change)
 
 
-def gated(specs: Specs) -> Specs:
+def gate_rewards(specs: Specs) -> Specs:
     """Make every reward but the first count only if the first is satisfied."""
     first, *others = specs
     # Rewards are called by their `name`, else by the function after the colon.
@@ -159,7 +159,7 @@ def reading_last_number(specs: Specs) -> Specs:
     return [reader if s is judge else s for s in specs]
 
 
-def verified(specs: Specs) -> Specs:
+def with_tested_verifier(specs: Specs) -> Specs:
     """Replace a verdict from the user's own file with covey's tested verifier."""
     declared = [s for s in specs if spec_settings(s).get("verdict")]
     users_own = [s for s in specs if ":" in spec_name(s)]  # module.py:function
@@ -242,5 +242,5 @@ FRONTIER = ChangeTo("rollout.curriculum", "frontier")
 INFORMATIVE = ChangeTo("algorithm.filter", "informative", lambda name: name is not None)
 CORRECTION = ChangeTo("algorithm.correction", "truncated", bool)
 QUIET = ChangeTo("scoring.noise", 0.0)
-GATED = ChangeRewards(gated)
-VERIFIED = ChangeRewards(verified)
+GATED = ChangeRewards(gate_rewards)
+VERIFIED = ChangeRewards(with_tested_verifier)

@@ -183,7 +183,7 @@ def visible_tests_pass_more_often(run: RunView) -> str | None:
     closing.
     """
     name, gap = largest(run.names("reward/", "/gap"))
-    if not gap > 0.1 or run.falling(f"reward/{name}/gap"):
+    if not gap > 0.1 or run.is_falling(f"reward/{name}/gap"):
         return None
     return f"{name}: visible tests pass {percent(gap)} more often than hidden ones: they are special-cased"
 

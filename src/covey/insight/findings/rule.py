@@ -69,12 +69,12 @@ def find(
         run.read.clear()
         sentence = rule.predicate(run)
         if sentence is not None:
-            findings.append(_finding(rule, sentence, run, step, groups))
+            findings.append(_make_finding(rule, sentence, run, step, groups))
             silent |= set(rule.silences)
     return findings
 
 
-def _finding(rule: Rule, sentence: str, run: RunView, step: int, groups: Sequence[Group]) -> Finding:
+def _make_finding(rule: Rule, sentence: str, run: RunView, step: int, groups: Sequence[Group]) -> Finding:
     metrics = {name: round(value, 6) for name, value in run.read.items() if math.isfinite(value)}
     evidence = {"step": step, **_best_shown(rule, groups), **metrics}
     lines = (remedy(run) for remedy in rule.remedies)

@@ -30,10 +30,10 @@ def unknown(_: str) -> Unknown:
 
 def settings_of(loaded: ResolvedConfig) -> SettingOf:
     """Return a lookup of a run's resolved settings; functions of the algorithm are names, by their axis."""
-    return partial(_setting, loaded)
+    return partial(_find_setting, loaded)
 
 
-def _setting(loaded: ResolvedConfig, name: str) -> object:
+def _find_setting(loaded: ResolvedConfig, name: str) -> object:
     if name == "rewards":
         task = TASKS.get(loaded.config.data.task or "")
         rewards = loaded.config.rewards or (task.rewards if task else ())

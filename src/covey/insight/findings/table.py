@@ -69,7 +69,7 @@ def likely(metrics: Records, evals: Records, setting: SettingOf) -> Finding | No
     return findings[0] if findings else None
 
 
-def _explaining(findings: Sequence[Finding], earlier: Sequence[Finding]) -> list[Finding]:
+def _find_explanations(findings: Sequence[Finding], earlier: Sequence[Finding]) -> list[Finding]:
     """Return the ``earlier`` findings that explain the first of ``findings``, or repeat it.
 
     If there are no ``findings``, these are the severe ones.
@@ -103,7 +103,7 @@ def no_signal(metrics: Records, setting: SettingOf, earlier: Sequence[Finding] =
     correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
     view = RunView(metrics, (), setting, patient=False)
     findings = find(_able_to_explain(metrics, setting), view, (), 0)
-    findings = _explaining(findings, earlier) or findings
+    findings = _find_explanations(findings, earlier) or findings
     explanation = (
         str(findings[0]) if findings else "look at rollouts/: what should the rewards have told apart?"
     )

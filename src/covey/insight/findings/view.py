@@ -80,7 +80,7 @@ class RunView:
         """Whether the run has ``steps`` steps, or rules do not wait (``patient``)."""
         return self.steps >= steps or not self.patient
 
-    def falling(self, name: str) -> bool:
+    def is_falling(self, name: str) -> bool:
         """Whether a bad value improves by itself: it is more than a tenth lower than in the first steps."""
         return self.late(name) < 0.9 * self.early(name)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from covey.insight.difference import changed, changed_files, held_out_change
-from covey.insight.pages.records import news, reading
+from covey.insight.difference import changed_files, changed_settings, held_out_change
+from covey.insight.pages.records import news, shared_streams
 from covey.insight.pages.settings import sentence_on
 from covey.insight.pages.thinning import Record
 from covey.insight.show import group_facts
@@ -23,7 +23,7 @@ Problems = dict[tuple[str, str], Record]
 
 def run_differences(a: Path, b: Path) -> Record:
     """Return the differences of two runs, from a to b."""
-    records = [news(reading(run).streams()) for run in (a, b)]
+    records = [news(shared_streams(run).streams()) for run in (a, b)]
     held_out, reason = held_out_change(a, b)
     recorded = recorded_yaml(b)
     settings = [
@@ -33,7 +33,7 @@ def run_differences(a: Path, b: Path) -> Record:
             "b": json.dumps(new, default=str),
             "says": sentence_on(name, recorded),
         }
-        for name, (old, new) in changed(a, b).items()
+        for name, (old, new) in changed_settings(a, b).items()
     ]
     changes = changed_files(a, b)
     files = [{"setting": name, "a": "", "b": change, "says": ""} for name, change in changes.items()]

@@ -48,14 +48,14 @@ def stored_states() -> Iterator[tuple[str, Query]]:
     for guide in lab_texts()["guides"]:
         for state in guide["looks"]:
             yield guide["tool"], state["ask"]
-            yield from ((guide["tool"], query) for query in _turned(guide["view"], state["ask"]))
+            yield from ((guide["tool"], query) for query in _next_queries(guide["view"], state["ask"]))
     for tool, queries in lab_texts()["first"].items():
         yield from ((tool, query) for query in queries)
     for tool, grid in lab_texts()["grids"].items():
         yield from ((tool, dict(zip(grid, values, strict=True))) for values in product(*grid.values()))
 
 
-def _turned(view: str, query: Query) -> Iterator[Query]:
+def _next_queries(view: str, query: Query) -> Iterator[Query]:
     """Yield the queries that a reader can reach from a state by clicks: every combination of its values."""
     rewards = query.get("rewards", "")
     if view in ("cards", "prefixes"):

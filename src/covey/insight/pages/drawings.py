@@ -90,12 +90,12 @@ def model_roles(algorithm: Algorithm, memory: Mapping[str, float]) -> Drawing:
             for role, is_kept, size, text in models
         ],
         "total": sum(size for _, is_kept, size, _ in models if is_kept),
-        "axes": {axis: _named(value) for axis, value in axes.items()},
+        "axes": {axis: _describe_function(value) for axis, value in axes.items()},
         "by_token": critic,
     }
 
 
-def _named(value: object) -> Drawing:
+def _describe_function(value: object) -> Drawing:
     if isinstance(value, Bound):
         return {"name": value.name, "says": first_words(value.function), "settings": dict(value.all_settings)}
     kl = getattr(value, "estimator", None)

@@ -35,14 +35,14 @@ OF_REWARDS = {"rewards", "components", "weights", "lengths", "greedy_reward"}
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 
 
-def _listed(text: object) -> object:
+def _split_list(text: object) -> object:
     return [part for part in text.split(",") if part.strip()] if isinstance(text, str) else text
 
 
 Finite = Annotated[float, Field(ge=-1e6, le=1e6)]
-RewardList = Annotated[list[Finite], Field(min_length=2, max_length=64), BeforeValidator(_listed)]
+RewardList = Annotated[list[Finite], Field(min_length=2, max_length=64), BeforeValidator(_split_list)]
 LengthList = Annotated[
-    list[Annotated[int, Field(ge=1, le=4096)]], Field(max_length=64), BeforeValidator(_listed)
+    list[Annotated[int, Field(ge=1, le=4096)]], Field(max_length=64), BeforeValidator(_split_list)
 ]
 Chance = Annotated[float, Field(ge=0, le=1)]
 Size = Annotated[int, Field(ge=2, le=1024)]
@@ -86,7 +86,7 @@ def group_tool(
         "std_sample": std[1],
         "dead": _is_dead(data),
         "estimators": [
-            _estimated(function, data, {"ddof": ddof, "eps": eps})
+            _apply_estimator(function, data, {"ddof": ddof, "eps": eps})
             for function in AXIS["advantage"]
             # Estimators that need a model's log-probs, tokens or values are left out.
             if set(data_names(function)) <= OF_REWARDS - ({"greedy_reward"} if greedy is None else set())
@@ -104,7 +104,9 @@ def _is_dead(data: GroupData) -> bool:
     return not bool(centered(data.rewards).any())
 
 
-def _estimated(function: Callable[..., Tensor], data: GroupData, query: Mapping[str, float]) -> ToolAnswer:
+def _apply_estimator(
+    function: Callable[..., Tensor], data: GroupData, query: Mapping[str, float]
+) -> ToolAnswer:
     """Apply an estimator to a group: its advantages, its formula, and the numbers in the formula."""
     settings = _own_settings(function, query)
     bound: Bound[GroupData, Tensor] = bind(function, **settings)

@@ -65,7 +65,7 @@ class Runs:
         if self.root is None:
             return {}
         base = self.root.parent if (self.root / "config.yaml").is_file() else self.root
-        newest = sorted(self._below(self.root, DEEPEST), key=_changed, reverse=True)
+        newest = sorted(self._below(self.root, DEEPEST), key=_time_of_change, reverse=True)
         return {folder.relative_to(base).as_posix(): folder for folder in newest}
 
     def folder(self, name: str) -> Path:
@@ -93,7 +93,7 @@ class Runs:
                         yield from self._below(child, depth - 1)
 
 
-def _changed(folder: Path) -> float:
+def _time_of_change(folder: Path) -> float:
     return max(p.stat().st_mtime for p in (folder / "config.yaml", folder / "metrics.jsonl") if p.exists())
 
 
@@ -120,9 +120,13 @@ class Tail:
         # A resume blanks lines.
         records = [stream_record(line) for line in complete.split(b"\n") if line.strip()]
         self.unreadable += records.count(None)
-        return [record | _thirds(record) | self._trained(record) for record in records if record is not None]
+        return [
+            record | _thirds(record) | self._trained_tokens(record)
+            for record in records
+            if record is not None
+        ]
 
-    def _trained(self, record: Mapping[str, object]) -> Record:
+    def _trained_tokens(self, record: Mapping[str, object]) -> Record:
         """Return the tokens that were trained on by the end of a step, from its times; empty if unknown."""
         seconds, rate = (record.get(f"{name}/update") for name in ("seconds", "tokens_per_second"))
         if not isinstance(seconds, float | int) or not isinstance(rate, float | int):
@@ -160,7 +164,7 @@ def listed_runs(runs: Runs) -> Record:
 
 
 def _row(name: str, folder: Path) -> Record:
-    row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder), "model": ""}
+    row: Record = {"run": name, "state": run_state(folder), "changed": _time_of_change(folder), "model": ""}
     row |= {"tags": read_tags(folder), "ended": read_ending(folder), "elsewhere": host_elsewhere(folder)}
     try:
         return row | _details(folder)
@@ -276,7 +280,7 @@ class RunStreams:
 
 
 @lru_cache(maxsize=16)
-def reading(folder: Path) -> RunStreams:
+def shared_streams(folder: Path) -> RunStreams:
     """Return the shared reading of a run's folder."""
     return RunStreams(folder)
 
@@ -289,7 +293,7 @@ def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
 
 def run_page(name: str, folder: Path) -> Record:
     """Return the page of a run: its facts, curves and findings; ``notes`` say what of it is damaged."""
-    run = reading(folder)
+    run = shared_streams(folder)
     records = run.streams()
     notes = _notes(run)
     notes += [f"step {a.step}: {a}" for a in _unless_damaged(notes, list[Attempt](), read_attempts, folder)]

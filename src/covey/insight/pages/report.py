@@ -107,7 +107,7 @@ class _Completions:
         """Return the page of a group; if its texts are very long, with the best and the worst one only."""
         page = group_of(self.folder, step, self.logs[step], group)
         size = sum(len(c["completion"]) for c in page["completions"])
-        samples = _telling(page["completions"])[: None if size <= TEXTS else 2]
+        samples = _choose_samples(page["completions"])[: None if size <= TEXTS else 2]
         self.samples[step, group] = samples
         shown = [c for c in page["completions"] if c["sample"] in samples]
         return (
@@ -165,7 +165,7 @@ def _by_turns(steps: Sequence[int], pages: _Completions) -> Iterator[tuple[int, 
                 yield step, group
 
 
-def _telling(completions: Sequence[Record]) -> list[int]:
+def _choose_samples(completions: Sequence[Record]) -> list[int]:
     """Return the samples of a group: the best one, the worst one, and the others."""
     scored = sorted((c for c in completions if c["reward"] is not None), key=lambda c: -c["reward"])
     others = [c for c in completions if c["reward"] is None]

@@ -91,12 +91,12 @@ class TokenGate:
         if scope["type"] != "http":
             return None  # no websockets here
 
-        async def answered(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] += [(k.encode(), v.encode()) for k, v in HEADERS.items()]
             await send(message)
 
-        return await (self._refusal(Request(scope)) or self.app)(scope, receive, answered)
+        return await (self._refusal(Request(scope)) or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
         # Against DNS rebinding: a foreign page whose name resolves to 127.0.0.1 still sends its name here.
@@ -183,12 +183,12 @@ def _endpoint(answer: Callable[[Request], object]) -> Callable[[Request], Respon
 
     # A plain function, not a coroutine: Starlette runs it in a thread, so slow reads block nobody.
     def endpoint(request: Request) -> Response:
-        return _answered(partial(answer, request))
+        return _respond(partial(answer, request))
 
     return endpoint
 
 
-def _answered(answer: Callable[[], object]) -> Response:
+def _respond(answer: Callable[[], object]) -> Response:
     """Return an answer in JSON, or the reason if there is none."""
     try:
         return json_answer(answer())
@@ -205,14 +205,14 @@ def _change_routes(changes: Changes) -> list[Route]:
     def endpoint(act: Callable[[Record], Record]) -> Callable[[Request], Awaitable[Response]]:
         async def change(request: Request) -> Response:
             body = await request.body()
-            return await to_thread(_answered, partial(_made, act, body))
+            return await to_thread(_respond, partial(_apply_change, act, body))
 
         return change
 
     return [Route(path, endpoint(act), methods=["POST"]) for path, act in zip(CHANGES, acts, strict=True)]
 
 
-def _made(act: Callable[[Record], Record], body: bytes) -> Record:
+def _apply_change(act: Callable[[Record], Record], body: bytes) -> Record:
     try:
         request = load_json(body)
     except ValueError:
@@ -247,7 +247,7 @@ def _runs(runs: Runs, _: Request) -> object:
     return {"root": str(runs.root or ""), "writable": runs.writable, **listed_runs(runs)}
 
 
-def _run(runs: Runs, request: Request) -> object:
+def _run_page(runs: Runs, request: Request) -> object:
     return runs.page(request.query_params.get("run", ""))
 
 
@@ -287,7 +287,7 @@ def _tool(_: Runs, request: Request) -> object:
 
 ANSWERS: Mapping[str, Callable[[Runs, Request], object]] = {
     "runs": _runs,
-    "run": _run,
+    "run": _run_page,
     "metrics": _metrics,
     "compare": _compare,
     "step": _step,

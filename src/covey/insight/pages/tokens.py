@@ -56,8 +56,8 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
     drawn = arrays.get("sampled", np.ones(len(ids), bool))
     values = {
         "applied": arrays.get("applied"),
-        "advantage": _recorded(arrays["advantages"]),
-        "logprob": _recorded(arrays["logprobs"]),
+        "advantage": _none_if_missing(arrays["advantages"]),
+        "logprob": _none_if_missing(arrays["logprobs"]),
         "ratio": arrays.get("ratios"),
         "kl": None
         if "ref_log_ratios" not in arrays
@@ -78,7 +78,7 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
     }
 
 
-def _recorded(values: np.ndarray) -> np.ndarray | None:
+def _none_if_missing(values: np.ndarray) -> np.ndarray | None:
     """Return values; None if all are NaN because another trainer did not record them."""
     return None if np.isnan(values).all() else values
 
@@ -107,7 +107,7 @@ def tokenizer_of(folder: Path) -> Tokenizer | None:
             return None
         # In the run's folder no part of the path may be a link; elsewhere only the file itself is checked.
         root = folder if file.is_relative_to(folder) else file.parent
-        return _read(root, str(file.relative_to(root)), file.stat().st_mtime)
+        return _read_tokenizer(root, str(file.relative_to(root)), file.stat().st_mtime)
     except (OSError, ValueError, CoveyError):
         return None
 
@@ -126,7 +126,7 @@ def _of_base(folder: Path) -> Path | None:
 
 
 @lru_cache(maxsize=8)
-def _read(folder: Path, name: str, _changed: float) -> Tokenizer:
+def _read_tokenizer(folder: Path, name: str, _changed: float) -> Tokenizer:
     content = read_below(folder, name, TOKENIZER_BYTES)
     try:
         return Tokenizer.from_str(content.decode("utf-8"))

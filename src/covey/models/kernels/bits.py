@@ -59,8 +59,8 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
         total = PROMPT_TOKENS + COMPLETION_TOKENS
         # Without window and cap, with a window shorter than the prompt, and with a cap.
         for window, cap in ((total, 0.0), (8, 0.0), (total, 0.5)):
-            sampled = heads.decoded(window, cap)
-            yield f"attention of {sizes[0]} heads of {sizes[2]}", sampled, heads.trained(window, cap)
+            sampled = heads.attend_by_token(window, cap)
+            yield f"attention of {sizes[0]} heads of {sizes[2]}", sampled, heads.attend_at_once(window, cap)
 
 
 class _Heads:
@@ -79,7 +79,7 @@ class _Heads:
         inputs: tuple[Tensor | float, ...] = (self.qkv, *self.norms, 1e-6, *self.tables, torch.arange(total))
         call("split_heads", *inputs, *self.parts, total, *self.sizes, dtype=dtype)
 
-    def trained(self, window: int, cap: float) -> Tensor:
+    def attend_at_once(self, window: int, cap: float) -> Tensor:
         """Attend from all tokens at once, and return the rows of the completion, (COMPLETION_TOKENS, H E)."""
         h, _, e = self.sizes
         total = PROMPT_TOKENS + COMPLETION_TOKENS
@@ -91,7 +91,7 @@ class _Heads:
         call("attend", *self.parts, spans, 2, 0.2, cap, out, levels, *lengths, dtype=self.dtype)
         return out[PROMPT_TOKENS:].flatten(1)
 
-    def decoded(self, window: int, cap: float) -> Tensor:
+    def attend_by_token(self, window: int, cap: float) -> Tensor:
         """Attend from one token of the completion after the other, with the prompt in a cache.
 
         Returns (COMPLETION_TOKENS, H E).

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covey.models.kernels.choice import Trial, trial_of
-from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
+from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, c_sources, compile_library
 from covey.models.kernels.kept import keep_library, kept_library, tell_damaged
 from covey.system.cache import cache_folder, keep_file, own_file
 from covey.system.integrity import sealed, unsealed
@@ -76,7 +76,7 @@ def library() -> ctypes.CDLL | None:
     """The compiled operations, built if they are not in the cache yet; None if there are none."""
     choice = os.environ.get(OFF, "")
     if choice.startswith("/"):
-        return _permitted(ctypes.CDLL(choice))
+        return _permit_tiles(ctypes.CDLL(choice))
     tested = tested_kernels() if choice != "0" else None
     return None if tested is None else tested.operations
 
@@ -94,7 +94,7 @@ def tested_kernels() -> Kernels | None:
             reason = trial.problem
             if trial.works:
                 try:
-                    operations = _permitted(_loaded(content, path))
+                    operations = _permit_tiles(_load_library(content, path))
                 except OSError as error:  # what a child may do, this process may not
                     print(f"note: {instructions} is not used: {error}", file=sys.stderr, flush=True)
                     reason = error
@@ -173,7 +173,7 @@ def _compiled_by(compiler: str, option_sets: Sequence[Sequence[str]]) -> Iterato
     failure: Exception | None = None
     for options in option_sets:
         try:
-            content, path = _compiled(compiler, options)
+            content, path = _find_or_compile(compiler, options)
         except subprocess.TimeoutExpired as error:
             failure = error
             break
@@ -214,7 +214,7 @@ def _instructions(content: bytes) -> str:
     return next((level.instructions for level in levels), machine)
 
 
-def _permitted(library: ctypes.CDLL) -> ctypes.CDLL:
+def _permit_tiles(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library, after asking the system for permission to use AMX tiles if it has any."""
     if hasattr(library, TILES.decode()) and library.permit_tiles() != 0:
         raise OSError("the system does not let this process use AMX")
@@ -278,7 +278,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-def _compiled(compiler: str, options: Sequence[str] = ()) -> tuple[bytes, Path]:
+def _find_or_compile(compiler: str, options: Sequence[str] = ()) -> tuple[bytes, Path]:
     """A compiler's library for this processor, from the cache or compiled now, and its path there."""
     target = cache_folder() / f"kernels-{_identity_of(options)}-{_identity(_version(compiler))}.so"
     content = kept_library(target, "compiled anew")
@@ -288,7 +288,7 @@ def _compiled(compiler: str, options: Sequence[str] = ()) -> tuple[bytes, Path]:
             file=sys.stderr,
             flush=True,
         )
-        content = built(compiler, [NATIVE, *options], c_sources())
+        content = compile_library(compiler, [NATIVE, *options], c_sources())
         with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
             keep_library(target, content)
     return content, target
@@ -309,7 +309,7 @@ def _identity(*parts: bytes | str) -> str:
     return hashlib.sha256(b"\0".join(encoded)).hexdigest()[:16]
 
 
-def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
+def _load_library(content: bytes, path: Path) -> ctypes.CDLL:
     """Load exactly the bytes that were checked; the file could have changed since."""
     handle = _in_memory(content)  # stays open: the loader knows libraries by their path
     return ctypes.CDLL(str(path) if handle is None else f"/proc/self/fd/{handle}")

@@ -113,7 +113,7 @@ def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None =
     _kinds_of_torch.cache_clear()
 
 
-def followed() -> tuple[Mapping[str, Sequence[str]] | None, bool | None]:
+def followed_choices() -> tuple[Mapping[str, Sequence[str]] | None, bool | None]:
     """The choices that `follow` was given last."""
     return _followed, _rounding
 

@@ -56,7 +56,7 @@ def c_sources() -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in SOURCES}
 
 
-def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> bytes:
+def compile_library(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> bytes:
     """Compile a library and return its bytes. Raises CalledProcessError or TimeoutExpired."""
     apple = platform.system() == "Darwin"  # its clang knows the blocks, but not the option
     blocks = ["-Xclang", "-fopenmp"] if apple else ["-fopenmp"]

@@ -35,7 +35,7 @@ def _close(result: Tensor, expected: Tensor | float) -> bool:
     return bool(torch.allclose(result.float(), reference.expand_as(result), rtol=1e-2, atol=1e-3))
 
 
-def _unset(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def _nan_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     # NaN, so that a value that an operation forgets to write is found.
     return torch.full(shape, torch.nan, dtype=dtype)
 
@@ -55,11 +55,11 @@ def _norms(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 2.
     ones, threes, fours = (_full(value, dtype=dtype) for value in (1, 3, 4))
     weight = _full(2, E, dtype=dtype)
-    total = _unset(T, E, dtype=dtype)
-    normed = _unset(T, E, dtype=dtype)
+    total = _nan_tensor(T, E, dtype=dtype)
+    normed = _nan_tensor(T, E, dtype=dtype)
     call("add_norm", threes, ones, weight, 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
-    dx = _unset(T, E, dtype=dtype)
+    dx = _nan_tensor(T, E, dtype=dtype)
     dw = torch.zeros(E)
     call("add_norm_back", fours, weight, 0.0, threes, ones, dx, dw, T, E, dtype=dtype)
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
@@ -68,8 +68,8 @@ def _norms(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
 def _gates(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Gates are 0, where silu has slope 1/2, or 64, where it is the identity to all digits.
     gate_up = _full(0, T, 2 * E, dtype=dtype)
-    out = _unset(T, E, dtype=dtype)
-    slopes_of_inputs = _unset(T, 2 * E, dtype=dtype)
+    out = _nan_tensor(T, E, dtype=dtype)
+    slopes_of_inputs = _nan_tensor(T, 2 * E, dtype=dtype)
     gate_up[1, :E] = 64
     gate_up[:, E:] = 0.5
     call("gate_mul", gate_up, 1.0, 0.0, out, T, E, dtype=dtype)
@@ -84,13 +84,13 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     row = torch.arange((H + 2 * K) * E) % 64 + 1
     qkv = row.expand(T, -1).to(dtype).contiguous()
     quarter = (torch.zeros(T, E, dtype=dtype), torch.ones(T, E, dtype=dtype), torch.arange(T))
-    parts = [_unset(T, n, E, dtype=dtype) for n in (H, K, K)]
+    parts = [_nan_tensor(T, n, E, dtype=dtype) for n in (H, K, K)]
     call("split_heads", qkv, None, None, 0.0, *quarter, *parts, T, H, K, E, dtype=dtype)
     turning, values = row.view(-1, E).float().split([H + K, K])
     left, right = turning.chunk(2, 1)
     turned = torch.cat((-right, left), 1)
     yield "split_heads", torch.cat(parts, 1), torch.cat((turned, values))
-    dqkv = _unset(T, (H + 2 * K) * E, dtype=dtype)
+    dqkv = _nan_tensor(T, (H + 2 * K) * E, dtype=dtype)
     unused = (torch.zeros(E), torch.zeros(E))
     # Backwards the quarter turn is undone: (left, right) becomes (right, -left).
     grads = [part.contiguous() for part in qkv.view(T, -1, E).split([H, K, K], 1)]
@@ -107,12 +107,12 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     values = even_numbers.expand(T, K, E).contiguous()
     spans = torch.tensor([[0, 0, 0, T]])
     groups = torch.tensor([0, 1])
-    out = _unset(T, H, E, dtype=dtype)
-    levels = _unset(T, H)
+    out = _nan_tensor(T, H, E, dtype=dtype)
+    levels = _nan_tensor(T, H)
     call("attend", zeros, keys, values, spans, 1, 1.0, 1.0, out, levels, H, K, E, T, T, dtype=dtype)
     yield "attend", out, torch.arange(T)[:, None, None]
     yield "attend", levels, torch.arange(1, T + 1).log()[:, None]
-    dq = _unset(T, H, E, dtype=dtype)
+    dq = _nan_tensor(T, H, E, dtype=dtype)
     dk = torch.zeros(T, K, E)
     dv = torch.zeros(T, K, E)
     inputs = (zeros, keys, values, out, levels, torch.ones_like(zeros), spans, groups, 1, 1.0, 1.0)
@@ -133,7 +133,7 @@ def _decoding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     stores[1][:, :, 0] = 2
     inserted = [torch.zeros(1, K, 1, E, positions), torch.zeros(1, K, positions, E)]
     rotation = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
-    attended = _unset(1, H * E, dtype=dtype)
+    attended = _nan_tensor(1, H * E, dtype=dtype)
     state = (qkv, None, None, 0.0, *rotation, slot, length, slot, *stores, *inserted)
     call("decode_attend", *state, 1.0, 1.0, attended, 1, H, K, E, positions, positions, 2, dtype=dtype)
     yield "decode_attend", attended, 3.0
@@ -144,12 +144,12 @@ def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Equal logits: each of V tokens has probability 1 / V, and u draws token floor(u V).
     logits = torch.zeros(2, V, dtype=dtype)
     tokens = torch.full((2,), -1)
-    logprobs = _unset(2)
+    logprobs = _nan_tensor(2)
     call("draw", logits, torch.tensor([0.01, 0.51]), 1.0, tokens, logprobs, 2, V, dtype=dtype)
     yield "draw", tokens, torch.tensor([0, 32])
     yield "draw", logprobs, -math.log(V)
     highs = torch.full((2, V), 8 * math.log(2), dtype=dtype)
-    capped = _unset(2, V, dtype=dtype)
+    capped = _nan_tensor(2, V, dtype=dtype)
     call("soft_cap", highs, 8.0, capped, 2, V, dtype=dtype)
     yield "soft_cap", capped, 8 * 0.6  # tanh(ln 2) = (2 - 1/2) / (2 + 1/2)
 
@@ -158,7 +158,7 @@ def _scores(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Equal logits again.
     logits = torch.zeros(2, V, dtype=dtype)
     targets = torch.tensor([5, 50])
-    scores = [_unset(2) for _ in range(3)]
+    scores = [_nan_tensor(2) for _ in range(3)]
     call("score_rows", logits, targets, 1.0, *scores, 2, V, dtype=dtype)
     yield "score_rows", torch.stack(scores), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]
     # The gradient of the target's log-prob: 1 at the target, less the probability 1 / V everywhere.
@@ -175,13 +175,13 @@ def _products(
     weight = (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
     # Row v of the weight is v % 4 throughout and x is 1, so each output is E times that.
     expected = E * (torch.arange(V) % 4)
-    out = _unset(T, V, dtype=dtype)
+    out = _nan_tensor(T, V, dtype=dtype)
     call("product_once", x, weight, 0, None, out, T, V, E, dtype=numbers)
     yield "product_once", out, expected
     call("product_once", x, weight.t().contiguous(), 1, None, out.fill_(torch.nan), T, V, E, dtype=numbers)
     yield "product_once", out, expected
     panels = torch.full((packed_size(V, E, numbers),), 255, dtype=torch.uint8)  # which are NaN
-    out = _unset(T, V, dtype=dtype)
+    out = _nan_tensor(T, V, dtype=dtype)
     call("pack_weight", weight, panels, V, E, dtype=numbers)
     call("product", x, panels, None, out, T, V, E, dtype=numbers)
     yield "product", out, expected

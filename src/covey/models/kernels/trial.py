@@ -39,12 +39,12 @@ def print_trial() -> None:
             print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
             return
     with torch.no_grad():
-        rates = {name_of_numbers(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
+        rates = {name_of_numbers(d): {k: measure_speed(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
         differs = {name_of_numbers(d): first_difference(d) for d in DTYPES}
     print(json.dumps({"rates": rates, "differs": differs}))
 
 
-def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
+def measure_speed(kind: str, dtype: Numbers) -> tuple[float, float]:
     """GFLOP/s of one thread, ours and torch's; torch has no mixed products and computes in float32."""
     # In turns, so that a change of the clock rate hits both; the best time is the least disturbed.
     pair = _products(kind, dtype)

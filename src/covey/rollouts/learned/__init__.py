@@ -13,14 +13,14 @@ from covey.rewards.scorer import Rewards
 from covey_verify.errors import ConfigError
 
 
-def _imported(name: str) -> Callable[..., object]:
+def _import_function(name: str) -> Callable[..., object]:
     from covey.rollouts.learned import reward_models
 
     return getattr(reward_models, name)
 
 
 LEARNED: Mapping[str, Callable[[], Callable[..., object]]] = {
-    name: partial(_imported, name) for name in ("reward_model", "process_reward_model")
+    name: partial(_import_function, name) for name in ("reward_model", "process_reward_model")
 }
 """name -> the function that imports the reward, called when a config names it."""
 
@@ -70,8 +70,8 @@ def rewards_of(
     except ConfigError as error:
         message = str(error)
         # Only rewards of the config itself have a line there; a task brings its own.
-        raise ConfigError(loaded.placed(message) if named == config.rewards else message) from None
+        raise ConfigError(loaded.with_place(message) if named == config.rewards else message) from None
     if config.method == "rl" and not any(r.weight for r in rewards):
         message = "rewards: every weight is 0, so no completion is better than another; give one a weight"
-        raise ConfigError(loaded.placed(message))
+        raise ConfigError(loaded.with_place(message))
     return rewards

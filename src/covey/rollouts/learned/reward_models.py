@@ -19,7 +19,7 @@ from covey.errors import out_of_memory
 from covey.models.controls import ControlWords, turn_words
 from covey.models.load import pick_device, source_of
 from covey.models.policy import weights_hash
-from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
+from covey.models.pretrained import LOADING, load_pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import CLASSES, SEPARATOR, Judges, conversation_ids, worked_ids
 from covey_verify.contract import reward
 from covey_verify.errors import ConfigError
@@ -42,7 +42,7 @@ class RewardModel:
         try:
             self.tokenizer = pretrained_tokenizer(source, **local_only)
             dtype = torch.float32 if torch_device.type == "cpu" else "auto"
-            model = pretrained(loader, source, dtype=dtype, **local_only)
+            model = load_pretrained(loader, source, dtype=dtype, **local_only)
         except Exception as error:  # a damaged folder makes the libraries fail in any way
             if out_of_memory(error):
                 raise
@@ -86,7 +86,7 @@ class RewardModel:
 cached = cache(RewardModel)
 
 
-def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
+def load_shared(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
     """Return a reward model, loaded once for all threads."""
     # ``cache`` alone would let two threads load a model at the same time; see ``LOADING``.
     with LOADING:
@@ -96,7 +96,7 @@ def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
 def model_of_settings(kind: str, settings: Mapping[str, object]) -> RewardModel:
     """Return the model that a reward's settings name."""
     name, folder, device = (settings.get(key) for key in ("model", "config_folder", "device"))
-    return loaded(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
+    return load_shared(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
 
 
 @reward(timeout=1800.0, format_only=True)
@@ -115,9 +115,9 @@ def reward_model(
     ``model``: a folder or hub id. In a chat it reads the results of tools too, as in training on pairs. Texts
     longer than its context are not judged.
     """
-    judge = loaded("reward_model", model, config_folder, device)
+    judge = load_shared("reward_model", model, config_folder, device)
     answers = (
-        judge.words.removed(text_of(completion)) if isinstance(prompt, str) else _conversation(judge, own)
+        judge.words.remove_from(text_of(completion)) if isinstance(prompt, str) else _conversation(judge, own)
         for prompt, completion, own in zip(prompts, completions, turns, strict=True)
     )
     read = zip(prompts, answers, template_arguments, strict=True)
@@ -150,13 +150,13 @@ def process_reward_model(
     The model reads the prompt and the steps, each followed by ``separator``. The value is read at the last
     token of each separator: the softmax's second of two outputs, or the sigmoid of one.
     """
-    judge = loaded("process_reward_model", model, config_folder, device)
+    judge = load_shared("process_reward_model", model, config_folder, device)
     texts = [text_of(c)[:LONGEST] for c in completions]
     spans = [split(text, split_by) for text in texts]
     # The tokens that the model reads, and the last token of each step's separator.
     read = [
         worked_ids(
-            judge.tokenizer, prompt, [judge.words.removed(text[a:b]) for a, b in cuts], separator, shown
+            judge.tokenizer, prompt, [judge.words.remove_from(text[a:b]) for a, b in cuts], separator, shown
         )
         for prompt, text, cuts, shown in zip(prompts, texts, spans, template_arguments, strict=True)
     ]
@@ -184,7 +184,7 @@ def _conversation(judge: RewardModel, turns: Messages) -> Messages:
     """
     messages = list[Mapping[str, object]]()
     for turn in turns:
-        content = judge.words.removed(str(turn["content"]))
+        content = judge.words.remove_from(str(turn["content"]))
         calls = {} if content or "tool_calls" not in turn else {"tool_calls": turn["tool_calls"]}
         messages.append({"role": turn["role"], "content": content, **calls})
     return messages

@@ -18,10 +18,10 @@ PER_CALL = 100
 """Largest number of settings per call."""
 
 
-def allowed(name: str) -> str:
+def allowed_name(name: str) -> str:
     """Return a name as MLflow allows it: letters, digits, _ - . : / and space, without `.` and `..` parts.
 
-    >>> allowed("held_out/pass@1"), allowed("reward//é/../mean")
+    >>> allowed_name("held_out/pass@1"), allowed_name("reward//é/../mean")
     ('held_out/pass_1', 'reward/_/_/mean')
     """
     parts = (re.sub(r"[^0-9A-Za-z_\-. :]", "_", part) for part in name.split("/") if part)
@@ -37,7 +37,7 @@ def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> Track
     mlflow.set_experiment("covey")
     name = f"{title_of(run)} from {first}" if first else title_of(run)
     mlflow.start_run(run_name=name, tags={"covey.identity": run_identity(run)})
-    parameters = [(allowed(name), str(value)[:500]) for name, value in settings.items()]
+    parameters = [(allowed_name(name), str(value)[:500]) for name, value in settings.items()]
     # MLflow refuses larger calls.
     for start in range(0, len(parameters), PER_CALL):
         mlflow.log_params(dict(parameters[start : start + PER_CALL]))
@@ -45,4 +45,4 @@ def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> Track
 
 
 def _log(step: int, values: Mapping[str, float]) -> None:
-    mlflow.log_metrics({allowed(name): value for name, value in values.items()}, step=step)
+    mlflow.log_metrics({allowed_name(name): value for name, value in values.items()}, step=step)

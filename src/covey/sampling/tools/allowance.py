@@ -25,7 +25,7 @@ class Waiting:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Count the block as time spent waiting for a tool."""
-        # Only the sampling loop waits, one block at a time; other threads call ``remaining`` meanwhile.
+        # Only the sampling loop waits, one block at a time; other threads call ``seconds_left`` meanwhile.
         self._since = start = time.monotonic()
         try:
             yield
@@ -34,7 +34,7 @@ class Waiting:
             # If the process was suspended meanwhile, only the time since it continued counts.
             self.waited += time.monotonic() - running_since(start)
 
-    def remaining(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds for which the batch may still wait."""
         since = self._since
         current = 0.0 if since is None else time.monotonic() - running_since(since)
@@ -49,9 +49,9 @@ class Allowance:
         self._remaining = seconds
         self._lock = threading.Lock()
 
-    def remaining(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds that the next call may take."""
-        return min(self._remaining, self.batch.remaining())
+        return min(self._remaining, self.batch.seconds_left())
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

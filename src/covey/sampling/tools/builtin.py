@@ -44,7 +44,7 @@ def calculate(expression: str) -> str:
 def _value(node: ast.expr) -> float:
     # ``type`` rather than isinstance: True is not a number here.
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(node.value)
+        return _check_magnitude(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         value = _value(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
@@ -54,11 +54,11 @@ def _value(node: ast.expr) -> float:
         # Refused before it is computed: an integer's power may take minutes and gigabytes.
         if isinstance(node.op, ast.Pow) and left and abs(right) * math.log10(abs(left)) > LARGEST_POWER:
             raise OverflowError("the result is too large")
-        return _bounded(OPERATORS[type(node.op)](left, right))
+        return _check_magnitude(OPERATORS[type(node.op)](left, right))
     raise ValueError(f"{ast.unparse(node)[:80]!r} is not arithmetic")
 
 
-def _bounded(value: object) -> float:
+def _check_magnitude(value: object) -> float:
     if not isinstance(value, int | float) or abs(value) > 10.0**LARGEST_POWER:
         raise OverflowError("the result is not a real number, or too large")
     return value

@@ -37,7 +37,7 @@ def call_tool(module: str, name: str, arguments: Mapping[str, object], limit: in
     function = getattr(load_module(module), name)
     # The runner makes its event loop when it first runs a coroutine: a sandbox has no sockets for one.
     with closing(asyncio.Runner()) as loop:
-        result = _awaited(function(**arguments), loop)
+        result = _await_result(function(**arguments), loop)
     return _text(result)[:limit]
 
 
@@ -49,7 +49,7 @@ def serve_environment(setup: EnvironmentSetup) -> None:
     with closing(asyncio.Runner()) as loop:
         try:
             environment = getattr(load_module(setup["module"]), setup["name"])()
-            opening = _awaited(environment.reset(**setup["columns"]), loop)
+            opening = _await_result(environment.reset(**setup["columns"]), loop)
             send(CHANNEL, {"value": None if opening is None else _text(opening)})
             _seed(setup["seed"])
         except BaseException as error:
@@ -62,7 +62,7 @@ def serve_environment(setup: EnvironmentSetup) -> None:
                 return
             try:
                 if method:
-                    answer = _awaited(getattr(environment, method)(**arguments), loop)
+                    answer = _await_result(getattr(environment, method)(**arguments), loop)
                     send(CHANNEL, {"value": _text(answer)[:limit]})
                 else:
                     send(CHANNEL, {"value": _state(environment, loop)})
@@ -81,14 +81,14 @@ def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
     state = {n: v for n, v in getattr(environment, "__dict__", {}).items() if not n.startswith("_")}
     get_reward = getattr(environment, "get_reward", None)
     if get_reward is not None:
-        state["reward"] = _awaited(get_reward(), loop)
+        state["reward"] = _await_result(get_reward(), loop)
     # A float attribute ``reward`` is checked too: JSON refuses NaN, so the loop below would drop it silently.
     if get_reward is not None or isinstance(state.get("reward"), float):
         _check_reward(state["reward"], "its attribute reward is" if get_reward is None else "it returned")
     attributes = {}
     for name, value in state.items():
         try:
-            attributes[name] = json.loads(json.dumps(value, allow_nan=False, default=_listed))
+            attributes[name] = json.loads(json.dumps(value, allow_nan=False, default=_plain_values))
         except (TypeError, ValueError, RecursionError):
             continue  # such as a connection, which could not be sent to a reward's process either
     return attributes
@@ -96,14 +96,14 @@ def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
 
 def _check_reward(value: object, subject: str) -> None:
     """Raise ValueError for a value that cannot be a reward: JSON would drop it, and the reason with it."""
-    number = _listed(value) if hasattr(value, "tolist") else value
+    number = _plain_values(value) if hasattr(value, "tolist") else value
     if number is None or (isinstance(number, int | float) and abs(number) <= sys.float_info.max):
         return
     described = "a number that is too large" if isinstance(number, int) else repr(number)[:60]
     raise ValueError(f"{subject} {described}; a finite number or None is expected")
 
 
-def _awaited(result: object, loop: asyncio.Runner) -> object:
+def _await_result(result: object, loop: asyncio.Runner) -> object:
     return loop.run(result) if inspect.iscoroutine(result) else result
 
 
@@ -116,7 +116,7 @@ def _plain(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _listed(value: object) -> object:
+def _plain_values(value: object) -> object:
     """Return the values of a numpy array or number. Raises TypeError for anything else."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"{type(value).__name__} is not JSON")

@@ -26,7 +26,7 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 from covey.config.algorithm import hint
 from covey.config.sampling import ToolUse
 from covey.sampling.tools.builtin import BUILT_IN_TOOLS
-from covey_verify.calls.arguments import Misfit, fitting
+from covey_verify.calls.arguments import Misfit, convert_value
 from covey_verify.errors import ConfigError
 from covey_verify.hosting import module_of
 from covey_verify.usercode import load_function
@@ -68,7 +68,9 @@ class Tool:
                 "each argument below `Args:`, and its annotations"
             ) from None
 
-    def fitting(self, arguments: Mapping[str, object], row_schema: object = None) -> dict[str, object]:
+    def convert_arguments(
+        self, arguments: Mapping[str, object], row_schema: object = None
+    ) -> dict[str, object]:
         """Return the arguments of a call in the types of the row's own schema, if any, and of the tool's.
 
         Raises Misfit, with a message for the model.
@@ -85,7 +87,7 @@ class Tool:
         typed: object = {n: v for n, v in arguments.items() if n not in nulls}
         tool_schema: Mapping[str, Any] = self.schema
         for schema in (row_schema, tool_schema["function"]["parameters"]):
-            typed = fitting(typed, schema, name)
+            typed = convert_value(typed, schema, name)
         assert isinstance(typed, dict)
         return {**typed, **nulls}
 
@@ -108,7 +110,7 @@ class Environment:
     @property
     def needed(self) -> set[str]:
         """Columns without which `reset` cannot be called."""
-        return _required(self.reset)
+        return _required_parameters(self.reset)
 
 
 def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
@@ -141,7 +143,7 @@ def load_environment(spec: str | None, folder: Path) -> Environment | None:
     reset = getattr(environment_class, "reset", None)
     if not inspect.isclass(environment_class) or not callable(reset):
         raise ConfigError(f"{setting} must be a class with a method `reset`")
-    if missing := _required(environment_class):
+    if missing := _required_parameters(environment_class):
         raise ConfigError(
             f"{setting}: __init__ asks for {min(missing)!r}, but the class is called without arguments; "
             "`reset` gets the columns"
@@ -153,7 +155,9 @@ def load_environment(spec: str | None, folder: Path) -> Environment | None:
     home = _home(spec, folder)
     # A bound method's signature lacks `self`; there is no object yet, and none is needed for it.
     methods = {name: MethodType(function, environment_class) for name, function in public}
-    tools = [Tool(name, _checked(method, f"{spec}.{name}"), home, True) for name, method in methods.items()]
+    tools = [
+        Tool(name, _check_function(method, f"{spec}.{name}"), home, True) for name, method in methods.items()
+    ]
     return Environment(spec, home, MethodType(reset, environment_class), tools)
 
 
@@ -165,7 +169,7 @@ def _load(spec: str, folder: Path) -> Tool:
                 "module.py:function"
             )
         return Tool(spec, BUILT_IN_TOOLS[spec], (BUILT_IN_TOOLS[spec].__module__, spec))
-    function = _checked(load_function(spec, folder), spec)
+    function = _check_function(load_function(spec, folder), spec)
     home = _home(spec, folder)
     return Tool(home[1], function, home)
 
@@ -174,7 +178,7 @@ def _home(spec: str, folder: Path) -> tuple[str, str]:
     return module_of(spec, folder), spec.partition(":")[2]
 
 
-def _checked(function: Callable[..., object], spec: str) -> Callable[..., object]:
+def _check_function(function: Callable[..., object], spec: str) -> Callable[..., object]:
     """Return the function if the model can call it. Raises ConfigError."""
     kinds = {p.kind for p in _parameters(function).values()}
     if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
@@ -192,7 +196,7 @@ def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Paramet
     return inspect.signature(function).parameters
 
 
-def _required(function: Callable[..., object]) -> set[str]:
+def _required_parameters(function: Callable[..., object]) -> set[str]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = _parameters(function).items()
     return {name for name, p in parameters if p.kind in named and p.default is p.empty}

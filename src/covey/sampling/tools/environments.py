@@ -161,7 +161,7 @@ class Episode:
             self.called = self.called or bool(method)
             return self.ending or self._ask((method, arguments), seconds)
 
-    def opening(self) -> str | None:
+    def opening_text(self) -> str | None:
         """Return the text of `reset`, with which the prompt is to end. The object is not used again."""
         try:
             with self.lock:
@@ -175,7 +175,7 @@ class Episode:
         If `get_reward` raises after the model has called a method, those calls may have caused it, so only
         this completion is affected. Raises RewardError if the model called nothing.
         """
-        out_of_time = batch is not None and batch.remaining() <= 0
+        out_of_time = batch is not None and batch.seconds_left() <= 0
         seconds = min(LAST_SECONDS if out_of_time else math.inf, self.environments.timeout)
         try:
             outcome = self.call("", {}, seconds)

@@ -99,7 +99,7 @@ def _around(
 def plain_result(policy: Policy, words: ControlWords, text: str, limit: int) -> str:
     """Return a result of at most ``limit`` tokens, without anything that reads as a template's ``words``."""
     # Lone surrogates, which no tokenizer takes, become question marks first.
-    text = words.removed(text.encode("utf-8", "replace").decode())
+    text = words.remove_from(text.encode("utf-8", "replace").decode())
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     if not set(policy.tokenizer.all_special_ids).isdisjoint(ids):
         return NOT_SHOWN  # some tokenizers read other letters, such as full-width ones, as their own tokens

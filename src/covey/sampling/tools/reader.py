@@ -64,14 +64,14 @@ def turn_reader(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Tur
     marks = template_facts(tokenizer).marks
     text_of = FaithfulText(tokenizer, policy.end_ids)
 
-    def read(turn: np.ndarray, prompt: np.ndarray, begun: bool | None = None) -> Sequence[ToolCall]:
+    def read_calls(turn: np.ndarray, prompt: np.ndarray, begun: bool | None = None) -> Sequence[ToolCall]:
         if begun is None:
             turn_marks = marks.begun_by(tokenizer.decode(prompt[-HEADER:].tolist()))
         else:
             turn_marks = marks._replace(begun=begun)
         return read_turn(text_of(turn.tolist()), turn_marks, form, types).calls
 
-    return read
+    return read_calls
 
 
 def calls_in_text(text: str) -> Sequence[ToolCall]:

@@ -104,19 +104,19 @@ class Toolbox:
             return no_openings
         episodes = [Episode(self.environments, self.executor, problem, seed=0) for problem in problems]
         # The first is asked alone: if it returns None, no other process has to be started.
-        first = episodes[0].opening()
+        first = episodes[0].opening_text()
         if first is None:
             return no_openings
         if len(episodes) > MANY_RESETS:
             say(f"{self.tools.environment}: calling reset for each of {len(episodes):,} prompts")
-        resets = [episode.submit(episode.opening) for episode in episodes[1:]]
+        resets = [episode.submit(episode.opening_text) for episode in episodes[1:]]
         return [first, *(reset.result() or "" for reset in resets)]
 
     def allowance(self, batch: Waiting) -> Allowance:
         """Return the time limit of a completion in a batch."""
         return Allowance(self.tools.seconds, batch)
 
-    def waiting(self) -> Waiting:
+    def time_limit(self) -> Waiting:
         """Return the time limit of a batch of completions."""
         return Waiting(self.tools.seconds)
 
@@ -128,7 +128,7 @@ class Toolbox:
         refusals = [f"{NOT_RUN}: only the first {limit} calls of a turn are"] * len(calls[limit:])
 
         def run(call: ToolCall) -> str:
-            return self._within(allowance, call, problem, episode)
+            return self._run_within(allowance, call, problem, episode)
 
         if episode is not None:
             # One task for all calls of the turn: an environment is called in the order that the model wrote.
@@ -144,9 +144,11 @@ class Toolbox:
             return self.executor.submit("programs", SHARED_SIZE, run, math.inf)
         return self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)
 
-    def _within(self, allowance: Allowance, call: ToolCall, problem: Problem, episode: Episode | None) -> str:
+    def _run_within(
+        self, allowance: Allowance, call: ToolCall, problem: Problem, episode: Episode | None
+    ) -> str:
         """Run a call in the seconds that are left to the completion."""
-        seconds = min(self.tools.timeout, allowance.remaining())
+        seconds = min(self.tools.timeout, allowance.seconds_left())
         if seconds <= 0:
             return self._used_up
         with allowance():
@@ -166,9 +168,9 @@ class Toolbox:
         seconds = self.tools.timeout if seconds is None else seconds
         tool = self.functions.get(call.name)
         if call.wrong or tool is None:
-            return ERROR + (call.wrong or self._unknown(call.name))
+            return ERROR + (call.wrong or self._unknown_tool(call.name))
         try:
-            call = call._replace(arguments=tool.fitting(call.arguments, _row_schema(tool, problem)))
+            call = call._replace(arguments=tool.convert_arguments(call.arguments, _row_schema(tool, problem)))
         except Misfit as misfit:
             return ERROR + str(misfit)
         outcome = self._outcome(tool, call, problem, episode, seconds)
@@ -201,7 +203,7 @@ class Toolbox:
     def _used_up(self) -> str:
         return f"{NOT_RUN}: the {self.tools.seconds:g} s for tools are used up"
 
-    def _unknown(self, name: str) -> str:
+    def _unknown_tool(self, name: str) -> str:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:

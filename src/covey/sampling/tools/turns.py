@@ -54,7 +54,7 @@ class Dialogue:
         """Return the completion up to the end of a turn."""
         return turn if self.answered is None else self.answered.then(turn)
 
-    def continued(self, completion: Completion, params: SamplingParams) -> Request:
+    def request_rest(self, completion: Completion, params: SamplingParams) -> Request:
         """Return the request for the rest after ``completion``: its draws continue where they were."""
         request = self.request
         _, sample = self.owner
@@ -123,7 +123,7 @@ class TurnSampler:
         assert all(request.problem is not NO_PROBLEM for request in requests), (
             "a chat is answered as one, a text as a text"
         )
-        waiting = self.toolbox.waiting()
+        waiting = self.toolbox.time_limit()
         groups = [
             TurnRequest(request, self._dialogues(number, request, waiting))
             for number, request in enumerate(requests)
@@ -167,7 +167,7 @@ class TurnSampler:
                 request, dialogues = turn_requests[number]
                 dialogue = dialogues[sample]
                 dialogue.parts.append(part)
-                turn = self._joined(dialogue.parts, params)
+                turn = self._join_parts(dialogue.parts, params)
                 # A stop string inside an argument has ended it: the same turn continues in the next round.
                 if self._continues(dialogue, turn, params):
                     continued.append((dialogue, dialogue.with_turn(turn)))
@@ -183,18 +183,18 @@ class TurnSampler:
                     yield Sampled(*dialogue.owner, completion)
             for tool_turn in tool_turns:
                 dialogue = tool_turn.dialogue
-                completion = self._answered(tool_turn, waiting)
+                completion = self._add_results(tool_turn, waiting)
                 if len(completion.tokens) < params.max_tokens:
                     dialogue.answered = completion
                     continued.append((dialogue, completion))
                 else:  # no room for another turn: the completion ends without the results of its last calls
                     yield Sampled(*dialogue.owner, replace(tool_turn.completion, finish="length"))
             turn_requests = [
-                TurnRequest(dialogue.continued(completion, params), [dialogue])
+                TurnRequest(dialogue.request_rest(completion, params), [dialogue])
                 for dialogue, completion in continued
             ]
 
-    def _joined(self, parts: Sequence[Completion], params: SamplingParams) -> Completion:
+    def _join_parts(self, parts: Sequence[Completion], params: SamplingParams) -> Completion:
         """Join the parts of a turn; there are several if its stop string was inside an argument.
 
         A stop string of the user's that begins in one part and ends in the next ends the turn too.
@@ -244,7 +244,7 @@ class TurnSampler:
             for sampled in self.sampler.sample([requests[n] for n in numbers], pass_params):
                 yield sampled._replace(request=numbers[sampled.request])
 
-    def _answered(self, tool_turn: ToolTurn, waiting: Waiting) -> Completion:
+    def _add_results(self, tool_turn: ToolTurn, waiting: Waiting) -> Completion:
         """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
         limit = self.toolbox.tools.result_tokens
         completion = tool_turn.completion

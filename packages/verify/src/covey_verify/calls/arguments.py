@@ -29,10 +29,10 @@ class Misfit(ValueError):
     """Raised for a value that its schema does not allow; the message is for the model."""
 
 
-def fitting(value: object, schema: object, where: str) -> object:
+def convert_value(value: object, schema: object, where: str) -> object:
     """Return a JSON value in the type that its schema asks for; ``where`` names it. Raises Misfit.
 
-    >>> fitting({"steps": [1, 2.0]}, {"properties": {"steps": {"items": {"type": "integer"}}}}, "go")
+    >>> convert_value({"steps": [1, 2.0]}, {"properties": {"steps": {"items": {"type": "integer"}}}}, "go")
     {'steps': [1, 2]}
     """
     # JSON Schema also has the schemas true and false: all values, and none.
@@ -58,7 +58,7 @@ def _of_type(value: object, kind: object, where: str) -> object:
     types = _types_of(value)
     if not set(names) & types:
         words = " or ".join(NOUNS[name] for name in names)
-        raise Misfit(f"{where} must be {words}, but is {_shown(value)}")
+        raise Misfit(f"{where} must be {words}, but is {_format_value(value)}")
     return int(value) if isinstance(value, float) and "integer" in set(names) & types else value
 
 
@@ -81,7 +81,7 @@ def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> No
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(allowed, Sequence) and canonical(value) not in map(canonical, allowed):
         words = ", ".join(json.dumps(choice, ensure_ascii=False, default=str) for choice in allowed)
-        raise Misfit(f"{where} must be one of {words[:300]}, but is {_shown(value)}")
+        raise Misfit(f"{where} must be one of {words[:300]}, but is {_format_value(value)}")
 
 
 def _of_a_kind(value: object, schema: Mapping[str, object], where: str) -> object:
@@ -92,7 +92,7 @@ def _of_a_kind(value: object, schema: Mapping[str, object], where: str) -> objec
             value = _first_fit(value, choices, where)
     every = schema.get("allOf")
     for part in every if isinstance(every, Sequence) else ():
-        value = fitting(value, part, where)
+        value = convert_value(value, part, where)
     return value
 
 
@@ -100,7 +100,7 @@ def _first_fit(value: object, choices: Sequence[object], where: str) -> object:
     misfits = []
     for choice in choices:
         try:
-            return fitting(value, choice, where)
+            return convert_value(value, choice, where)
         except Misfit as error:
             misfits.append(str(error))
     # Each reason once, in order.
@@ -120,7 +120,8 @@ def _object(value: Mapping[str, object], schema: Mapping[str, object], where: st
         raise Misfit(f"{where} has no {unknown[0][:40]!r}")
     # A key that no property names is checked by additionalProperties, by default true.
     return {
-        name: fitting(item, properties.get(name, others), f"{where}.{name}") for name, item in value.items()
+        name: convert_value(item, properties.get(name, others), f"{where}.{name}")
+        for name, item in value.items()
     }
 
 
@@ -133,10 +134,10 @@ def _array(value: list[object], schema: Mapping[str, object], where: str) -> lis
     # prefixItems for the first values, items for all others; schemas without a value do not matter.
     schemas = [*first, *[rest] * len(value)]
     pairs = enumerate(zip(value, schemas, strict=False))
-    return [fitting(item, item_schema, f"{where}[{n}]") for n, (item, item_schema) in pairs]
+    return [convert_value(item, item_schema, f"{where}[{n}]") for n, (item, item_schema) in pairs]
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     kind = "the text " if isinstance(value, str) else ""
     return kind + (text if len(text) <= 60 else f"{text[:57]}...")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from covey_verify.calls.arguments import Misfit, fitting
+from covey_verify.calls.arguments import Misfit, convert_value
 from covey_verify.calls.call import NO_JSON, UNCLOSED, ReadAt, ToolCall, Types, call_of, calls_of, no_json
 from covey_verify.calls.families import (
     DEEPSEEK,
@@ -155,7 +155,7 @@ def _marked_call(types: Types, marks: ValueMarks, text: str, position: int) -> t
     ended = marks.ends.match(text, position)
     if ended is None:
         return ToolCall(name, {}, f"this is no {marks.shown}"), position
-    arguments = {key: _typed(written, schemas.get(key)) for key, written in texts.items()}
+    arguments = {key: _parse_bare(written, schemas.get(key)) for key, written in texts.items()}
     return ToolCall(name, arguments), ended.end()
 
 
@@ -189,7 +189,7 @@ def _marked_value(
     return MarkedValue(marks.value(value), closed.end())
 
 
-def _typed(text: str, schema: object) -> object:
+def _parse_bare(text: str, schema: object) -> object:
     """Return an argument that was written without quotes: as JSON if that fits its schema, else as text."""
     try:
         value = strict_json(text)
@@ -202,7 +202,7 @@ def _typed(text: str, schema: object) -> object:
 
 def _fits(value: object, schema: object) -> bool:
     try:
-        fitting(value, schema, "")
+        convert_value(value, schema, "")
     except Misfit:
         return False
     return True

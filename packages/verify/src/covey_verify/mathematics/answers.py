@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Literal, NamedTuple, get_args
 
-from covey_verify.contract import reward, unfinished
+from covey_verify.contract import reward, score_without_result
 from covey_verify.errors import ConfigError
 from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract, hash4
-from covey_verify.mathematics.compare import STATEMENTS, Comparison, Percent, Ratio, Reading, folded
+from covey_verify.mathematics.compare import STATEMENTS, Comparison, Percent, Ratio, Reading, fold_words
 from covey_verify.mathematics.exact import decidable
-from covey_verify.mathematics.reader import read
+from covey_verify.mathematics.reader import read_answer
 from covey_verify.mathematics.tree import Node, TooLarge, Unreadable
 from covey_verify.mathematics.units import HEDGES, NO_NOUNS, UNKNOWN
 from covey_verify.once import Once
@@ -86,7 +86,7 @@ def _read_reference(reference: str) -> Node | ReferenceFault:
     if reference == "NA" or reference.casefold().strip(" .?!") in NO_ANSWER:
         return ReferenceFault(f"the reference answer is no answer: {shown}")
     try:
-        node = read(reference)
+        node = read_answer(reference)
     except TooLarge as error:
         return ReferenceFault(f"the reference answer is too large: {shown} ({error})")
     except Unreadable as error:
@@ -110,7 +110,7 @@ def _texts(node: Node) -> Iterator[str]:
 def _is_sentence(text: str) -> bool:
     """Return whether a text has three words or more; if it is an unknown unit, a word that is not a noun."""
     words = re.findall(r"[^\W\d_]+", text)
-    if folded(text) in STATEMENTS.values():
+    if fold_words(text) in STATEMENTS.values():
         return False
     if text.startswith(UNKNOWN):
         return any(word in NO_NOUNS for word in words)
@@ -152,10 +152,10 @@ def math_answer(
     numbers are real, and formulas are compared where both are real. For the fraction ``second`` of all
     answers math-verify is asked as well; the rate of its disagreement is logged and never changes the score.
     """
-    if second and not _installed("math_verify"):
+    if second and not _is_installed("math_verify"):
         raise ConfigError("math_answer: second asks math-verify: pip install 'covey-verify[second]'")
     reference = reference_of(answer)
-    score = _judged(reference, extract(completion, rule, turns), (percent, ratio, reading or "complex"))
+    score = _score_answer(reference, extract(completion, rule, turns), (percent, ratio, reading or "complex"))
     extracted = score.extracted
     judged = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
     if extracted is None or not judged:
@@ -170,7 +170,7 @@ def math_answer(
     return replace(score, metrics={"second_disagrees": float(disagrees)})
 
 
-def _judged(reference: str, answer: str | None, policies: tuple[Percent, Ratio, Reading]) -> Score:
+def _score_answer(reference: str, answer: str | None, policies: tuple[Percent, Ratio, Reading]) -> Score:
     """Return the score of an extracted answer; the cheapest comparisons come first."""
     if answer is None:
         return Score(0.0, "no_answer")
@@ -185,11 +185,11 @@ def _judged(reference: str, answer: str | None, policies: tuple[Percent, Ratio, 
     if GLUED.search(answer) and not GLUED.search(reference):
         return Score(0.0, "ambiguous", answer, detail="x^23 is x^2 times 3 in print: write x^{23}")
     try:
-        theirs = read(answer)
+        theirs = read_answer(answer)
     except TooLarge as error:
         return Score(0.0, "too_large", answer[:200], detail=str(error))
     except Unreadable as error:
-        status: Status = "ambiguous" if _hedged(answer) else "unparsable"
+        status: Status = "ambiguous" if _is_hedged(answer) else "unparsable"
         return Score(0.0, status, answer, detail=f"the answer cannot be read: {error}")
     comparison = Comparison(percent=policies[0], ratio=policies[1])
     # True or False by structure and exact numbers; None: only algebra can tell.
@@ -198,7 +198,7 @@ def _judged(reference: str, answer: str | None, policies: tuple[Percent, Ratio, 
         score = _by_algebra(reference, answer, policies)
     else:
         score = Score(float(equal), extracted=answer, detail="" if equal else comparison.reason)
-    if score.value == 0.0 and score.status == "ok" and (_several(ours, theirs) or _hedged(answer)):
+    if score.value == 0.0 and score.status == "ok" and (_several(ours, theirs) or _is_hedged(answer)):
         return replace(score, status="ambiguous")
     return score
 
@@ -208,7 +208,7 @@ def _several(reference: Node, answer: Node) -> bool:
     return answer.kind in ("list", "set") and reference.kind not in ("list", "set", "tuple", "union")
 
 
-def _hedged(answer: str) -> bool:
+def _is_hedged(answer: str) -> bool:
     """Return whether an answer takes a value back."""
     return any(word in HEDGES for word in re.findall(r"[^\W\d_]+", answer.casefold()))
 
@@ -226,18 +226,18 @@ def _by_algebra(reference: str, answer: str, policies: Sequence[str]) -> Score:
         return Score(None, "not_applicable", answer, detail=NEEDS_ALGEBRA)
     result = _ask("equal", reference, answer, *policies)
     if result.kind != "ok":
-        return unfinished(result, answer)
+        return score_without_result(result, answer)
     equal, reason = result.value
     return Score(float(equal), extracted=answer, detail=reason)
 
 
 def has_algebra() -> bool:
     """Return whether the `math` extra is installed."""
-    return _installed("sympy")
+    return _is_installed("sympy")
 
 
 @cache
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
@@ -274,9 +274,11 @@ def exact_answer(
     extracted = extract(completion, rule, turns)
     if extracted is None:
         return Score(0.0, "no_answer")
-    return Score(float(_folded(extracted, fold) == _folded(str(answer), fold)), extracted=extracted[:500])
+    return Score(
+        float(_fold_text(extracted, fold) == _fold_text(str(answer), fold)), extracted=extracted[:500]
+    )
 
 
-def _folded(text: str, fold: str) -> str:
+def _fold_text(text: str, fold: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     return " ".join((text.casefold() if fold == "case" else text).split())

@@ -46,13 +46,13 @@ def main_value(values: Sequence[tuple[Node, str]]) -> Node:
     return exactly[-1] if exactly else values[0][0]
 
 
-def assigned(node: Node) -> Node | None:
+def assigned_value(node: Node) -> Node | None:
     """Return the value in `name = value`, or None."""
     values = chain_values(node, named=False) if node.kind == "chain" else None
     return main_value(values) if values else None
 
 
-def about(value: Node, approximation: Node) -> bool:
+def is_approximation(value: Node, approximation: Node) -> bool:
     """Return whether an approximation is off by at most one unit of its last digit, or by one percent."""
     nodes = [n.parts[0] if n.kind == "quantity" else n for n in (value, approximation)]
     a, b = map(approximate, nodes)
@@ -61,12 +61,12 @@ def about(value: Node, approximation: Node) -> bool:
     return not math.isnan(a - b) and abs(a - b) <= unit
 
 
-def unknown(node: Node) -> str:
+def only_variable(node: Node) -> str:
     """Return the only variable of all values of a list, such as `x = 1 or x = 2` and `x = 1, 2`, or ""."""
-    if node.kind != "list" or assigned(node.parts[0]) is None:
+    if node.kind != "list" or assigned_value(node.parts[0]) is None:
         return ""
     names = {assigned_name(part) for part in node.parts if part.kind == "chain"}
-    alike = all(map(assigned, node.parts)) or not any(p.kind == "chain" for p in node.parts[1:])
+    alike = all(map(assigned_value, node.parts)) or not any(p.kind == "chain" for p in node.parts[1:])
     return names.pop() if alike and len(names) == 1 else ""
 
 
@@ -76,7 +76,7 @@ def solutions(node: Node, unknown: str) -> Node:
         return node
     elements = list[Node]()
     for part in node.parts:
-        value = (assigned(part) or part) if unknown else part
+        value = (assigned_value(part) or part) if unknown else part
         elements += value.parts if value.kind == "list" else (value,)
     return Node("set", tuple(elements), "" if unknown else node.text)
 

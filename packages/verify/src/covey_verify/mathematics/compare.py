@@ -11,30 +11,30 @@ from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from covey_verify.mathematics.chains import (
-    about,
-    assigned,
     assigned_name,
+    assigned_value,
     chain_values,
+    is_approximation,
     is_name,
     joined_otherwise,
     main_value,
+    only_variable,
     solutions,
-    unknown,
 )
 from covey_verify.mathematics.exact import exact
 from covey_verify.mathematics.rational import constant, proportional
-from covey_verify.mathematics.regions import NoRegion, Region, combined, complement, inequality, region
+from covey_verify.mathematics.regions import NoRegion, Region, combine_regions, complement, inequality, region
 from covey_verify.mathematics.tree import (
     FLIPPED,
     STRUCTURES,
     Node,
     in_radians,
-    multiplied,
     name,
     negative,
     number,
     product,
     quotient,
+    with_products,
 )
 from covey_verify.mathematics.units import POUND, UNKNOWN
 from covey_verify.mathematics.vocabulary import is_letters
@@ -83,7 +83,7 @@ class Comparison:
 
     def _structures(self, ours: Node, theirs: Node) -> bool | None:
         # Lists of values of one variable: `x = 1 or x = 2` against `1, 2`, but not against `y = 1, 2`.
-        names = unknown(ours), unknown(theirs)
+        names = only_variable(ours), only_variable(theirs)
         other_variables = all(names) and names[0] != names[1]
         if other_variables or (not any(names) and joined_otherwise(ours, theirs)):
             return self.no("the values are joined otherwise, or belong to other variables")
@@ -102,7 +102,7 @@ class Comparison:
             if all(len(p) == shorter or p[shorter:] == (number(0),) for p in parts):
                 return self._in_order(parts[0][:shorter], parts[1][:shorter])
         if theirs.text == "or" and theirs.kind == "set" and ours.kind not in STRUCTURES:  # 3/4 or 0.75
-            return together([self.compare(ours, part) for part in theirs.parts])
+            return all_true([self.compare(ours, part) for part in theirs.parts])
         return self._kinds(ours, theirs, kinds)
 
     def _kinds(self, ours: Node, theirs: Node, kinds: set[str]) -> bool | None:
@@ -111,10 +111,10 @@ class Comparison:
             return self._ratios(ours, theirs)
         if kinds == {"list", "tuple"} and {"[)", "(]"}.isdisjoint((ours.text, theirs.text)):  # 3,1 for (3,1)
             return self._in_order(ours.parts, theirs.parts)
-        if kinds == {"list"} and all(folded(p.text) in TRUTHS for n in (ours, theirs) for p in n.parts):
+        if kinds == {"list"} and all(fold_words(p.text) in TRUTHS for n in (ours, theirs) for p in n.parts):
             return self._in_order(ours.parts, theirs.parts)
         if kinds <= {"list", "set"} or kinds in ({"union"}, {"intersection"}):
-            if all(map(assigned, ours.parts)) and not any(map(assigned, theirs.parts)):
+            if all(map(assigned_value, ours.parts)) and not any(map(assigned_value, theirs.parts)):
                 return self._in_order(ours.parts, theirs.parts)  # x=1, y=2 is not 2, 1
             return self._in_any_order(ours.parts, theirs.parts)
         if kinds == {"modulo"}:
@@ -122,13 +122,13 @@ class Comparison:
         if kinds == {"piecewise"}:
             return self._cases(ours, theirs)
         if len(kinds) == 1 and ours.kind in ("tuple", "matrix", "based", "difference", "builder"):
-            return self._alike(ours, theirs)
+            return self._compare_in_order(ours, theirs)
         return self._decimal_comma(ours, theirs) or self.no(f"a {_title(theirs)} for a {_title(ours)}")
 
     # ---- leaves
 
     def _formulas(self, ours: Node, theirs: Node) -> bool | None:
-        verdict = self.leaf(multiplied(ours, theirs, only_sums=True), multiplied(theirs, ours), False)
+        verdict = self.leaf(with_products(ours, theirs, only_sums=True), with_products(theirs, ours), False)
         return verdict if verdict is not False else self.no("the values differ")
 
     def _decimal_comma(self, ours: Node, theirs: Node) -> bool:
@@ -144,7 +144,7 @@ class Comparison:
     def _words(self, ours: Node, theirs: Node) -> bool | None:
         """Compare words; a few letters (`abc`) may also be their product."""
         kinds = {ours.kind, theirs.kind}
-        if kinds <= {"text", "word", "name"} and folded(ours.text) == folded(theirs.text):
+        if kinds <= {"text", "word", "name"} and fold_words(ours.text) == fold_words(theirs.text):
             return ours.text == theirs.text or kinds != {"name"}
         if kinds == {"word"} and not (is_letters(ours.text) or is_letters(theirs.text)):
             return self.no("other words")
@@ -188,7 +188,7 @@ class Comparison:
         if "degree" not in units:
             return self.compare(amounts[0], amounts[1])
         angles = [in_radians(n) for n in (ours, theirs)]
-        return some((self.compare(*amounts), self.compare(*angles)))
+        return any_true((self.compare(*amounts), self.compare(*angles)))
 
     def _percentages(self, ours: Node, theirs: Node, units: Sequence[str]) -> bool | None:
         amounts = [n.parts[0] if n.kind == "quantity" else n for n in (ours, theirs)]
@@ -206,7 +206,7 @@ class Comparison:
 
     # ---- parts
 
-    def _alike(self, ours: Node, theirs: Node) -> bool | None:
+    def _compare_in_order(self, ours: Node, theirs: Node) -> bool | None:
         """Compare two structures of one kind whose parts have an order."""
         if (ours.text, ours.value) != (theirs.text, theirs.value):
             return self.no("other brackets, another base or another shape")
@@ -215,7 +215,7 @@ class Comparison:
     def _in_order(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
         if len(ours) != len(theirs):
             return self.no(f"{len(theirs)} values, not {len(ours)}")
-        return together([self.compare(a, b) for a, b in zip(ours, theirs, strict=True)])
+        return all_true([self.compare(a, b) for a, b in zip(ours, theirs, strict=True)])
 
     def _in_any_order(self, ours: Sequence[Node], theirs: Sequence[Node]) -> bool | None:
         """Return whether every element has an equal on the other side."""
@@ -223,7 +223,7 @@ class Comparison:
         if ours and theirs:
             table = [[self.compare(a, b) for b in theirs] for a in ours]
             columns = zip(*table, strict=True)
-            verdict = together([some(row) for row in (*table, *columns)])
+            verdict = all_true([any_true(row) for row in (*table, *columns)])
         else:
             verdict = not ours and not theirs
         self.reason = "" if verdict else "other values"
@@ -240,7 +240,7 @@ class Comparison:
             if len(ours.parts) != len(theirs.parts):
                 return self.no("ratios of different lengths")
             pairs = zip(ours.parts[1:], theirs.parts[1:], strict=True)
-            return together([self.compare(product(a, first[1]), product(b, first[0])) for a, b in pairs])
+            return all_true([self.compare(product(a, first[1]), product(b, first[0])) for a, b in pairs])
         ratio, quantity = (ours, theirs) if ours.kind == "ratio" else (theirs, ours)
         if len(ratio.parts) != 2 or quantity.kind in STRUCTURES:
             return self.no("a ratio of several terms is not a number")
@@ -268,11 +268,11 @@ class Comparison:
         rows = []
         for our_value, our_condition in our_cases:
             verdicts = [
-                together([self._conditions_agree(our_condition, condition), self.compare(our_value, value)])
+                all_true([self._conditions_agree(our_condition, condition), self.compare(our_value, value)])
                 for value, condition in their_cases
             ]
-            rows.append(some(verdicts))
-        return together(rows)
+            rows.append(any_true(verdicts))
+        return all_true(rows)
 
     def _conditions_agree(self, ours: Node | Region, theirs: Node | Region) -> bool | None:
         if isinstance(ours, Region) and isinstance(theirs, Region):
@@ -294,9 +294,9 @@ class Comparison:
         """Return whether all relations of a chain hold for its value: they do not in `x = 2 = 3`."""
         exactly = [v for v, mark in values if mark == "="]
         results = [self.compare(v, answer) or self.compare(answer, v) for v in exactly if v != answer]
-        results += [about(answer, value) for value, mark in values if mark == "≈"]
+        results += [is_approximation(answer, value) for value, mark in values if mark == "≈"]
         self.reason = "a member of the chain is false" if False in results else ""
-        return together(results)
+        return all_true(results)
 
     def _against_chain(self, ours: Node, theirs: Node) -> bool | None:
         """Compare a value or a set with a chain of relations."""
@@ -305,7 +305,7 @@ class Comparison:
             if values is None:
                 return self.no("a relation for a value")
             value = main_value(values)
-            return together([self._consistent(value, values), self.compare(ours, value)])
+            return all_true([self._consistent(value, values), self.compare(ours, value)])
         values = chain_values(ours, named=False)
         return self.compare(main_value(values), theirs) if values else self.no("a value for a relation")
 
@@ -313,7 +313,7 @@ class Comparison:
         values = chain_values(ours, named=False), chain_values(theirs, named=False)
         if values[0] and values[1] and assigned_name(ours) == assigned_name(theirs):
             value = main_value(values[1])
-            return together([self._consistent(value, values[1]), self.compare(main_value(values[0]), value)])
+            return all_true([self._consistent(value, values[1]), self.compare(main_value(values[0]), value)])
         # `1 < x` says the same as `x > 1`.
         marks = tuple(FLIPPED.get(mark, mark) for mark in reversed(theirs.marks))
         backwards = Node("chain", theirs.parts[::-1], marks=marks)
@@ -365,21 +365,21 @@ def hundredth(node: Node) -> Node:
     return number(node.value / 100) if node.value is not None else quotient(node, number(100))
 
 
-def together(results: Sequence[bool | None]) -> bool | None:
+def all_true(results: Sequence[bool | None]) -> bool | None:
     """Return whether all are true; None if that is not known."""
     if False in results:
         return False
     return None if None in results else True
 
 
-def some(results: Sequence[bool | None]) -> bool | None:
+def any_true(results: Sequence[bool | None]) -> bool | None:
     """Return whether some result is true; None if that is not known."""
     if True in results:
         return True
     return None if None in results else False
 
 
-def folded(text: str) -> str:
+def fold_words(text: str) -> str:
     """Return words without the differences that do not matter."""
     words = " ".join(text.casefold().strip(" .()").split())
     return STATEMENTS.get(words, words.removesuffix("s") if words.startswith("no ") else words)
@@ -442,7 +442,7 @@ def _conditions(cases: Node) -> list[Node | Region]:
         if len(regions) < len(conditions) - 1:
             raise NoRegion
         nothing = Region((), (False,))
-        rest = complement(combined("union", [nothing, *regions]))
+        rest = complement(combine_regions("union", [nothing, *regions]))
         return [rest if c.text == "otherwise" else region(c) for c in conditions]
     except NoRegion:
         return list(conditions)

@@ -45,7 +45,7 @@ class Cursor:
         token = self.peek()
         return token.kind in ("word", "letters") and token.text == "to" and self.peek(1).kind == "number"
 
-    def taken(self, sign: str) -> bool:
+    def take_sign(self, sign: str) -> bool:
         """Take the next token if it is this sign; return whether it was."""
         matches = self.peek().kind in ("sign", "separator") and self.peek().text == sign
         if matches:
@@ -54,8 +54,8 @@ class Cursor:
 
     def expect(self, sign: str) -> None:
         """Take the next token, which has to be this sign."""
-        if not self.taken(sign):
-            raise Unreadable(f"{sign} is missing before {shown(self.peek())}")
+        if not self.take_sign(sign):
+            raise Unreadable(f"{sign} is missing before {format_token(self.peek())}")
 
     def deeper(self) -> None:
         """Count a level; the caller counts it back."""
@@ -104,7 +104,7 @@ class Cursor:
         """Read a superscript: a group, a number, a letter or a command, with its sign."""
         raise NotImplementedError
 
-    def named(self, text: str) -> Node:
+    def read_name(self, text: str) -> Node:
         """Return a name with its index and primes."""
         raise NotImplementedError
 
@@ -137,6 +137,6 @@ class Cursor:
         raise NotImplementedError
 
 
-def shown(token: Token) -> str:
+def format_token(token: Token) -> str:
     """Return a token as messages show it."""
     return "the end" if token == END else repr(token.text)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from covey_verify.mathematics.cursor import END, MAX_LEVEL, shown
+from covey_verify.mathematics.cursor import END, MAX_LEVEL, format_token
 from covey_verify.mathematics.measures import Measures
 from covey_verify.mathematics.tokens import Token, value_of
 from covey_verify.mathematics.tree import (
@@ -19,14 +19,14 @@ from covey_verify.mathematics.tree import (
     Node,
     TooLarge,
     Unreadable,
-    combined,
+    combine_parts,
+    matrix_power,
     name,
-    negated,
+    negate,
     negative,
     number,
     quotient,
-    raised,
-    transposed,
+    transpose,
 )
 from covey_verify.mathematics.vocabulary import (
     APPLIED,
@@ -46,13 +46,13 @@ class Formulas(Measures):
     def sum(self) -> Node:
         """Read a sum."""
         self.deeper()
-        terms = [self.signed()]
+        terms = [self.read_signed()]
         while self.is_sign("+-±∓") and not (self.is_sign("-") and self.peek(1).text == r"\{"):
-            terms.append(self.signed())
+            terms.append(self.read_signed())
         self.level -= 1
-        return combined("sum", terms)
+        return combine_parts("sum", terms)
 
-    def signed(self) -> Node:
+    def read_signed(self) -> Node:
         """Read a term with the signs before it."""
         minus = False
         for _ in range(3):
@@ -62,7 +62,7 @@ class Formulas(Measures):
             elif self.is_sign("+-"):
                 minus ^= self.take().text == "-"
         node = self.term()
-        return negated(node) if minus else node
+        return negate(node) if minus else node
 
     def term(self) -> Node:
         """Read a product, with the unit after it."""
@@ -81,23 +81,23 @@ class Formulas(Measures):
                 factors.append(factor)
             elif token.kind == "command" and token.text in ("bmod", "mod"):
                 self.take()
-                factors = [Node("call", (combined("product", factors), self.signed_factor()), "mod")]
+                factors = [Node("call", (combine_parts("product", factors), self.signed_factor()), "mod")]
             elif self.is_sign("%"):
                 self.take()
-                share = combined("product", factors)
+                share = combine_parts("product", factors)
                 if not self.is_sign("*/×"):
                     return Node("quantity", (share,), "percent")
                 factors = [quotient(share, number(100))]  # 50 % of something
             elif self.unit_begins(factors):
-                return self.with_smaller(self.quantity(combined("product", factors)))
+                return self.with_smaller(self.quantity(combine_parts("product", factors)))
             elif self.starts_factor():
                 if last.kind == "quantity":
-                    raise Unreadable(f"{shown(token)} after {last.text}")
+                    raise Unreadable(f"{format_token(token)} after {last.text}")
                 if token.kind == "number" and last.kind in ("number", "name"):
                     raise Unreadable(f"a number directly after {last.text or 'another'}")
                 factors.append(self.factor())
             else:
-                return combined("product", factors)
+                return combine_parts("product", factors)
 
     def _no_doubt(self, before: Sequence[Node], divisor: Node) -> None:
         """Refuse a/bc, which may be (a/b)c or a/(bc), unless a and b are numbers."""
@@ -140,10 +140,10 @@ class Formulas(Measures):
         for _ in range(MAX_LEVEL):
             if self.is_sign("^"):
                 self.take()
-                node = self._raised(node)
+                node = self._read_power(node)
             elif self.is_sign("!") and node.kind != "chain":
                 self.take()
-                double = self.taken("!")
+                double = self.take_sign("!")
                 node = Node("call", (node,), "double factorial" if double else "factorial")
             elif self.is_sign("°"):
                 self.take()
@@ -159,7 +159,7 @@ class Formulas(Measures):
                 return node
         raise TooLarge("nested too deeply")
 
-    def _raised(self, base: Node) -> Node:
+    def _read_power(self, base: Node) -> Node:
         if self.is_sign("'"):  # x^\prime
             self.take()
             return name(base.text + "'")
@@ -167,9 +167,9 @@ class Formulas(Measures):
         if base.kind == "tuple" and base.text == "[]" and len(base.parts) == 1:
             base = base.parts[0]
         if base.kind == "matrix" and exponent == name("T"):
-            return transposed(base)
+            return transpose(base)
         if base.kind == "matrix" and exponent.value in (-1, 2, 3):
-            return raised(base, int(exponent.value))
+            return matrix_power(base, int(exponent.value))
         return Node("power", (base, exponent))
 
     def script(self) -> Node:
@@ -186,8 +186,8 @@ class Formulas(Measures):
         elif self.peek().kind in ("number", "letters", "command", "word") or self.is_sign("{(π∞"):
             node = self.atom()
         else:
-            raise Unreadable(f"no exponent before {shown(self.peek())}")
-        if not braced and self.taken("^"):
+            raise Unreadable(f"no exponent before {format_token(self.peek())}")
+        if not braced and self.take_sign("^"):
             node = Node("power", (node, self.script()))
         self.level -= 1
         return node
@@ -203,7 +203,7 @@ class Formulas(Measures):
         elif token.kind in ("command", "word") or self.is_sign("{π∞"):
             node = self.atom()
         else:
-            raise Unreadable(f"no argument before {shown(token)}")
+            raise Unreadable(f"no argument before {format_token(token)}")
         self.level -= 1
         return node
 
@@ -246,7 +246,7 @@ class Formulas(Measures):
             return Node("set")
         if token.text == "…":
             return Node("opaque", text="…")
-        raise Unreadable(f"unexpected {shown(token)}")
+        raise Unreadable(f"unexpected {format_token(token)}")
 
     def _number(self) -> Node:
         token = self.take()
@@ -264,9 +264,9 @@ class Formulas(Measures):
             if not base.isdigit() or not 1 < int(base) <= 36:
                 raise Unreadable(f"a number with the index {base}")
             return node if base == "10" else Node("based", text=token.text, value=Fraction(int(base)))
-        return self._mixed(node) if token.text.isdigit() else node
+        return self._read_fraction(node) if token.text.isdigit() else node
 
-    def _mixed(self, whole: Node) -> Node:
+    def _read_fraction(self, whole: Node) -> Node:
         r"""Read the fraction of a mixed number, 2 1/2 or 2\frac12."""
         assert whole.value is not None, "it is a number"
         first, stroke, third = (self.peek(k) for k in range(3))
@@ -286,7 +286,7 @@ class Formulas(Measures):
 
     def _digits(self) -> str:
         """Take an argument that has only digits; return "" if it has anything else."""
-        if self.taken("{"):
+        if self.take_sign("{"):
             digits = self.take()
             closed = self.take().text == "}"
         else:
@@ -321,8 +321,8 @@ class Formulas(Measures):
         if letter.isupper() and letter not in (*APPLIED, "C") and self._pair_begins():  # the point M(2,3)
             return Node("chain", (name(letter), self.atom()), marks=("=",))
         if letter in APPLIED and (self.is_sign("(") or (self.is_sign("'") and self.is_sign("(", 1))):
-            return self._applied(letter)
-        return self.named(letter)
+            return self._read_arguments(letter)
+        return self.read_name(letter)
 
     def _pair_begins(self) -> bool:
         """Return whether parentheses follow that have a comma of their own."""
@@ -333,9 +333,9 @@ class Formulas(Measures):
                 return depth == 1
         return False
 
-    def _applied(self, letter: str) -> Node:
+    def _read_arguments(self, letter: str) -> Node:
         """Read the arguments of an unknown function."""
-        if self.taken("'"):
+        if self.take_sign("'"):
             letter += "'"
         inside = self.atom()
         return Node("apply", inside.parts if inside.kind == "tuple" else (inside,), letter)
@@ -344,15 +344,15 @@ class Formulas(Measures):
         """Read the argument of a root without a backslash: what is in parentheses, or one number or name."""
         if self.is_sign("({") or self.peek().kind in ("number", "letters"):
             return self.atom()
-        raise Unreadable(f"no argument before {shown(self.peek())}")
+        raise Unreadable(f"no argument before {format_token(self.peek())}")
 
     def _word(self) -> Node:
         token = self.take()
         if self.is_sign("(") and len(token.text) > 1:
             raise Unreadable(f"the function {token.text!r} is unknown")
-        return self.named(token.text)
+        return self.read_name(token.text)
 
-    def named(self, text: str) -> Node:
+    def read_name(self, text: str) -> Node:
         """Return a name with its index and primes."""
         while self.is_sign("_'"):
             if self.take().text == "'":
@@ -363,7 +363,7 @@ class Formulas(Measures):
 
     def index(self) -> str:
         """Read an index as a text."""
-        if not self.taken("{"):
+        if not self.take_sign("{"):
             several = self.peek().kind == "number"
             token = self.take() if several else self.first()
             if token.kind not in ("number", "letters", "command", "word"):

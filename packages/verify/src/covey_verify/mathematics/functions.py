@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from covey_verify.mathematics.cursor import END, Cursor, shown
+from covey_verify.mathematics.cursor import END, Cursor, format_token
 from covey_verify.mathematics.tokens import Token
 from covey_verify.mathematics.tree import (
     INFINITY,
     PI,
     Node,
     Unreadable,
-    combined,
+    combine_parts,
     conjugate,
     determinant_of,
     in_radians,
@@ -60,7 +60,7 @@ class Functions(Cursor):
         if command == "Gamma" and self.is_sign("("):
             return Node("call", (Node("sum", (self.atom(), number(-1))),), "factorial")
         if command in LETTERS:
-            return self.named(command)
+            return self.read_name(command)
         if command in ("lfloor", "lceil"):
             inner = self.sum()
             self._close("r" + command[1:])
@@ -80,9 +80,9 @@ class Functions(Cursor):
         if command in ("overline", "bar") and self._is_complex():
             self.take()
             return conjugate(self.group())
-        letters = self._accented(command)
+        letters = self._read_accented(command)
         is_domain = command == "mathbb" and letters in DOMAINS
-        return self._domain(letters) if is_domain else self.named(f"{command} {letters}")
+        return self._domain(letters) if is_domain else self.read_name(f"{command} {letters}")
 
     def _is_complex(self) -> bool:
         """Return whether braces follow with a sum of i in them, and no name such as AB."""
@@ -107,7 +107,7 @@ class Functions(Cursor):
         if self.take().text != command:
             raise Unreadable(f"\\{command} is missing")
 
-    def _accented(self, command: str) -> str:
+    def _read_accented(self, command: str) -> str:
         """Take the letters that get an accent, or all letters after an angle or a triangle."""
         if self.is_sign("{"):
             return self.index()
@@ -128,7 +128,7 @@ class Functions(Cursor):
 
     def _root(self) -> Node:
         degree = number(2)
-        if self.taken("["):
+        if self.take_sign("["):
             degree = self.sum()
             self.expect("]")
         argument = self.atom() if self.is_sign("(") else self.argument()
@@ -140,7 +140,7 @@ class Functions(Cursor):
         for _ in range(2):
             if self.is_sign("_") and low is None:
                 self.take()
-                low = self._bound(kind)
+                low = self._read_bound(kind)
             elif self.is_sign("^") and high is None:
                 self.take()
                 high = self.script()
@@ -154,10 +154,10 @@ class Functions(Cursor):
         ):
             raise Unreadable(f"\\{kind} without a variable and its bounds")
         variable, start = low.parts
-        body = bound(self.term(), variable.text)
+        body = rename_bound(self.term(), variable.text)
         return Node("big", (name("#"), start, *(() if high is None else (high,)), body), kind)
 
-    def _bound(self, kind: str) -> Node:
+    def _read_bound(self, kind: str) -> Node:
         """Read what is below a sum (k = 1), a limit (x to 0) or an integral (0)."""
         if kind == "int":
             return self.argument()
@@ -183,11 +183,11 @@ class Functions(Cursor):
         reader = type(self)(inside or [Token("number", "1")], self.sign, self.level)
         body = reader.sum()
         if reader.peek() != END:
-            raise Unreadable(f"unexpected {shown(reader.peek())}")
+            raise Unreadable(f"unexpected {format_token(reader.peek())}")
         bounds = () if low is None or high is None else (low, high)
         if not bounds:  # an antiderivative is a function of its variable
-            return Node("big", (name("#"), variable, bound(body, variable.text)), "int")
-        return Node("big", (name("#"), *bounds, bound(body, variable.text)), "int")
+            return Node("big", (name("#"), variable, rename_bound(body, variable.text)), "int")
+        return Node("big", (name("#"), *bounds, rename_bound(body, variable.text)), "int")
 
     # ---- functions
 
@@ -268,7 +268,7 @@ class Functions(Cursor):
             if angle and self.is_sign("/") and self.peek(1).kind == "number":
                 self.take()
                 factors.append(Node("inverse", (self.atom(),)))
-            node = combined("product", factors)
+            node = combine_parts("product", factors)
         return negative(node) if minus else node
 
     def _argument_ends(self, factors: Sequence[Node]) -> bool:
@@ -282,11 +282,11 @@ class Functions(Cursor):
         return factors[-1].kind != "number"
 
 
-def bound(body: Node, variable: str) -> Node:
+def rename_bound(body: Node, variable: str) -> Node:
     """Return a body whose bound variable has the name #, and ## within another, whatever it was."""
     if body.kind == "name":
         if body.text == variable or body.text[0] == "#":
             return name("#" + body.text.removeprefix(variable))
         stem, _, index = body.text.partition("_")
         return name(f"{stem}_#") if index == variable else body
-    return body.with_parts(tuple(bound(part, variable) for part in body.parts))
+    return body.with_parts(tuple(rename_bound(part, variable) for part in body.parts))

@@ -45,10 +45,10 @@ def approximate(node: Node) -> float:
         return _power(*parts)
     if node.kind == "big" and len(parts) == 4 and MAX_TERMS < parts[2] - parts[1] < math.inf:
         raise TooLarge(f"more than {MAX_TERMS} terms")
-    return _called(node.text, parts) if node.kind == "call" else math.nan
+    return _apply_function(node.text, parts) if node.kind == "call" else math.nan
 
 
-def _called(function: str, parts: list[float]) -> float:
+def _apply_function(function: str, parts: list[float]) -> float:
     if function in ("factorial", "double factorial"):
         return _factorial(parts[0]) if function == "factorial" else math.nan
     if function == "binomial":

@@ -89,7 +89,7 @@ class Measures(Functions):
 
     def _pieces(self, pieces: list[tuple[str, int]], power: int) -> None:
         """Read units that are multiplied or divided, into (words, power)."""
-        braced = self.taken("{")
+        braced = self.take_sign("{")
         while self.peek().kind in ("word", "letters"):
             words = [self.take().text]
             # `m s` is a product of units, `square feet` a unit of two words.
@@ -98,7 +98,7 @@ class Measures(Functions):
             ):
                 words.append(self.take().text)
             exponent = Fraction(1)
-            if self.taken("^"):
+            if self.take_sign("^"):
                 raised = self.script()
                 exponent = Fraction(0) if raised.value is None else raised.value
             if exponent.denominator > 1 or not exponent or abs(exponent) > 9:

@@ -35,8 +35,8 @@ class Inexact(ValueError):
 def constant(node: Node) -> Fraction | None:
     r"""Return the value of a rational number, None for anything else.
 
-    >>> from covey_verify.mathematics.reader import read
-    >>> constant(read(r"\frac{2^3}{6}")), constant(read(r"\pi"))
+    >>> from covey_verify.mathematics.reader import read_answer
+    >>> constant(read_answer(r"\frac{2^3}{6}")), constant(read_answer(r"\pi"))
     (Fraction(4, 3), None)
     """
     if node.kind == "number":
@@ -50,7 +50,7 @@ def constant(node: Node) -> Fraction | None:
 def same(ours: Node, theirs: Node) -> bool | None:
     """Return whether two expressions are equal; None if exact arithmetic cannot tell."""
     try:
-        left, right = Expansion().crossed(ours, theirs)
+        left, right = Expansion().cross_products(ours, theirs)
     except Inexact:
         return None
     difference = _plus(left, right, -1)
@@ -65,7 +65,7 @@ def proportional(ours: Node, theirs: Node) -> Fraction | None:
     None if exact arithmetic cannot tell.
     """
     try:
-        left, right = Expansion().crossed(ours, theirs)
+        left, right = Expansion().cross_products(ours, theirs)
     except Inexact:
         return None
     if not left or not right:
@@ -107,7 +107,7 @@ class Expansion:
     def __init__(self) -> None:
         self.work = 0
 
-    def crossed(self, ours: Node, theirs: Node) -> Quotient:
+    def cross_products(self, ours: Node, theirs: Node) -> Quotient:
         """Return the cross products of two fractions, which are equal if the fractions are."""
         (a, b), (c, d) = self.fraction(ours), self.fraction(theirs)
         return self.times(a, d), self.times(c, b)
@@ -127,11 +127,11 @@ class Expansion:
                 above, below = self.times(above, a), self.times(below, b)
             return above, below
         if node.kind == "inverse":
-            return self._raised(*self.fraction(node.parts[0]), -1)
+            return self._integer_power(*self.fraction(node.parts[0]), -1)
         if node.kind == "power":
             return self._power(*node.parts)
         if node.kind in ("call", "apply", "big"):
-            value = self._called(node) if node.kind == "call" else None
+            value = self._apply_function(node) if node.kind == "call" else None
             return (self._atom(node) if value is None else value), ONE
         raise Inexact
 
@@ -153,12 +153,12 @@ class Expansion:
         if power is None or power.denominator > 2 or (power.denominator == 2 and rational_base is None):
             return self._atom(Node("call", (base, exponent), "power")), ONE
         if power.denominator == 2:
-            return self._raised(_root(rational_base or Fraction(0)), ONE, power.numerator)
+            return self._integer_power(_root(rational_base or Fraction(0)), ONE, power.numerator)
         if rational_base:
             return {(): rational_base ** int(power)}, ONE
-        return self._raised(above, below, int(power))
+        return self._integer_power(above, below, int(power))
 
-    def _raised(self, above: Polynomial, below: Polynomial, power: int) -> Quotient:
+    def _integer_power(self, above: Polynomial, below: Polynomial, power: int) -> Quotient:
         if abs(power) > MAX_POWER or (not above and power <= 0):
             raise Inexact
         if power < 0:
@@ -168,7 +168,7 @@ class Expansion:
             raised = self.times(raised[0], above), self.times(raised[1], below)
         return raised
 
-    def _called(self, node: Node) -> Polynomial | None:
+    def _apply_function(self, node: Node) -> Polynomial | None:
         """Return the value of a function of rational numbers, if exact arithmetic can compute it."""
         values = [_constant(*self.fraction(part)) for part in node.parts]
         if None in values:
@@ -176,7 +176,7 @@ class Expansion:
         numbers = [v for v in values if v is not None]
         if node.text == "root" and numbers[1] == 2:
             return _root(numbers[0])
-        value = _computed(node.text, numbers)
+        value = _compute_exactly(node.text, numbers)
         return None if value is None else {(): value} if value else {}
 
     def _atom(self, node: Node) -> Polynomial:
@@ -207,12 +207,12 @@ class Expansion:
                 self.work += 1 + (x.numerator.bit_length() + y.denominator.bit_length()) // 64
                 if self.work > MAX_WORK:
                     raise Inexact
-                monomial, factor = _joined(first, second)
+                monomial, factor = _multiply_monomials(first, second)
                 product[monomial] = product.get(monomial, Fraction(0)) + x * y * factor
         return {monomial: c for monomial, c in product.items() if c}
 
 
-def _computed(function: str, numbers: list[Fraction]) -> Fraction | None:
+def _compute_exactly(function: str, numbers: list[Fraction]) -> Fraction | None:
     """Return the value of a function of rational numbers, if it is certain to be rational."""
     if function in ("max", "min"):
         return max(numbers) if function == "max" else min(numbers)
@@ -275,7 +275,7 @@ def _plus(a: Polynomial, b: Polynomial, factor: Fraction | int = 1) -> Polynomia
     return {monomial: c for monomial, c in total.items() if c}
 
 
-def _joined(first: Monomial, second: Monomial) -> tuple[Monomial, int]:
+def _multiply_monomials(first: Monomial, second: Monomial) -> tuple[Monomial, int]:
     """Return the product of two monomials, and the number that squares of roots and of i give."""
     if not first or not second:
         return first or second, 1

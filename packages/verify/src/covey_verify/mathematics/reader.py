@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from covey_verify.mathematics.cursor import END, shown
+from covey_verify.mathematics.cursor import END, format_token
 from covey_verify.mathematics.formulas import Formulas
 from covey_verify.mathematics.magnitude import approximate
 from covey_verify.mathematics.phrases import moment, value_of_word
@@ -48,11 +48,13 @@ OTHERWISE = re.compile(
 
 
 @lru_cache(4096)
-def read(text: str) -> Node:
+def read_answer(text: str) -> Node:
     r"""Return the tree of an answer. Raises Unreadable, TooLarge.
 
-    >>> read(r"\{1, 2\}").kind, read("[0, 1)").text, read("x = 3").marks, read(r"\frac12 \text{ cm}").text
-    ('set', '[)', ('=',), 'm')
+    >>> read_answer(r"\{1, 2\}").kind, read_answer("[0, 1)").text
+    ('set', '[)')
+    >>> read_answer("x = 3").marks, read_answer(r"\frac12 \text{ cm}").text
+    (('=',), 'm')
     """
     if too_large(text):
         raise TooLarge("longer, deeper or with longer numbers than any answer")
@@ -79,7 +81,7 @@ def plain_number(text: str) -> Fraction | None:
     if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
         return Fraction(int(text))
     try:
-        node = read(text)
+        node = read_answer(text)
     except (Unreadable, TooLarge):
         return None
     if node.kind == "quantity" and node.text in ("percent", currency(text)):
@@ -259,11 +261,11 @@ class Reader(Formulas):
 
     def braces(self) -> Node:
         r"""Read a set: its elements, or its builder, or the system after `\left\{`."""
-        if self.taken(r"\}"):
+        if self.take_sign(r"\}"):
             return Node("set")
         if self.peek().kind == "begin":
             system = self.environment(system=True)
-            self.taken(r"\}")
+            self.take_sign(r"\}")
             return system
         until, self.until = self.until, frozenset({"|", ":", "∣"})
         doubled = self.doubled
@@ -289,8 +291,8 @@ class Reader(Formulas):
     def environment(self, *, system: bool = False) -> Node:
         """Read a matrix, a system or a function by cases."""
         kind = self.take().text
-        if kind == "array" and self.taken("{"):
-            while self.peek() != END and not self.taken("}"):
+        if kind == "array" and self.take_sign("{"):
+            while self.peek() != END and not self.take_sign("}"):
                 self.take()
         rows = self._rows(kind)
         if kind in SYSTEMS and (kind != "array" or system):
@@ -328,7 +330,7 @@ class Reader(Formulas):
             return Node("opaque")
         node = self.elements(allowed=(",", ";", "and", "or"))
         if self.peek() != END:
-            raise Unreadable(f"unexpected {shown(self.peek())}")
+            raise Unreadable(f"unexpected {format_token(self.peek())}")
         return node
 
 

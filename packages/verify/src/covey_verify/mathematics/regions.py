@@ -51,18 +51,18 @@ def region(node: Node) -> Region:
     if node == name("ℝ"):
         return Region((), (True,))
     if node.kind in OPERATIONS:
-        return combined(node.kind, [region(part) for part in node.parts])
+        return combine_regions(node.kind, [region(part) for part in node.parts])
     if node.kind == "builder":
-        return _built(node)
+        return _region_of_builder(node)
     if node.kind == "chain":
-        return _related(node)
+        return _region_of_relations(node)
     if node.kind == "list" and all(part.kind == "chain" for part in node.parts):
         parts = [region(part) for part in node.parts]
         if node.text:
-            return combined("union" if node.text == "or" else "intersection", parts)
+            return combine_regions("union" if node.text == "or" else "intersection", parts)
         # A comma between two half-lines that overlap means `and`, otherwise `or`.
-        both = combined("intersection", parts)
-        return both if any(both.cells) else combined("union", parts)
+        both = combine_regions("intersection", parts)
+        return both if any(both.cells) else combine_regions("union", parts)
     raise NoRegion
 
 
@@ -96,19 +96,19 @@ def _interval(low: Node, high: Node, from_low: bool, to_high: bool) -> Region:
 
 
 def _union(a: Region, b: Region) -> Region:
-    return combined("union", [a, b])
+    return combine_regions("union", [a, b])
 
 
-def combined(kind: str, regions: Sequence[Region]) -> Region:
+def combine_regions(kind: str, regions: Sequence[Region]) -> Region:
     """Return the union, intersection or difference of sets. Raises NoRegion if they are about two names."""
     names = {r.variable for r in regions if r.variable}
     if len(names) > 1:
         raise NoRegion
     result = regions[0]
     for other in regions[1:]:
-        ends = _merged(result.ends, other.ends)
-        cells = zip(_spread(result, ends), _spread(other, ends), strict=True)
-        result = _simplified(ends, [OPERATIONS[kind](a, b) for a, b in cells])
+        ends = _merge_ends(result.ends, other.ends)
+        cells = zip(_refine_cells(result, ends), _refine_cells(other, ends), strict=True)
+        result = _simplify_region(ends, [OPERATIONS[kind](a, b) for a, b in cells])
     return Region(result.ends, result.cells, "".join(names))
 
 
@@ -117,7 +117,7 @@ def _equal(a: Node, b: Node) -> bool:
     return verdict if verdict is not None else math.isclose(approximate(a), approximate(b), rel_tol=1e-13)
 
 
-def _merged(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
+def _merge_ends(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
     merged: list[Node] = []
     for end in sorted((*first, *second), key=approximate):
         if not merged or not _equal(merged[-1], end):
@@ -125,7 +125,7 @@ def _merged(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(merged)
 
 
-def _spread(region: Region, ends: Sequence[Node]) -> list[bool]:
+def _refine_cells(region: Region, ends: Sequence[Node]) -> list[bool]:
     """Return a set's cells on a line with more ends."""
     cells = [region.cells[0]]
     k = 0
@@ -138,7 +138,7 @@ def _spread(region: Region, ends: Sequence[Node]) -> list[bool]:
     return cells
 
 
-def _simplified(ends: Sequence[Node], cells: Sequence[bool]) -> Region:
+def _simplify_region(ends: Sequence[Node], cells: Sequence[bool]) -> Region:
     """Return a set without the ends at which nothing changes."""
     kept_ends = list[Node]()
     kept_cells = [cells[0]]
@@ -150,19 +150,19 @@ def _simplified(ends: Sequence[Node], cells: Sequence[bool]) -> Region:
     return Region(tuple(kept_ends), tuple(kept_cells))
 
 
-def _built(node: Node) -> Region:
+def _region_of_builder(node: Node) -> Region:
     """Return the set {x | condition}, or {x in S | condition}."""
     subject, condition = node.parts
     domain = region(condition)
     if subject.kind == "chain" and subject.marks == ("∈",):
         subject, inside = subject.parts
-        domain = combined("intersection", [region(inside), domain])
+        domain = combine_regions("intersection", [region(inside), domain])
     if subject.kind != "name" or domain.variable != subject.text:
         raise NoRegion
     return Region(domain.ends, domain.cells)
 
 
-def _related(chain: Node) -> Region:
+def _region_of_relations(chain: Node) -> Region:
     """Return the numbers for which all relations of a chain hold."""
     if chain.marks == ("∈",):
         side = region(chain.parts[1])
@@ -172,7 +172,7 @@ def _related(chain: Node) -> Region:
     # f(x) > 2 is about the values of f.
     parts = [name(f"{p.text}({p.parts})") if p.kind == "apply" else p for p in chain.parts]
     sides = zip(parts, chain.marks, parts[1:], strict=False)
-    return combined("intersection", [_half_line(*relation) for relation in sides])
+    return combine_regions("intersection", [_half_line(*relation) for relation in sides])
 
 
 def _half_line(left: Node, mark: str, right: Node) -> Region:
@@ -184,20 +184,20 @@ def _half_line(left: Node, mark: str, right: Node) -> Region:
     if _constant_side(left):
         left, mark, right = right, FLIPPED.get(mark, mark), left
     if _constant_side(right) and left == name(variable):
-        return _with_name(_compared(mark, right), variable)
+        return _with_name(_region_beside(mark, right), variable)
     size = _size(left, right)
     if size is not None and mark in FLIPPED and approximate(size[1]) > 0:
         inside, limit = size
         kind = "intersection" if mark in "<≤" else "union"
         halves = _half_line(inside, mark, limit), _half_line(inside, FLIPPED[mark], negative(limit))
-        return combined(kind, halves)
+        return combine_regions(kind, halves)
     slopes = linear(Node("sum", (left, negative(right))), variable)
     if slopes is None or not slopes[0]:
         raise NoRegion
     slope, rest = slopes
     if slope < 0:
         mark = FLIPPED.get(mark, mark)
-    return _with_name(_compared(mark, number(-rest / slope)), variable)
+    return _with_name(_region_beside(mark, number(-rest / slope)), variable)
 
 
 def _size(left: Node, right: Node) -> tuple[Node, Node] | None:
@@ -219,7 +219,7 @@ def _with_name(points: Region, variable: str) -> Region:
     return Region(points.ends, points.cells, variable)
 
 
-def _compared(mark: str, end: Node) -> Region:
+def _region_beside(mark: str, end: Node) -> Region:
     """Return the numbers that are below, above, equal or unequal to an end."""
     if mark in "=≠":
         point = _interval(end, end, True, True)

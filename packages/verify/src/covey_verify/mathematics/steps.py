@@ -144,7 +144,7 @@ def is_correct(expression: str, result: str) -> bool:
     (True, True, False)
     """
     written = plain_number(result.strip())
-    value = calculated(expression)
+    value = calculate(expression)
     if written is None or value is None:
         return False
     places = decimals(result.strip())
@@ -153,7 +153,7 @@ def is_correct(expression: str, result: str) -> bool:
     return 2 * abs(written - value) <= Fraction(1, 10**places)
 
 
-def calculated(expression: str) -> Fraction | None:
+def calculate(expression: str) -> Fraction | None:
     """Return the value of + - * / and parentheses over decimal numbers; None for anything else."""
     try:
         signs = [TIMES if token.text == "x" else token for token in tokens(expression.replace("÷", "/"))]

@@ -23,7 +23,7 @@ from covey_verify.mathematics.exact import exact, rounding
 from covey_verify.mathematics.magnitude import MAX_TERMS, approximate
 from covey_verify.mathematics.points import INTEGRAL, TooManyEdges, Value, points
 from covey_verify.mathematics.rational import constant
-from covey_verify.mathematics.reader import read
+from covey_verify.mathematics.reader import read_answer
 from covey_verify.mathematics.tree import CONSTANTS, Node, TooLarge, Unreadable, name
 from covey_verify.mathematics.vocabulary import CIRCULAR, HYPERBOLIC
 
@@ -67,7 +67,7 @@ def equal(
     algebra = Algebra(reading)
     comparison = Comparison(algebra.leaf, percent, ratio)
     try:
-        verdict = comparison.compare(read(reference), read(answer))
+        verdict = comparison.compare(read_answer(reference), read_answer(answer))
     except (Unreadable, TooLarge) as error:
         return False, str(error)
     return bool(verdict), "" if verdict else algebra.reason or comparison.reason
@@ -229,7 +229,7 @@ class Evaluation:
         if node.kind == "name":
             constants = {"π": mpmath.mp.pi, "e": mpmath.mp.e, "i": mpmath.mpc(0, 1), "∞": mpmath.inf}
             if node.text.endswith("_#"):  # a term of a sequence, such as a_k in a sum over k
-                return self._unknown(node.text, [self.at["#"]])
+                return self._unknown_function(node.text, [self.at["#"]])
             return +constants[node.text] if node.text in constants else self.at[node.text]
         if node.kind == "big":
             return self._big(node)
@@ -245,10 +245,10 @@ class Evaluation:
         if node.kind == "call":
             return self._call(node.text, parts)
         if node.kind == "apply":
-            return self._unknown(node.text, parts)
+            return self._unknown_function(node.text, parts)
         raise Undefined
 
-    def _unknown(self, title: str, parts: Sequence[Value]) -> Value:
+    def _unknown_function(self, title: str, parts: Sequence[Value]) -> Value:
         """Return some value for an unknown function, the same for the same arguments."""
         key = title + ",".join(mpmath.nstr(part, 30) for part in parts)
         return mpmath.mpf(int.from_bytes(sha256(key.encode()).digest()[:12])) / 2**95
@@ -297,7 +297,7 @@ class Evaluation:
             raise Undefined  # an antiderivative is known up to a constant only
         import sympy
 
-        value = closed(node)
+        value = closed_form(node)
         at = {s: sympy.Float(self.at[s.name], mpmath.mp.dps) for s in value.free_symbols if s.name in self.at}
         number = sympy.N(value.subs(at), mpmath.mp.dps)
         if not number.is_number or not number.is_finite:
@@ -307,7 +307,7 @@ class Evaluation:
 
 
 @lru_cache(64)
-def closed(node: Node) -> Any:
+def closed_form(node: Node) -> Any:
     """Return an integral, a limit or an infinite sum as SymPy computes it. Raises Undefined."""
     import sympy
 

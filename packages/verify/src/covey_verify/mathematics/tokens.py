@@ -168,7 +168,7 @@ def _tokens(text: str) -> Iterator[Token]:
     gap = False
     while position < len(text):
         if match := TEXT.match(text, position):
-            body, position = _braced(text, match.end())
+            body, position = _read_braces(text, match.end())
             yield from _words(body, gap)
             gap = False
             continue
@@ -202,7 +202,7 @@ def _token(match: re.Match[str], gap: bool) -> Token:
     if match["degree"]:
         return Token("sign", "°", gap)
     if match["letters"] or match["word"]:
-        return _run(match["letters"] or match["word"], "letters" if match["letters"] else "word", gap)
+        return _letter_run(match["letters"] or match["word"], "letters" if match["letters"] else "word", gap)
     if match["escaped"]:
         text = {r"\{": r"\{", r"\}": r"\}", r"\|": "‖"}.get(match["escaped"], match["escaped"][1:])
         return Token("sign", text, gap)
@@ -214,7 +214,7 @@ def _token(match: re.Match[str], gap: bool) -> Token:
     return Token("separator" if text in (",", ";", "，", "、") else "sign", text, gap)
 
 
-def _run(text: str, kind: str, gap: bool) -> Token:
+def _letter_run(text: str, kind: str, gap: bool) -> Token:
     """Return a run of letters."""
     if text in ("and", "or"):
         return Token("separator", text, gap)
@@ -235,7 +235,7 @@ def _numeral(match: re.Match[str]) -> str:
     return f"{match['fixed']}{fixed}({period.replace('(', '')})"
 
 
-def _braced(text: str, start: int) -> tuple[str, int]:
+def _read_braces(text: str, start: int) -> tuple[str, int]:
     """Return the content of the braces that begin at ``start``, and the index after them."""
     depth = 0
     for i in range(start, len(text)):
@@ -258,7 +258,7 @@ def _words(body: str, gap: bool) -> Iterator[Token]:
         if word in (",", ";", "and", "or"):
             yield Token("separator", word, True)
         elif word:
-            yield _run(word, "word", gap)
+            yield _letter_run(word, "word", gap)
         gap = True
 
 

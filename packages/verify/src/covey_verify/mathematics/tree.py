@@ -129,7 +129,7 @@ CONSTANTS = frozenset("eiπ∞ℝℚℤℕℂ")
 """Names that are not variables."""
 
 
-def combined(kind: str, parts: Sequence[Node]) -> Node:
+def combine_parts(kind: str, parts: Sequence[Node]) -> Node:
     """Return a sum or product, with one unit of its parts outside: 2 * 30° is (2 * 30)°."""
     if len(parts) == 1:
         return parts[0]
@@ -160,16 +160,16 @@ def _with_matrices(kind: str, parts: Sequence[Node]) -> Node:
     first = matrices[0]
     others = [p for p in parts if p.kind != "matrix"]
     if kind == "product" and len(matrices) == 1:
-        return first.with_parts(tuple(combined("product", (*others, cell)) for cell in first.parts))
+        return first.with_parts(tuple(combine_parts("product", (*others, cell)) for cell in first.parts))
     if kind == "product" and not others:
         return reduce(_times, matrices)
     if kind == "product" or others or len({(m.value, len(m.parts), m.text) for m in matrices}) > 1:
         raise Unreadable("a product of matrices")
     cells = zip(*(m.parts for m in matrices), strict=True)
-    return first.with_parts(tuple(combined("sum", cell) for cell in cells))
+    return first.with_parts(tuple(combine_parts("sum", cell) for cell in cells))
 
 
-def negated(node: Node) -> Node:
+def negate(node: Node) -> Node:
     """Return a node with the other sign, with its unit outside."""
     if node.kind == "quantity":
         return Node("quantity", (negative(node.parts[0]),), node.text, node.value)
@@ -196,7 +196,7 @@ def _times(left: Node, right: Node) -> Node:
     if left.text or right.text or len(rows[0]) != len(_rows(right)):
         raise Unreadable("a product of matrices that do not fit")
     cells = tuple(
-        combined("sum", [combined("product", pair) for pair in zip(row, column, strict=True)])
+        combine_parts("sum", [combine_parts("product", pair) for pair in zip(row, column, strict=True)])
         for row in rows
         for column in columns
     )
@@ -208,7 +208,7 @@ def _rows(matrix: Node) -> list[tuple[Node, ...]]:
     return [matrix.parts[k : k + width] for k in range(0, len(matrix.parts), width)]
 
 
-def raised(matrix: Node, power: int) -> Node:
+def matrix_power(matrix: Node, power: int) -> Node:
     """Return a small power of a matrix, or its inverse for -1."""
     if power > 0:
         return reduce(_times, [matrix] * power)
@@ -226,14 +226,14 @@ def determinant(rows: Sequence[tuple[Node, ...]]) -> Node:
         raise Unreadable("a determinant of a matrix that is not square, or large")
     if not rows:
         return number(1)
-    terms = [combined("product", (cell, _cofactor(rows, 0, k))) for k, cell in enumerate(rows[0])]
-    return combined("sum", terms)
+    terms = [combine_parts("product", (cell, _cofactor(rows, 0, k))) for k, cell in enumerate(rows[0])]
+    return combine_parts("sum", terms)
 
 
 def _cofactor(rows: Sequence[tuple[Node, ...]], row: int, column: int) -> Node:
     rest = [cells[:column] + cells[column + 1 :] for k, cells in enumerate(rows) if k != row]
     minor = determinant(rest)
-    return negated(minor) if (row + column) % 2 else minor
+    return negate(minor) if (row + column) % 2 else minor
 
 
 def determinant_of(matrix: Node) -> Node:
@@ -250,7 +250,7 @@ def conjugate(node: Node) -> Node:
     return node.with_parts(tuple(map(conjugate, node.parts)))
 
 
-def transposed(matrix: Node) -> Node:
+def transpose(matrix: Node) -> Node:
     """Return a matrix with rows and columns exchanged."""
     rows = int(matrix.value or 1)
     columns = len(matrix.parts) // rows
@@ -258,7 +258,7 @@ def transposed(matrix: Node) -> Node:
     return Node("matrix", parts, matrix.text, Fraction(columns))
 
 
-def multiplied(node: Node, other: Node, only_sums: bool = False) -> Node:
+def with_products(node: Node, other: Node, only_sums: bool = False) -> Node:
     """Return an answer with g(x + 1) as a product, if the other has g as a letter and not as a function.
 
     ``only_sums``: g(x) stays a function, which it means in a reference.

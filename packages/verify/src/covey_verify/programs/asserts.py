@@ -38,9 +38,9 @@ def function_of(asserts: Sequence[str], setup: str = "") -> str:
     >>> function_of(["assert set(f([1])) == {1}", "assert f([]) == g(0)"])
     'f'
     """
-    defined = {*vars(builtins), *_bound(setup)}
+    defined = {*vars(builtins), *_bound_names(setup)}
     # One set of called names per assert: helpers such as `g` are rarely in all of them.
-    called = [_called(ast.parse(test)) - defined for test in asserts]
+    called = [_called_names(ast.parse(test)) - defined for test in asserts]
     common = sorted(set.intersection(*called))
     if len(common) != 1:
         names = ", ".join(common) or "no function"
@@ -48,12 +48,12 @@ def function_of(asserts: Sequence[str], setup: str = "") -> str:
     return common[0]
 
 
-def _called(tree: ast.AST) -> set[str]:
+def _called_names(tree: ast.AST) -> set[str]:
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
-def _bound(setup: str) -> set[str]:
+def _bound_names(setup: str) -> set[str]:
     """Return the names that code imports or defines."""
     names = set[str]()
     for node in ast.walk(ast.parse(setup)):

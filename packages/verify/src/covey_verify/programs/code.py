@@ -111,7 +111,7 @@ def bad_tests(
     solved = [n for n, row in enumerate(rows) if complaints[n] is None and _example(row)][:MOST_SOLUTIONS]
     settings = {**settings, "mode": mode, "sandbox": sandbox}
     with ThreadPoolExecutor(available_cpus()) as pool:
-        faults = pool.map(lambda n: _unsolved(rows[n], settings), solved)
+        faults = pool.map(lambda n: _solution_fault(rows[n], settings), solved)
         for n, fault in zip(solved, faults, strict=True):
             complaints[n] = fault
     return complaints
@@ -136,7 +136,7 @@ def _check_form(row: Mapping[str, Any], mode: Mode, points: object) -> None:
         raise ValueError("column 'test' is empty")
 
 
-def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+def _solution_fault(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
     """Return the fault of a row whose own solution does not pass its own tests, or None."""
     names = ("tests", "test_list", "test", "setup", "entry_point")
     columns = {name: row[name] for name in names if row.get(name)}

@@ -66,7 +66,7 @@ def _bad_theorems(
     trials = [*islice(headers, MOST_TRIED), *theorems]
 
     def refusal(question: Question) -> str | None:
-        return _refusal(_stated(sandbox, question, memory_mb)[0], question)
+        return _refusal(_compile_statement(sandbox, question, memory_mb)[0], question)
 
     with ThreadPoolExecutor(available_cpus()) as pool:
         refusals = dict(zip(trials, pool.map(refusal, trials), strict=True))
@@ -137,18 +137,18 @@ def proves(
     except ValueError as error:
         return Score(0.0, "unparsable", proof[:2000], detail=f"not a proof: {error}")
     question = (prover, header, tuple(axioms), theorem)
-    result, statement = _stated(backend, question, memory_mb)
+    result, statement = _compile_statement(backend, question, memory_mb)
     refusal = _refusal(result, question)
     if refusal:
         return Score(None, "bad_reference", detail=refusal)
     if result.kind == "ok":
         limits = Limits(seconds, int(seconds) + 1, memory_mb << 20)
 
-        def judged() -> Outcome:
-            text = _filled(kind.answer, header, proof=tactics)
+        def check_proof() -> Outcome:
+            text = _fill_template(kind.answer, header, proof=tactics)
             return _judge(backend, kind, axioms, limits, statement, text)
 
-        result = ANSWERS.get((backend.name, *question, tactics, limits), judged)
+        result = ANSWERS.get((backend.name, *question, tactics, limits), check_proof)
     return score_of(result, float(result.kind == "ok"), proof, {})
 
 
@@ -167,13 +167,13 @@ def _backend(sandbox: SandboxBackend | None) -> ProcessSandbox:
     return sandbox
 
 
-def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Build:
+def _compile_statement(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Build:
     """Return a row's statement, compiled."""
     prover, header, axioms, theorem = question
     kind = _kind(prover, axioms)
     backend = _backend(sandbox)
     permitted = " ".join(f"let _ := @{axiom} in" for axiom in axioms)
-    text = _filled(kind.statement, header, theorem=theorem.strip().removesuffix("."), axioms=permitted)
+    text = _fill_template(kind.statement, header, theorem=theorem.strip().removesuffix("."), axioms=permitted)
     limits = Limits(MOST_PROOF_SECONDS, int(MOST_PROOF_SECONDS), memory_mb << 20)
     compiled = partial(_compile, backend, kind, "Statement", text, limits)
     return STATEMENTS.get((backend.name, *question), compiled)
@@ -187,7 +187,7 @@ def _refusal(result: Outcome, question: Question) -> str | None:
     return f"{question[0]} does not accept the {part}: {result.text[:400]}"
 
 
-def _filled(template: str, header: str, **texts: str) -> str:
+def _fill_template(template: str, header: str, **texts: str) -> str:
     context = "\n".join(re.findall(CONTEXT, header, re.MULTILINE))
     words = {"header": header, "context": context, **texts}
     # Not str.format: the texts of Coq and Lean are full of braces.
@@ -203,7 +203,7 @@ def _compile(
     files[f"{name}{kind.source}"] = text.encode("utf-8", "replace")
     argv = [part.format(name) for part in tools.compiler]
     result, content = sandbox.build(argv, files, limits, product, tools.readable, tools.environment)
-    return _refused(result), content
+    return _as_refusal(result), content
 
 
 def _judge(
@@ -226,10 +226,10 @@ def _judge(
         beyond = coqchk_beyond(str(result.value)) if result.kind == "ok" else []
     if beyond:
         return Outcome("error", text=f"it uses {', '.join(beyond)}"[:500])
-    return _refused(result)
+    return _as_refusal(result)
 
 
-def _refused(result: Outcome) -> Outcome:
+def _as_refusal(result: Outcome) -> Outcome:
     """Return an exit code as a refusal; a prover that a signal has ended has refused nothing."""
     if result.kind != "crashed" or result.text.startswith("killed by"):
         return result

@@ -52,7 +52,7 @@ class Prover:
     verdict: str
 
 
-def _installed(program: str, install: str) -> str:
+def _find_program(program: str, install: str) -> str:
     path = which(program)
     if path is None:
         raise ConfigError(f"rewards: proves needs {program}, which is not on the PATH: {install}")
@@ -73,7 +73,7 @@ def _output_of(*command: str) -> str:
 def coq() -> Tools:
     """Return the installed Coq, with the libraries of COQPATH."""
     install = "apt-get install coq, or opam install coq"
-    coqc, coqchk = (_installed(name, install) for name in ("coqc", "coqchk"))
+    coqc, coqchk = (_find_program(name, install) for name in ("coqc", "coqchk"))
     library = re.search(r"^COQLIB=(.+)$", _output_of(coqc, "-config"), re.MULTILINE)
     if library is None:
         raise ConfigError(f"rewards: proves: `{coqc} -config` names no COQLIB")
@@ -82,7 +82,7 @@ def coq() -> Tools:
     return Tools(
         [coqc, "-q", "-noglob", "-w", "none", "-Q", ".", "Covey", "{}.v"],
         [coqchk, "-silent", "-o", "-Q", ".", "Covey", "-norec", "Covey.Answer", "-norec", "Covey.Verdict"],
-        _existing(*paths, *coq_path.split(os.pathsep)),
+        _existing_paths(*paths, *coq_path.split(os.pathsep)),
         {"COQPATH": coq_path} if coq_path else {},
     )
 
@@ -90,15 +90,15 @@ def coq() -> Tools:
 @cache
 def lean() -> Tools:
     """Return the installed Lean 4, with the libraries of LEAN_PATH (`lake env` sets it)."""
-    program = _installed("lean", "install Lean 4 with elan, https://lean-lang.org/install")
+    program = _find_program("lean", "install Lean 4 with elan, https://lean-lang.org/install")
     root = _output_of(program, "--print-prefix").strip()
     lean_path = os.environ.get("LEAN_PATH", "")
     path = os.pathsep.join([".", *filter(None, [lean_path])])
-    readable = (*_existing(root, *lean_path.split(os.pathsep)), PROCESSES)
+    readable = (*_existing_paths(root, *lean_path.split(os.pathsep)), PROCESSES)
     return Tools([f"{root}/bin/lean", "-o", "{}.olean", "{}.lean"], (), readable, {"LEAN_PATH": path})
 
 
-def _existing(*paths: str | Path) -> tuple[str, ...]:
+def _existing_paths(*paths: str | Path) -> tuple[str, ...]:
     resolved = (str(Path(path).resolve()) for path in paths if str(path) and Path(path).exists())
     return tuple(dict.fromkeys(resolved))
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from covey_verify.contract import LIMITS, reward, unfinished
+from covey_verify.contract import LIMITS, reward, score_without_result
 from covey_verify.extract import FORMS, Rule, TextOrMessages, Turns, extract
 from covey_verify.sandbox.client import verifier_server
 from covey_verify.types import Score, Status
@@ -93,7 +93,7 @@ def smt(
     server = verifier_server("z3", HERE)
     result = server.call(f"{HERE}:z3_verdict", declarations, formula, extracted, ask, limits=LIMITS)
     if result.kind != "ok":
-        return unfinished(result, extracted[:500])
+        return score_without_result(result, extracted[:500])
     return Score(*SCORES[result.value], extracted[:500])
 
 

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from covey_verify.children import Child, how_ended
 from covey_verify.machine import available_cpus
 from covey_verify.sandbox.base import Outcome, OutcomeKind
-from covey_verify.sandbox.confine import Limits, installed, python_folders
+from covey_verify.sandbox.confine import Limits, package_folders, python_folders
 from covey_verify.sandbox.driver import READY
 from covey_verify.sandbox.server import LONGEST_WAIT, MOST_WAIT, Job
 from covey_verify.sandbox.wire import BadFrame, frame, read_frame
@@ -118,7 +118,7 @@ class ForkServer:
             "syscalls": syscalls,
             "exec_too": exec_too,
             "package": str(Path(__file__).resolve().parents[1]),
-            "path": [*installed(), *path],
+            "path": [*package_folders(), *path],
             "confined": confined,
             "folder": folder,
         }
@@ -158,7 +158,9 @@ class ForkServer:
                     stderr=complaints,
                 )
                 theirs.close()
-                report = json.loads(_until(self.control, b"\n", time.monotonic() + START_SECONDS) or b"{}")
+                report = json.loads(
+                    _receive_until(self.control, b"\n", time.monotonic() + START_SECONDS) or b"{}"
+                )
                 if "layers" in report:
                     self.layers = report["layers"]
                     atexit.register(self.close)
@@ -279,11 +281,11 @@ class ChildProcess:
             self.channel.sendall(frame(message))
 
     def receive(self, within: float = math.inf) -> Any:
-        """Return the next frame, or None if none came in time; ``ended`` then gives the reason."""
+        """Return the next frame, or None if none came in time; ``wait_for_end`` then gives the reason."""
         self.patience = min(self.deadline, time.monotonic() + within)
         try:
             self._wait_until_confined()
-            return read_frame(self._read, self.limits.output)
+            return read_frame(self._receive, self.limits.output)
         except BadFrame as error:
             self.ending = self.ending or Outcome("flood", text=str(error))
         except TimeoutError:
@@ -307,7 +309,7 @@ class ChildProcess:
         output = b""
         with contextlib.suppress(OSError, EOFError):
             self._wait_until_confined()
-            while part := self._read(1 << 16):
+            while part := self._receive(1 << 16):
                 output += part
                 if len(output) > self.limits.output:
                     self.ending = Outcome("flood", text=f"more than {self.limits.output} bytes of output")
@@ -319,9 +321,9 @@ class ChildProcess:
             raise EOFError
         if self.unconfined:
             # The first byte on the channel, written by our code before any untrusted code runs.
-            self.unconfined = self._read(1) != READY
+            self.unconfined = self._receive(1) != READY
 
-    def _read(self, size: int) -> bytes:
+    def _receive(self, size: int) -> bytes:
         while True:
             self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
             try:
@@ -354,7 +356,7 @@ class ChildProcess:
 
     def _hear(self, deadline: float) -> bool:
         """Read the server's reports, one a line in JSON. Return whether there was any."""
-        lines = _until(self.status, b"\n", deadline).splitlines()
+        lines = _receive_until(self.status, b"\n", deadline).splitlines()
         for line in lines:
             self.report |= json.loads(line)
         return bool(lines)
@@ -366,12 +368,12 @@ class ChildProcess:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def without_reply(self, within: float = math.inf) -> Outcome:
-        """Wait for the end of a child that owes a reply, as ``ended`` does; exit code 0 is a crash too."""
+        """Wait for the end of a child that owes a reply, as ``wait_for_end``; exit code 0 is a crash too."""
         self.deadline = min(self.deadline, time.monotonic() + within)
-        ended = self.ended()
+        ended = self.wait_for_end()
         return Outcome("crashed", text=how_ended(0)) if ended.kind == "ok" else ended
 
-    def ended(self) -> Outcome:
+    def wait_for_end(self) -> Outcome:
         """Wait for the end, at most until the deadline, and return how it ended."""
         if self.ending is not None:
             return self.ending
@@ -399,7 +401,7 @@ class ChildProcess:
         return ("crashed", how_ended(code)) if code else ("ok", "")
 
 
-def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:
+def _receive_until(connection: socket.socket, end: bytes, deadline: float) -> bytes:
     """Return the bytes up to and including ``end``, or b"" if it does not arrive before the deadline."""
     data = b""
     try:

@@ -61,7 +61,7 @@ class Limits:
     """Number of bytes that it may send back."""
 
 
-def installed() -> list[str]:
+def package_folders() -> list[str]:
     """Return the folders of installed packages."""
     return [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
 
@@ -71,7 +71,7 @@ def python_folders() -> list[str]:
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr"}
     folders = [f"{p}/{lib}" for p in sorted(prefixes) for lib in ("lib", "lib64")]
     folders += [
-        *installed(),
+        *package_folders(),
         "/lib",
         "/lib64",
         "/usr/share/zoneinfo",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from covey_verify.sandbox.confine import installed, python_folders
+from covey_verify.sandbox.confine import package_folders, python_folders
 
 OWN = Path(__file__).resolve().parents[1]
 """The folder of this package; a fork server needs only its `sandbox`."""
@@ -47,7 +47,7 @@ def package_paths(names: Sequence[str]) -> list[str]:
 
 def hidden_folders() -> list[Path]:
     """Return this package's folder and all package folders of every Python whose libraries are visible."""
-    folders = [Path(folder) for folder in installed()] + [OWN]
+    folders = [Path(folder) for folder in package_folders()] + [OWN]
     for root in dict.fromkeys((sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr", "/usr/local")):
         for kind in ("site-packages", "dist-packages"):
             folders += Path(root).glob(f"lib*/python3*/{kind}")
@@ -59,7 +59,7 @@ def libraries() -> list[str]:
     return [folder for folder in python_folders() if Path(folder) != OWN]
 
 
-def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], list[str]]:
+def paths_except(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], list[str]]:
     """Return the paths that cover ``folders`` except ``hidden``, and the folders that may only be listed."""
     readable = list[str]()
     listed = list[str]()
@@ -78,7 +78,7 @@ def without(folders: Iterable[str], hidden: Sequence[Path]) -> tuple[list[str], 
         listed.append(folder)
         # Links are skipped: their targets are in one of the folders anyway, or must not be read.
         entries = [str(entry) for entry in sorted(real.iterdir()) if not entry.is_symlink()]
-        more_readable, more_listed = without(entries, inside)
+        more_readable, more_listed = paths_except(entries, inside)
         readable += more_readable
         listed += more_listed
     return readable, listed

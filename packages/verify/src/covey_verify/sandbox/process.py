@@ -25,7 +25,7 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.sandbox.base import LEAST_SECONDS, Arguments, Outcome, reply_result, too_long
 from covey_verify.sandbox.client import ChildProcess, ForkServer
 from covey_verify.sandbox.confine import Limits, python_folders
-from covey_verify.sandbox.importable import PACKAGES, hidden_folders, libraries, package_paths, without
+from covey_verify.sandbox.importable import PACKAGES, hidden_folders, libraries, package_paths, paths_except
 from covey_verify.sandbox.server import MOST_WAIT
 from covey_verify.sandbox.wire import encode_value
 
@@ -47,7 +47,7 @@ class ProcessSandbox:
         self.packages = tuple(packages)
         self.scratch_root = mkdtemp(prefix="covey-")
         """The folder in which each candidate has a folder of its own."""
-        weakref.finalize(self, _removed, self.scratch_root, os.getpid())
+        weakref.finalize(self, _remove_folder, self.scratch_root, os.getpid())
         self.server = self._start_candidates()
         # Servers by their preloaded modules, and (server, its workshop) by the readable folders.
         self._verifiers: dict[tuple[str, ...], ForkServer] = {}
@@ -92,7 +92,7 @@ class ProcessSandbox:
         parts = (_code_in(folder) for folder in dict.fromkeys(code))
         theirs = [str(part) for folder in parts for part in folder]
         allowed = package_paths(self.packages)
-        readable, listed = without(libraries(), hidden_folders())
+        readable, listed = paths_except(libraries(), hidden_folders())
         return ForkServer(
             prefix=self._prefix([str(package), *theirs]),
             preload=preload,
@@ -126,7 +126,7 @@ class ProcessSandbox:
         """Return the server whose children run a model's code; of all packages they see only ``packages``."""
         allowed = package_paths(self.packages)
         hidden = hidden_folders()
-        readable, listed = without(libraries(), hidden)
+        readable, listed = paths_except(libraries(), hidden)
         return ForkServer(
             prefix=self._prefix([], self.scratch_root, (hidden, allowed)),
             readable=[*readable, *allowed],
@@ -204,7 +204,7 @@ class ProcessSandbox:
             with server.slots, server.child("command", limits, folder=folder) as child:
                 child.send(setup)
                 output = child.output().decode("utf-8", "surrogateescape")
-                ended = child.ended()._replace(value=output)
+                ended = child.wait_for_end()._replace(value=output)
             file = Path(folder, product)
             if ended.kind == "ok" and product and not file.is_file():
                 ended = Outcome("crashed", output, f"it made no {product}")
@@ -276,14 +276,14 @@ class ProcessSandbox:
             checker.partner = candidate
             reply = checker.receive(limits.wall)
             if not isinstance(reply, dict):
-                return checker.ended()
+                return checker.wait_for_end()
             if "lost" in reply:
                 return Outcome("lost", text=reply["lost"])
             if reply["passed"]:
                 return Outcome("ok", reply["calls"])
             error = f"{reply['error']}: {reply['text'][:200]}"
             # The checker only sees the connection close; the candidate's own end tells why.
-            ended = candidate.ended() if reply["error"] == "CandidateGone" else Outcome("error")
+            ended = candidate.wait_for_end() if reply["error"] == "CandidateGone" else Outcome("error")
             return Outcome("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or error)
 
 
@@ -294,7 +294,7 @@ def _reply(child: ChildProcess, call_seconds: float) -> Outcome:
     return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
 
 
-def _removed(folder: str, pid: int) -> None:
+def _remove_folder(folder: str, pid: int) -> None:
     """Remove a folder, but only in the process that made it and not in its forks."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
@@ -318,7 +318,7 @@ def _with_input(
         with server.slots, server.child(job, limits, stdin=file.fileno(), folder=folder) as child:
             child.send(setup)
             output = child.output().decode("utf-8", "surrogateescape")
-            return child.ended()._replace(value=output)
+            return child.wait_for_end()._replace(value=output)
 
 
 def _modules(paths: Sequence[str]) -> list[str]:

@@ -122,13 +122,13 @@ def build(
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]  # libc then tries clone
     for name, number in numbers(CHECKED + (";" + THREAD if threads else ""), arch).items():
-        block = list(_checked(name))
+        block = list(_check_argument(name))
         code += [(EQUAL, 0, len(block), number), *block]
     code.append((RETURN, 0, 0, ERRNO | errno.EPERM))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 
 
-def _checked(name: str) -> Iterable[tuple[int, int, int, int]]:
+def _check_argument(name: str) -> Iterable[tuple[int, int, int, int]]:
     """Yield instructions that allow the call if its argument is in the list, and else return EPERM.
 
     They always return, since loading the argument has replaced the call number.

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Annotated
 
-from covey_verify.contract import in_subprocess, reward, unfinished
+from covey_verify.contract import in_subprocess, reward, score_without_result
 from covey_verify.extract import (
     THINK_CLOSE,
     THINK_OPEN,
@@ -20,7 +20,7 @@ from covey_verify.extract import (
 from covey_verify.types import Check, Score
 
 
-def _compiled(pattern: str) -> str:
+def _check_pattern(pattern: str) -> str:
     """Return a pattern if it can be compiled. Raises ValueError."""
     try:
         re.compile(pattern)
@@ -29,7 +29,7 @@ def _compiled(pattern: str) -> str:
     return pattern
 
 
-Pattern = Annotated[str, Check(_compiled)]
+Pattern = Annotated[str, Check(_check_pattern)]
 
 
 def _think(*_: object, **__: object) -> str:
@@ -83,9 +83,9 @@ def regex_match(
     if text is None:
         return Score(0.0, "no_answer")
     how = "fullmatch" if whole else "search"
-    result = in_subprocess("matched", pattern, how, text)
+    result = in_subprocess("find_match", pattern, how, text)
     if result.kind == "ok":
         return Score(float(result.value is not None), extracted=result.value)
     if result.kind == "error":  # re.error: the pattern is the user's
         raise ValueError(f"regex_match: {result.text}")
-    return replace(unfinished(result), detail=f"pattern {pattern!r}")
+    return replace(score_without_result(result), detail=f"pattern {pattern!r}")

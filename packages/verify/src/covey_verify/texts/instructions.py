@@ -12,7 +12,7 @@ from covey_verify.contract import reward
 from covey_verify.extract import TextOrMessages, Turns, after_reasoning, message_texts, model_turns
 from covey_verify.texts.kinds import KINDS
 from covey_verify.texts.language import identifier, needs_detector
-from covey_verify.texts.words import folded, has_words, normalized, words
+from covey_verify.texts.words import fold_case, has_words, normalize, words
 from covey_verify.types import Messages, Score
 
 LONGEST_TEXT = 1_000_000
@@ -45,7 +45,7 @@ def bad_instructions(rows: Sequence[Mapping[str, object]], **_: object) -> list[
     complaints: list[str | None] = []
     for row in rows:
         try:
-            row_instructions = read(row.get("instruction_id_list"), row.get("kwargs"))
+            row_instructions = read_instructions(row.get("instruction_id_list"), row.get("kwargs"))
         except ValueError as error:
             complaints.append(str(error))
             continue
@@ -80,14 +80,14 @@ def instructions(
     meets nothing. The metrics are the fractions met, in all and by kind.
     """
     try:
-        row_instructions = read(instruction_id_list, kwargs)
+        row_instructions = read_instructions(instruction_id_list, kwargs)
     except ValueError as error:
         return Score(None, "bad_reference", detail=str(error))
     none_met = [False] * len(row_instructions)
     answer = after_reasoning(model_turns(completion, turns)[-1], LONGEST_TEXT + 1)
     if answer is not None and len(answer) > LONGEST_TEXT:
         return Score(0.0, "too_large", metrics=_metrics(row_instructions, none_met))
-    text = normalized(answer or "")
+    text = normalize(answer or "")
     complaint = "the reasoning never ended" if answer is None else no_answer(text, prompt)
     if complaint:
         return Score(0.0, "no_answer", metrics=_metrics(row_instructions, none_met), detail=complaint)
@@ -102,10 +102,10 @@ def instructions(
     return Score(value, metrics=_metrics(row_instructions, met), detail="; ".join(reasons)[:1000])
 
 
-def read(ids: object, kwargs: object) -> list[Instruction]:
+def read_instructions(ids: object, kwargs: object) -> list[Instruction]:
     """Return a row's instructions. Raises ValueError naming the instruction, what is wrong and the remedy."""
-    kinds = _listed("instruction_id_list", ids)
-    arguments = _listed("kwargs", kwargs)
+    kinds = _read_list("instruction_id_list", ids)
+    arguments = _read_list("kwargs", kwargs)
     if not kinds or len(kinds) != len(arguments):
         raise ValueError(
             f"instruction_id_list has {len(kinds)} entries and kwargs {len(arguments)}: give at least one "
@@ -114,7 +114,7 @@ def read(ids: object, kwargs: object) -> list[Instruction]:
     return [_instruction(kind, of_kind) for kind, of_kind in zip(kinds, arguments, strict=True)]
 
 
-def _listed(name: str, column: object) -> Sequence[object]:
+def _read_list(name: str, column: object) -> Sequence[object]:
     """Return a column's list, which may be written as JSON in a text. Raises ValueError."""
     try:
         items = json.loads(column) if isinstance(column, str) else column
@@ -156,11 +156,11 @@ def _instruction(kind: object, kwargs: object) -> Instruction:
 
 
 def no_answer(text: str, prompt: str | Messages) -> str:
-    """Return why a ``normalized`` text is no answer at all, or ""."""
+    """Return why a normalized text is no answer at all, or ""."""
     if not has_words(MARKUP.sub(" ", text)):
         return "there are no words"
     parts = message_texts(prompt)
-    if folded(text) in {folded(normalized(part)) for part in (*parts, "\n".join(parts))}:
+    if fold_case(text) in {fold_case(normalize(part)) for part in (*parts, "\n".join(parts))}:
         return "it is the prompt"
     text_words = [word.casefold() for word in words(text)]
     triples = set(zip(text_words, text_words[1:], text_words[2:], strict=False))

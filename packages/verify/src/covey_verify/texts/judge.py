@@ -90,16 +90,16 @@ class Endpoint:
         if name in self.cache:
             return self.cache[name]
         try:
-            verdicts = await self._asked(question, key, patience)
+            verdicts = await self._ask_once(question, key, patience)
         except UnreadableVerdicts as error:
             await self._speaks_plainly(question, key, patience, str(error))
             raise
         self.cache[name] = verdicts
         return verdicts
 
-    async def _asked(self, question: Question, key: str, patience: Patience) -> list[bool]:
-        text, cut = await self._answered(question.body, key, patience)
-        verdicts = parsed(text, cut, question)
+    async def _ask_once(self, question: Question, key: str, patience: Patience) -> list[bool]:
+        text, cut = await self._request_reply(question.body, key, patience)
+        verdicts = parse_verdicts(text, cut, question)
         self.failures = 0
         return verdicts
 
@@ -108,13 +108,15 @@ class Endpoint:
         model = str(question.body["model"])
         plain = Question.of(model, CANARY[0], CANARY[1], ["Is the answer right?"], None)
         try:
-            await self._asked(plain, key, patience)
+            await self._ask_once(plain, key, patience)
         except UnreadableVerdicts as error:
             failure = ValueError(f"{complaint}; for a plain question: {error}")
-            self._failed(failure, patience)
+            self._note_failure(failure, patience)
             raise JudgeFailed(f"{self.url}: {self.last_failure}") from None
 
-    async def _answered(self, body: Mapping[str, object], key: str, patience: Patience) -> tuple[str, bool]:
+    async def _request_reply(
+        self, body: Mapping[str, object], key: str, patience: Patience
+    ) -> tuple[str, bool]:
         """Return the text of a reply, and whether it was truncated. Raises JudgeFailed."""
         waits = pauses(patience.pause, LONGEST_PAUSE * patience.pause)
         for attempt in range(1, patience.tries + 1):
@@ -127,7 +129,7 @@ class Endpoint:
             try:
                 return reply_text(await self._reply(body, key, patience.timeout))
             except (OSError, ValueError, RecursionError) as error:
-                self._failed(error, patience)
+                self._note_failure(error, patience)
                 if not may_pass(error):
                     break
                 if attempt < patience.tries:
@@ -135,7 +137,7 @@ class Endpoint:
                     await asyncio.sleep(next(waits) * random.uniform(0.5, 1.0))
         raise JudgeFailed(f"{self.url}: {self.last_failure}")
 
-    def _failed(self, error: Exception, patience: Patience) -> None:
+    def _note_failure(self, error: Exception, patience: Patience) -> None:
         self.last_failure = f"{type(error).__name__}: {reason_of(error)[:300]}"
         self.failures += 1
         if self.failures >= patience.breaker:
@@ -147,7 +149,7 @@ class Endpoint:
         reply = asyncio.wrap_future(call.future)
         while not call.future.done():
             # Wake up at least every second, to replace threads whose request hangs.
-            await asyncio.wait([reply], timeout=max(0.01, min(call.left(), 1.0)))
+            await asyncio.wait([reply], timeout=max(0.01, min(call.seconds_left(), 1.0)))
             self.pool.replace_stuck()
         if call.future.cancelled():
             raise TimeoutError(f"no whole reply within {timeout:g} s")
@@ -229,7 +231,7 @@ def reply_text(reply: Any) -> tuple[str, bool]:
     return text, cut
 
 
-def parsed(text: str, cut: bool, question: Question) -> list[bool]:
+def parse_verdicts(text: str, cut: bool, question: Question) -> list[bool]:
     """Return the verdicts at the end of a reply, after any reasoning. Raises Unreadable.
 
     Objects with another key do not count: the judge may have quoted them. A truncated reply (``cut``)
@@ -285,7 +287,7 @@ def _verdicts(text: str, start: int, key: str) -> JsonVerdicts | None:
     return JsonVerdicts(value[key], end) if isinstance(value, dict) and key in value else None
 
 
-def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | Mapping[str, float]:
+def _check_weights(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | Mapping[str, float]:
     """Return criteria with usable weights. Raises ValueError."""
     weights = list(criteria.values()) if isinstance(criteria, Mapping) else [1.0] * len(criteria)
     if not sum(weights) > 0 or min(weights) < 0:
@@ -300,7 +302,7 @@ def endpoint(url: str) -> Endpoint:
 
 
 Address = Annotated[str, Check(plain_address)]
-Criteria = Annotated[Sequence[str] | Mapping[str, float], Check(_weighed)]
+Criteria = Annotated[Sequence[str] | Mapping[str, float], Check(_check_weights)]
 
 
 def judge_unavailable(

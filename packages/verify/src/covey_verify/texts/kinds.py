@@ -1,6 +1,6 @@
 """The kinds of instructions that IFEval's rows name, arXiv 2311.07911, each with the check of a text.
 
-A check gets a text without its reasoning, ``normalized``, and the instruction's arguments by name. It returns
+A check gets a normalized text without its reasoning, and the instruction's arguments by name. It returns
 what is missing, or "" if the instruction is met. Its docstring says what counts. A new kind is a function and
 a row of KINDS.
 """
@@ -16,9 +16,9 @@ from covey_verify.isolated import strict_json
 from covey_verify.texts.language import SCRIPT_OF, in_language
 from covey_verify.texts.words import (
     CLOSERS,
-    folded,
+    fold_case,
     has_words,
-    normalized,
+    normalize,
     occurrences,
     paragraphs,
     sentences,
@@ -47,27 +47,29 @@ WRAPPINGS = {'"': '"', "“": "”", "„": "“”", "«": "»", "＂": "＂"}
 
 def existence(text: str, *, keywords: list[str]) -> str:
     """Each keyword occurs as a whole word or phrase, in any case: `cats` is not `cat`."""
-    plain = folded(text)
-    missing = [keyword for keyword in keywords if not occurrences(folded(keyword), plain)]
+    plain = fold_case(text)
+    missing = [keyword for keyword in keywords if not occurrences(fold_case(keyword), plain)]
     return f"{missing[0]!r} does not occur" if missing else ""
 
 
 def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> str:
     """The keyword occurs that often as a whole word or phrase, in any case."""
-    return compared(occurrences(folded(keyword), folded(text)), relation, frequency, f"times {keyword!r}")
+    return compare_count(
+        occurrences(fold_case(keyword), fold_case(text)), relation, frequency, f"times {keyword!r}"
+    )
 
 
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> str:
     """No forbidden word occurs as a whole word or phrase, in any case, markup or width."""
-    plain = folded(text)
-    forbidden = [word for word in forbidden_words if occurrences(folded(word), plain)]
+    plain = fold_case(text)
+    forbidden = [word for word in forbidden_words if occurrences(fold_case(word), plain)]
     return f"{forbidden[0]!r} occurs" if forbidden else ""
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> str:
     """The letter or sign occurs that often, in any case; with an accent it is another letter."""
     count = unicodedata.normalize("NFKC", text).lower().count(letter.lower())
-    return compared(count, let_relation, let_frequency, f"times {letter!r}")
+    return compare_count(count, let_relation, let_frequency, f"times {letter!r}")
 
 
 def response_language(text: str, *, language: str) -> str:
@@ -78,7 +80,7 @@ def response_language(text: str, *, language: str) -> str:
 def number_sentences(text: str, *, num_sentences: int, relation: str) -> str:
     """So many sentences: `at least` counts the sentences that end with punctuation, `less than` all."""
     ended, every = sentences(text)
-    return compared(ended if relation == "at least" else every, relation, num_sentences, "sentences")
+    return compare_count(ended if relation == "at least" else every, relation, num_sentences, "sentences")
 
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> str:
@@ -91,7 +93,7 @@ def number_paragraphs(text: str, *, num_paragraphs: int) -> str:
 
 def number_words(text: str, *, num_words: int, relation: str) -> str:
     """So many words: `don't`, `well-known` and `3.14` are one each."""
-    return compared(len(words(text)), relation, num_words, "words")
+    return compare_count(len(words(text)), relation, num_words, "words")
 
 
 def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> str:
@@ -99,8 +101,8 @@ def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: i
     parts = paragraphs(text)
     if fault := exactly(len(parts), num_paragraphs, "paragraphs"):
         return fault
-    expected = words(folded(first_word))
-    begins = words(folded(parts[nth_paragraph - 1][: 200 + 4 * len(first_word)]))[: len(expected)]
+    expected = words(fold_case(first_word))
+    begins = words(fold_case(parts[nth_paragraph - 1][: 200 + 4 * len(first_word)]))[: len(expected)]
     return "" if begins == expected else f"paragraph {nth_paragraph} begins with {' '.join(begins)!r}"
 
 
@@ -108,7 +110,7 @@ def number_placeholders(text: str, *, num_placeholders: int) -> str:
     """At least so many `[names]` with a letter, without links, tick boxes and indices of arrays."""
     placeholders = PLACEHOLDER.findall(TICK_BOX.sub("", text))
     count = sum(any(map(str.isalpha, inside)) for inside in placeholders)
-    return compared(count, "at least", num_placeholders, "placeholders")
+    return compare_count(count, "at least", num_placeholders, "placeholders")
 
 
 def postscript(text: str, *, postscript_marker: str) -> str:
@@ -148,7 +150,7 @@ def constrained_response(text: str) -> str:
 def number_highlighted_sections(text: str, *, num_highlights: int) -> str:
     """At least so many `*highlights*` (or `**`) with a word, each in one line; bullets do not count."""
     count = sum(has_words(inside) for _, inside in HIGHLIGHT.findall(text))
-    return compared(count, "at least", num_highlights, "highlighted sections")
+    return compare_count(count, "at least", num_highlights, "highlighted sections")
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> str:
@@ -164,7 +166,7 @@ def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> 
             content = content[match.end() :]
         if section and has_words(content):
             numbers.add(section)
-    return compared(len(numbers), "at least", num_sections, f"sections marked {section_spliter!r}")
+    return compare_count(len(numbers), "at least", num_sections, f"sections marked {section_spliter!r}")
 
 
 def json_format(text: str) -> str:
@@ -188,7 +190,7 @@ def title(text: str) -> str:
 
 def two_responses(text: str) -> str:
     """Two texts that differ in more than case and space, between which `******` occurs, once."""
-    parts = [folded(part) for part in SEPARATOR.split(text)]
+    parts = [fold_case(part) for part in SEPARATOR.split(text)]
     if not all(map(has_words, parts)):
         return "a response is empty"
     return exactly(len(parts), 2, "responses") or ("" if parts[0] != parts[1] else "the two are the same")
@@ -207,7 +209,7 @@ def end_checker(text: str, *, end_phrase: str) -> str:
 
     There are words before it.
     """
-    phrase, answer = (folded(part).rstrip(CLOSERS + " ") for part in (end_phrase, text))
+    phrase, answer = (fold_case(part).rstrip(CLOSERS + " ") for part in (end_phrase, text))
     before = answer.removesuffix(phrase)
     if before == answer or (before[-1:].isalnum() and phrase[:1].isalnum()):
         return f"it does not end with {end_phrase!r}"
@@ -217,7 +219,7 @@ def end_checker(text: str, *, end_phrase: str) -> str:
 def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> str:
     """So many words are in capitals; words of one letter (`I`, `A`) are not counted."""
     count = sum(w.isupper() and sum(map(str.isalpha, w)) > 1 for w in words(text))
-    return compared(count, capital_relation, capital_frequency, "words in capitals")
+    return compare_count(count, capital_relation, capital_frequency, "words in capitals")
 
 
 def english_capital(text: str) -> str:
@@ -252,7 +254,7 @@ def quotation(text: str) -> str:
     return "" if has_words(text) else "the quotation is empty"
 
 
-def compared(count: int, relation: str, limit: int, counted: str) -> str:
+def compare_count(count: int, relation: str, limit: int, counted: str) -> str:
     """Return "" if a count meets its limit, otherwise both in words."""
     return "" if RELATIONS[relation](count, limit) else f"{count} {counted}, not {relation} {limit}"
 
@@ -263,15 +265,15 @@ def exactly(count: int, expected: int, counted: str) -> str:
 
 
 def a_phrase(value: object) -> str:
-    """Return a ``normalized`` text that is not empty. Raises ValueError."""
-    phrase = normalized(value) if isinstance(value, str) else ""
+    """Return a normalized text that is not empty. Raises ValueError."""
+    phrase = normalize(value) if isinstance(value, str) else ""
     if not phrase:
         raise ValueError("must be a text")
     return phrase
 
 
 def a_text(value: object) -> str:
-    """Return a ``normalized`` text with a letter or digit. Raises ValueError."""
+    """Return a normalized text with a letter or digit. Raises ValueError."""
     phrase = a_phrase(value)
     if not has_words(phrase):
         raise ValueError("must be a text with a letter or digit")

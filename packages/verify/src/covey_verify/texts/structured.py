@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 from covey_verify.calls.call import ToolCall, as_message, call_of, canonical
 from covey_verify.calls.forms import CLOSE_CALL, OPEN_CALL, form_of_text
 from covey_verify.calls.turn import read_turn
-from covey_verify.contract import in_subprocess, reward, unfinished
+from covey_verify.contract import in_subprocess, reward, score_without_result
 from covey_verify.extract import (
     TextOrMessages,
     Turns,
     after_reasoning,
     code_block,
     extract,
+    find_tagged,
     model_turns,
-    tagged,
     text_of,
 )
 from covey_verify.isolated import unchecked_formats
@@ -45,7 +45,7 @@ def _schema_fault(schema: object) -> str | None:
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else schema
         validator_for(parsed).check_schema(parsed)
-        if fault := _unchecked(parsed):
+        if fault := _unchecked_format(parsed):
             return fault
     except SchemaError as error:
         return f"the schema cannot be used: {error.message[:200]}"
@@ -54,7 +54,7 @@ def _schema_fault(schema: object) -> str | None:
     return None
 
 
-def _unchecked(schema: object) -> str | None:
+def _unchecked_format(schema: object) -> str | None:
     formats = unchecked_formats(schema)
     if not formats:
         return None
@@ -89,18 +89,18 @@ def json_schema(
     if where == "block":
         document = code_block(answer, "json")
     elif where == "answer_tag":
-        document = tagged(answer, "answer")
+        document = find_tagged(answer, "answer")
     if not document or not document.strip():
         return Score(0.0, "no_answer")
     parsed = json.loads(schema) if isinstance(schema, str) else schema
     # The column of a row that a script passes has not been checked before.
-    if fault := _unchecked(parsed):
+    if fault := _unchecked_format(parsed):
         return Score(None, "bad_reference", detail=fault)
     result = in_subprocess("conforms", [(document.strip(), parsed)])
     if result.kind == "error" and result.text.startswith(UNUSABLE):
         raise ValueError(f"the schema cannot be used: {result.text}")
     if result.kind != "ok":
-        return unfinished(result)
+        return score_without_result(result)
     return Score(float(result.value is None), extracted=document[:500], detail=result.value or "")
 
 
@@ -128,7 +128,7 @@ COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
     check_references=lambda rows, **_: bad_calls(rows),
     example=lambda row, **_: "\n".join(
         f"{OPEN_CALL}{json.dumps(as_message(c)['function'])}{CLOSE_CALL}"
-        for c in _expected(row["tool_calls"])
+        for c in _expected_calls(row["tool_calls"])
     ),
     counterexample=lambda *_, **__: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',
 )
@@ -147,7 +147,7 @@ def tool_calls(
     messages, or of the text after the reasoning. ``compare`` names the comparator of an argument, by
     `tool.argument` or `argument`; 2.0 equals 2. Unexpected calls count against the completion.
     """
-    expected = _expected(tool_calls)
+    expected = _expected_calls(tool_calls)
     try:
         calls = _calls_of(completion, turns)
     except ValueError as error:
@@ -181,7 +181,7 @@ def _matches(
     return matches
 
 
-def _expected(column: object) -> list[ToolCall]:
+def _expected_calls(column: object) -> list[ToolCall]:
     try:
         calls = json.loads(column) if isinstance(column, str) else column
     except ValueError:
@@ -202,7 +202,7 @@ def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | N
 
     def complaint(row: Mapping[str, object]) -> str | None:
         try:
-            _expected(row.get("tool_calls"))
+            _expected_calls(row.get("tool_calls"))
         except ValueError as error:
             return str(error)
         return None

@@ -40,20 +40,20 @@ ENDINGS = "etc inc ltd co corp jr sr dept est a.m p.m u.s u.k u.n d.c ph.d"
 """Abbreviations that end a sentence if a capital follows."""
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     r"""Return a text as all checks read it: composed, its lines ended by \n, without invisible characters.
 
-    >>> normalized(" ro\u200bck\r\nand\rroll ")
+    >>> normalize(" ro\u200bck\r\nand\rroll ")
     'rock\nand\nroll'
     """
     visible = INVISIBLE.sub("", unicodedata.normalize("NFC", text))
     return "\n".join(visible.splitlines()).strip()
 
 
-def folded(text: str) -> str:
+def fold_case(text: str) -> str:
     """Return a text without differences of case, width, quotation marks and white space.
 
-    >>> folded("Is  it Mother’s?")
+    >>> fold_case("Is  it Mother’s?")
     "is it mother's?"
     """
     return " ".join(unicodedata.normalize("NFKC", text).casefold().translate(QUOTES).split())
@@ -97,7 +97,7 @@ def has_words(text: str) -> bool:
 
 
 def occurrences(phrase: str, text: str) -> int:
-    """Return how often a phrase occurs as whole words; both texts are ``folded``. No sign is special.
+    """Return how often a phrase occurs in whole words; ``fold_case`` made both texts. No sign is special.
 
     >>> occurrences("cat", "a cat, _cat_ and cat's concatenated cats"), occurrences("c++", "c++17 is c++")
     (3, 2)
