@@ -27,7 +27,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 ROOT = Path(__file__).parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "packages" / "verify" / "src")]
-from covey.models.kernels.compiler import LEVELS, built, c_sources  # noqa: E402
+from covey.models.kernels.compiler import LEVELS, c_sources, compile_library  # noqa: E402
 
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!https?:|#)(?P<path>[^)]+)\)")
 
@@ -49,7 +49,7 @@ class Libraries(BuildHookInterface):
         machine = platform.machine()
         for level in (level for level in LEVELS if level.machine == machine):
             try:
-                content = built(shutil.which("gcc") or "gcc", level.flags, c_sources())
+                content = compile_library(shutil.which("gcc") or "gcc", level.flags, c_sources())
             except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 reason = getattr(error, "stderr", None) or str(error).encode()
                 message = f"{level.name} cannot be compiled: {reason.decode(errors='replace')[-300:]}"
