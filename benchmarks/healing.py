@@ -27,7 +27,7 @@ from covey.commands.inference import evaluate_once
 from covey.config.load import load_config
 from covey.errors import GuardStop
 from covey.rng import key
-from covey.runs.healing import read_attempts
+from covey.runs.attempts import read_attempts
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
