@@ -124,7 +124,10 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
 
 def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) -> str:
     """Return the Markdown of an exported checkpoint's card; ``measured`` has the evaluations by step."""
-    steps = {"before training": 0, f"step {step}": step, "last": max(measured, default=0)}
+    steps = {"before training": 0, f"step {step}": step}
+    last = max(measured, default=0)
+    if last > step:
+        steps["last"] = last
     columns = {title: measured[n] for title, n in steps.items() if n in measured}
     table = _table(columns) if step in measured else ""
     return OF_CHECKPOINT.format(name=name, step=step, table=table).strip() + "\n"
