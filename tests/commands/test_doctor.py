@@ -21,8 +21,8 @@ def test_every_part_is_looked_at_and_json_says_the_same(capsys) -> None:
     found = json.loads(capsys.readouterr().out)
     parts = ["versions", "device", "kernels", "threads", "memory", "disk", "sandbox"]
     assert [d["part"] for d in found] == parts
-    assert code == int(any(d["verdict"] == "FAIL" for d in found))
-    assert all(d["next_step"] for d in found if d["verdict"] != "OK")
+    assert code == int(any(d["status"] == "FAIL" for d in found))
+    assert all(d["next_step"] for d in found if d["status"] != "OK")
 
 
 def test_a_part_that_breaks_is_a_finding(monkeypatch) -> None:

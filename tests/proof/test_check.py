@@ -30,7 +30,7 @@ def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str], **settings: obj
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo", "gspo", "reinforce_pp", "entropy_80_20"])
 def test_a_right_step_passes(tmp_path: Path, capsys, algorithm: str) -> None:
     code, found = findings(tmp_path, capsys, algorithm=algorithm)
-    assert [f["claim"] for f in found if not f["holds"]] == []
+    assert [f["sentence"] for f in found if not f["holds"]] == []
     assert code == 0
     assert len(found) == 7
 
@@ -38,7 +38,7 @@ def test_a_right_step_passes(tmp_path: Path, capsys, algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ["kl_cov", "fipo", "dro", "ppo", "vapo", "real", "grpo_prefix_tree"])
 def test_every_kind_of_estimator_and_loss_goes_the_right_way(tmp_path: Path, capsys, algorithm: str) -> None:
     code, found = findings(tmp_path, capsys, algorithm=algorithm, train={"updates_per_batch": 2})
-    assert [f["claim"] for f in found if not f["holds"]] == []
+    assert [f["sentence"] for f in found if not f["holds"]] == []
     assert code == 0
 
 
@@ -74,7 +74,7 @@ def test_an_own_function_that_goes_the_wrong_way_is_noticed(
     (tmp_path / "own.py").write_text(OWN)
     algorithm = {"name": "grpo", axis: f"own.py:{function}"}
     code, found = findings(tmp_path, capsys, algorithm=algorithm)
-    assert [f["claim"][: len(fails[n])] for n, f in enumerate(f for f in found if not f["holds"])] == fails
+    assert [f["sentence"][: len(fails[n])] for n, f in enumerate(f for f in found if not f["holds"])] == fails
     assert code == int(bool(fails))
     assert main(["check", str(tmp_path / "run.yaml")]) == code
     assert ("it subtracts no baseline" in capsys.readouterr().out) == (function == "reward")
@@ -90,12 +90,12 @@ def test_small_steps_leave_the_weights_as_they_were(tmp_path: Path, capsys) -> N
 def test_a_truncated_sampler_is_checked_too(tmp_path: Path, capsys, monkeypatch, truncation: dict) -> None:
     rollout = {**CONFIG["rollout"], **truncation}
     code, found = findings(tmp_path, capsys, algorithm="dppo", rollout=rollout)
-    assert [f["claim"] for f in found if not f["holds"]] == []
+    assert [f["sentence"] for f in found if not f["holds"]] == []
     assert code == 0
     monkeypatch.setattr(batching.SamplingMask, "join", lambda _: None)  # scored as if all could be drawn
     code, found = findings(tmp_path, capsys, algorithm="dppo", rollout=rollout)
     assert code == 1
-    assert [f["claim"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]
+    assert [f["sentence"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]
 
 
 def test_a_model_whose_rows_depend_on_their_company_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -108,7 +108,7 @@ def test_a_model_whose_rows_depend_on_their_company_is_noticed(tmp_path: Path, c
     monkeypatch.setattr(Policy, "score", crowded)
     code, found = findings(tmp_path, capsys)
     assert code == 1
-    assert "the importance ratio" in {f["claim"][:20] for f in found if not f["holds"]}
+    assert "the importance ratio" in {f["sentence"][:20] for f in found if not f["holds"]}
 
 
 def test_a_sampler_at_another_temperature_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -116,7 +116,7 @@ def test_a_sampler_at_another_temperature_is_noticed(tmp_path: Path, capsys, mon
     monkeypatch.setattr(Policy, "score", lambda self, packed, t, ref=None: score(self, packed, t * 1.1, ref))
     code, found = findings(tmp_path, capsys)
     assert code == 1
-    assert [f["claim"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]
+    assert [f["sentence"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def repeated(run: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple
     capsys.readouterr()
     code = main(["check", str(run), "--steps", "3", *more, "--json"])
     found = json.loads(capsys.readouterr().out)
-    return code, {f["claim"]: f["holds"] for f in found}
+    return code, {f["sentence"]: f["holds"] for f in found}
 
 
 def test_a_run_that_was_made_is_repeated_and_proved(recorded: Path, capsys) -> None:

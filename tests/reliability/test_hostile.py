@@ -136,10 +136,10 @@ import json, sys
 opened, told = [], {}
 sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
 from transformers import AutoModelForCausalLM
-from covey.models.pretrained import pretrained, pretrained_tokenizer
+from covey.models.pretrained import load_pretrained, pretrained_tokenizer
 for source in sys.argv[1:]:
     opened.clear()
-    for load in (pretrained_tokenizer, lambda s: pretrained(AutoModelForCausalLM, s)):
+    for load in (pretrained_tokenizer, lambda s: load_pretrained(AutoModelForCausalLM, s)):
         try:
             load(source)
             said = "loaded"
