@@ -121,9 +121,9 @@ def svamp(rows: list[Row]) -> list[Row]:
 
 def svamp_calculations(rows: list[Row]) -> list[Row]:
     """Return those with one calculation of two numbers of the story that gives the answer, to imitate it."""
-    found = [(row, calculations(str(row["prompt"]), float(str(row["answer"])))) for row in rows]
+    candidates = [(row, calculations(str(row["prompt"]), float(str(row["answer"])))) for row in rows]
     return [
-        {"prompt": chat(str(row["prompt"])), "completion": lines[0]} for row, lines in found if len(lines) == 1
+        {"prompt": chat(str(row["prompt"])), "completion": lines[0]} for row, lines in candidates if len(lines) == 1
     ]
 
 
