@@ -6,8 +6,11 @@ data/svamp_test.jsonl with the columns prompt and answer, if they are there.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
+import re
 from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
@@ -112,8 +115,29 @@ def product(rng: random.Random) -> Row:
 
 
 def svamp(rows: list[Row]) -> list[Row]:
-    """Return SVAMP's rows as chats."""
+    """Return SVAMP's rows as chats, to learn from by reward."""
     return [{"prompt": chat(str(row["prompt"])), "answer": row["answer"]} for row in rows]
+
+
+def svamp_calculations(rows: list[Row]) -> list[Row]:
+    """Return those with one calculation of two numbers of the story that gives the answer, to imitate it."""
+    candidates = [(row, calculations(str(row["prompt"]), float(str(row["answer"])))) for row in rows]
+    return [
+        {"prompt": chat(str(row["prompt"])), "completion": lines[0]} for row, lines in candidates if len(lines) == 1
+    ]
+
+
+def calculations(story: str, answer: float) -> list[str]:
+    """Return the calculations of two of a story's numbers that give the answer, as `6 * 12 = 72`."""
+    numbers = list(dict.fromkeys(re.findall(r"\d+(?:\.\d+)?", story)))
+    lines = []
+    for a, b in itertools.permutations(numbers, 2):
+        x, y = float(a), float(b)
+        results = {"-": x - y, "/": x / y if y else math.nan}
+        if numbers.index(a) < numbers.index(b):  # the others give the same in both orders
+            results |= {"+": x + y, "*": x * y}
+        lines += [f"{a} {sign} {b} = {answer:g}" for sign, result in results.items() if result == answer]
+    return lines
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -144,7 +168,10 @@ def main() -> None:
     for part in ("train", "test"):
         source = DATA / f"svamp_{part}.jsonl"
         if source.is_file():
-            write(f"svamp_{part}_chats", svamp([json.loads(line) for line in source.open()]))
+            rows = [json.loads(line) for line in source.open()]
+            write(f"svamp_{part}_chats", svamp(rows))
+            if part == "train":
+                write("svamp_calculations", svamp_calculations(rows))
         else:
             print(f"{source} is not there: no rows of SVAMP")
 
