@@ -121,10 +121,13 @@ def svamp(rows: list[Row]) -> list[Row]:
 
 def svamp_calculations(rows: list[Row]) -> list[Row]:
     """Return those with one calculation of two numbers of the story that gives the answer, to imitate it."""
-    candidates = [(row, calculations(str(row["prompt"]), float(str(row["answer"])))) for row in rows]
-    return [
-        {"prompt": chat(str(row["prompt"])), "completion": lines[0]} for row, lines in candidates if len(lines) == 1
-    ]
+    examples = []
+    for row in rows:
+        story = str(row["prompt"])
+        lines = calculations(story, float(str(row["answer"])))
+        if len(lines) == 1:
+            examples.append({"prompt": chat(story), "completion": lines[0]})
+    return examples
 
 
 def calculations(story: str, answer: float) -> list[str]:
