@@ -75,6 +75,15 @@ def interrupted(output: Path, checks: int, **settings: Any) -> None:
         start(output, StopAt(checks), **settings)
 
 
+def check_resumes_alike(folder: Path, **settings: Any) -> None:
+    """A run that is stopped after two thirds, and resumed, ends like one that was not."""
+    counter = StopAt()
+    start(folder / "whole", counter, **settings)
+    interrupted(folder / "parts", counter.checks * 2 // 3, **settings)
+    start(folder / "parts", **settings)
+    assert fingerprint(folder / "whole") == fingerprint(folder / "parts")
+
+
 def alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     """Weights of runs of a few steps, each of up to 1e-3, whose sums were taken in another order."""
     for name, weight in one.items():

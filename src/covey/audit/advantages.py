@@ -333,12 +333,12 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> dict[str, list[Fault]]
                 rollout, due, before if before is not None and len(before) == len(due) else None
             )
             name = next(name for name, applies in EXPLANATIONS.items() if applies(compared))
-            causes.setdefault(name, []).append(_trouble(compared, EXPLANATIONS[name]))
+            causes.setdefault(name, []).append(_fault(compared, EXPLANATIONS[name]))
         before = due
     return causes
 
 
-def _trouble(compared: Compared, cause: Explanation) -> Fault:
+def _fault(compared: Compared, cause: Explanation) -> Fault:
     """Return the finding: the explanation in words, and the completion that is furthest off."""
     rollout, expected, _ = compared
     worst = int((rollout.used - expected).abs().argmax())
@@ -357,8 +357,8 @@ def explained_by(name: str) -> Predicate:
         if explained is None:
             lacking = None if name in PLAIN else algorithm_setting(record)
             return None if lacking is None else MissingField(lacking)
-        cause, trouble = explained
-        return trouble if cause == name else None
+        cause, fault = explained
+        return fault if cause == name else None
 
     check.__doc__ = EXPLANATIONS[name].__doc__
     return check

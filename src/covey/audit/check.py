@@ -15,7 +15,7 @@ from covey.insight.findings.finding import Finding, Severity
 
 
 class Fault(NamedTuple):
-    """A fault that a check has found: a sentence with the numbers, and the place of an example."""
+    """A mistake that a check has found: a sentence with the numbers, and the place of an example."""
 
     sentence: str
     step: int = 0
@@ -94,13 +94,13 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
             # One missing field is reason enough; the first of alternatives is the usual one.
             unjudged.setdefault(lacking[0].partition(" or ")[0], []).append(check.name)
             continue
-        trouble = None if check.name in silent else check.predicate(record)
-        if isinstance(trouble, MissingField):
-            unjudged.setdefault(trouble.field, []).append(check.name)
+        fault = None if check.name in silent else check.predicate(record)
+        if isinstance(fault, MissingField):
+            unjudged.setdefault(fault.field, []).append(check.name)
             continue
         judged += 1
-        if trouble is not None:
-            findings.append(_finding(check, trouble, record.header.framework))
+        if fault is not None:
+            findings.append(_finding(check, fault, record.header.framework))
             silent |= _consequences(check.name, silences)
     return Report(findings, unjudged, judged)
 
@@ -117,11 +117,11 @@ def _consequences(name: str, silences: Mapping[str, Sequence[str]]) -> set[str]:
     return consequences
 
 
-def _finding(check: Check, trouble: Fault, framework: str) -> Finding:
+def _finding(check: Check, fault: Fault, framework: str) -> Finding:
     words = check.words
-    sentence = f"{trouble.sentence}; {words.convention}" if words.convention else trouble.sentence
-    evidence = {"step": trouble.step, **trouble.evidence}
+    sentence = f"{fault.sentence}; {words.convention}" if words.convention else fault.sentence
+    evidence = {"step": fault.step, **fault.evidence}
     # One line is enough: the framework's own, else everybody's.
     remedy = str(getattr(words, framework, "")) if framework in FRAMEWORKS else ""
     advice = "" if remedy else words.any
-    return Finding(check.name, trouble.step, words.severity, sentence, remedy, advice, evidence)
+    return Finding(check.name, fault.step, words.severity, sentence, remedy, advice, evidence)

@@ -16,6 +16,8 @@ from covey.audit.tokens import MIN_COMPLETIONS, location
 
 KEY = 8
 """Number of log-probs by which a completion is recognized."""
+MIN_KEY = 4
+"""Number of log-probs of a shorter completion that suffice."""
 COMPARED_TOKENS = 16
 """Tokens of a completion that are compared with others'."""
 MOST = 64
@@ -55,8 +57,8 @@ def logprobs_are_in_another_order(record: AuditRecord) -> Fault | None:
     comparisons += [(sampler, certain, "sampler's") for certain in (recomputed, by_calls)]
     # Where nothing else is known, one of the two is wrong.
     comparisons.append((old_logprobs, sampler, "old or the sampler's"))
-    troubles = (_in_another_order(record, certain, doubted, whose) for doubted, certain, whose in comparisons)
-    return next((trouble for trouble in troubles if trouble is not None), None)
+    faults = (_in_another_order(record, certain, doubted, whose) for doubted, certain, whose in comparisons)
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def _certain_by_calls(record: AuditRecord) -> Callable[[Use], Numbers | None]:
@@ -80,9 +82,7 @@ def _in_another_order(
     for _, uses in groupby(fresh, key=lambda use: use.update.step):
         values = [(use, certain(use), doubted(use)) for use in uses]
         suspects = [Suspect(use, a, b) for use, a, b in values if b is not None]
-        distant = [suspect for suspect in suspects if (suspect.distance(suspect) or 0.0) > SAME_PROGRAM_NATS][
-            :MOST
-        ]
+        distant = [s for s in suspects if (s.distance(s) or 0.0) > SAME_PROGRAM_NATS][:MOST]
         moved = [(suspect, owner) for suspect in distant for owner in _owners(suspect, suspects)[:1]]
         if len(moved) >= MIN_COMPLETIONS and len(moved) >= 0.9 * len(distant):
             moved_suspect, owner = moved[0]
@@ -172,7 +172,7 @@ def _recognized(key: Key, shelves: Shelves) -> Use | None:
 
 def _is_near(key: Key, candidate: Key) -> bool:
     """Whether two keys are of one completion, though computed in other micro-batches."""
-    return len(key) == len(candidate) >= MIN_COMPLETIONS and all(
+    return len(key) == len(candidate) >= MIN_KEY and all(
         abs(a - b) < 1e-3 for a, b in zip(key, candidate, strict=True)
     )
 

@@ -18,6 +18,10 @@ OTHER_PROGRAM_NATS = 0.05
 """Nats a token, between two programs: bfloat16 alone came to .024 in a model of 135M parameters."""
 UNEXPLAINED_PART = 0.2
 """An explanation leaves at most this part of a difference."""
+MIN_CALLS = 4
+"""Calls of a loss after a weight has moved, of which a ratio that stays 1 is told."""
+MIN_WIDE_RATIOS = 4
+"""Ratios above 2 that a check needs before it applies."""
 Select = Callable[[Use], Numbers | None]
 
 
@@ -118,7 +122,7 @@ def _apart(
     explained_by: Select | None = None,
     limit: float = SAME_PROGRAM_NATS,
 ) -> Fault | None:
-    """Return trouble if two log-probs differ on the first update by more than ``limit``, and a third explains
+    """Return a fault if two log-probs differ on the first update by more than ``limit``, and a third explains
     it if one is given.
     """
     uses = _fresh(record)
@@ -134,7 +138,7 @@ def _apart(
 
 
 def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fault | None:
-    """Return trouble if two log-probs agree in a quarter of a rollout's completions and differ by more than
+    """Return a fault if two log-probs agree in a quarter of a rollout's completions and differ by more than
     .05 nats per token in a tenth, at least four of all rollouts: precision would not spare the others.
     """
     different = list[Use]()
@@ -239,7 +243,7 @@ def ratio_is_always_1(record: AuditRecord) -> Fault | None:
     if len(stuck) >= MIN_COMPLETIONS and len(stuck) == len(judged):
         return Fault(sentence, stuck[0].update.step, location(stuck[0]))
     calls = [call for call in record.calls if call.moved]
-    several = updates_of_a_rollout(record) > 1 and len(calls) >= MIN_COMPLETIONS
+    several = updates_of_a_rollout(record) > 1 and len(calls) >= MIN_CALLS
     return Fault(sentence) if several and all(map(_is_on_policy, record.calls)) else None
 
 
@@ -262,9 +266,9 @@ def sampler_is_shifted(record: AuditRecord) -> Fault | None:
     """
     for shift, which in ((following, "next token"), (preceding, "token before")):
         sentence = f"the sampler's log-probs belong to the {which}: they differ"
-        trouble = _apart(record, sampler, present, sentence, shift(present))
-        if trouble is not None:
-            return trouble
+        fault = _apart(record, sampler, present, sentence, shift(present))
+        if fault is not None:
+            return fault
     return None
 
 
@@ -386,7 +390,7 @@ def ratios_are_wide(record: AuditRecord) -> Fault | None:
     ratios = [(use, [x - y for _, x, y in pairs(use, trainer, old)]) for use in record.uses if not use.first]
     wide = [(use, sum(ratio > math.log(2) for ratio in logs), len(logs)) for use, logs in ratios]
     count, size = sum(w for _, w, _ in wide), sum(n for _, _, n in wide)
-    if count < MIN_COMPLETIONS:
+    if count < MIN_WIDE_RATIOS:
         return None
     fraction = count / size
     error = math.sqrt(sum((w - fraction * n) ** 2 for _, w, n in wide)) / size

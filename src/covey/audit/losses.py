@@ -216,7 +216,7 @@ def _unless_guessed(record: AuditRecord) -> MissingField | None:
 
 
 def _varied(record: AuditRecord, variation: Variation, words: str) -> Fault | None:
-    """Return trouble if a variation explains all losses that differ."""
+    """Return a fault if a variation explains all losses that differ."""
 
     def fits(case: LossCase) -> bool:
         other = variation(case)
@@ -261,9 +261,9 @@ def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
         off = [case for cases in differing(record) for case in cases]
         asked_for = {case.algorithm.reduce.function.__name__ for case in off}
         sentence = f"the loss is a {mean.__name__} and not a {' or '.join(asked_for)}"
-        trouble = _explained(record, sentence.replace("_", " "), fits)
-        if trouble is not None:
-            return trouble
+        fault = _explained(record, sentence.replace("_", " "), fits)
+        if fault is not None:
+            return fault
     words = "the mean of the loss is over all places, the padding included"
     return _varied(record, over_padding, words)
 

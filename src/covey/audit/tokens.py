@@ -11,6 +11,8 @@ from covey.audit.record import AuditRecord, Use
 
 MIN_COMPLETIONS = 4
 """Completions that a check needs before it applies."""
+MIN_CHARACTERS = 4
+"""Characters below which texts have a beginning or an end in common by chance."""
 IMPOSSIBLE = -25.0
 """Log-prob in nats of what nobody expects to see: e^-25."""
 MOSTLY = 0.75
@@ -38,7 +40,7 @@ def _most(
     words: str,
     fraction: float,
 ) -> Fault | None:
-    """Return trouble if more than ``fraction`` of the trained completions have the fault.
+    """Return a fault if more than ``fraction`` of the trained completions show it.
 
     ``shows`` returns the token of the fault, -1 if there is none, and None if a completion cannot show it.
     """
@@ -262,7 +264,7 @@ def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
         return None
     longest = max(len(back) for back in backwards if back.startswith(end))
     # Prompts of another kind have an end of their own in common, and prompts that were cut have none.
-    if len(_common(lacking)) >= MIN_COMPLETIONS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
+    if len(_common(lacking)) >= MIN_CHARACTERS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
         return None
     step, n = texts[lacking[0][::-1]]
     sentence = f"{len(lacking)} of {len(prompts)} prompts, the longest, lack the end of the others,"
@@ -315,7 +317,7 @@ def template_is_applied_twice(record: AuditRecord) -> Fault | None:
     texts = {s.prompt for _, _, s in record.samples if isinstance(s.prompt, str)}
     start = _common(sorted(texts)) if len(texts) >= MIN_COMPLETIONS else ""
     twice = [n for n in range(MIN_COMMON_START, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
-    if twice and len(set(start[: twice[0]])) > MIN_COMPLETIONS:
+    if twice and len(set(start[: twice[0]])) > MIN_CHARACTERS:
         return Fault(f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice")
     for step, n, sample in record.samples:
         messages = sample.prompt if isinstance(sample.prompt, list) else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -105,22 +105,8 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         size = min(FIRST, count)
         group_size, limit = _fitting(samples, limit, WORST * seconds / (step * size))
     scorer = Scorer(pilot.run.rewards)
-    waves = list[Wave]()
-    waiting = list(pilot.problems)
-    while size:
-        wave = _wave(pilot, waiting[:size], group_size, limit, scorer)
-        if wave.stop and not (waves or wave.groups):
-            raise wave.stop
-        waves.append(wave)
-        waiting = waiting[size:]
-        if wave.stop:
-            break
-        if seconds is None:
-            size = len(waiting)
-            continue
-        # Each wave is twice as large as the one before, if that fits into the time that is left.
-        fits = int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds)
-        size = max(0, min(2 * size, fits, len(waiting)))
+    sample_wave = partial(_wave, pilot, group_size=group_size, limit=limit, scorer=scorer)
+    waves = _sample_waves(sample_wave, pilot.problems, size, seconds)
     groups = [group for wave in waves for group in wave.groups]
     paces = _paces(waves)
     return Measured(
@@ -133,6 +119,31 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
         limit=limit if limit < rollout.max_tokens else None,
         by_time=seconds is not None,
     )
+
+
+def _sample_waves(
+    sample_wave: Callable[[Sequence[Prompted]], Wave],
+    problems: Sequence[Prompted],
+    size: int,
+    seconds: float | None,
+) -> list[Wave]:
+    """Sample the first ``size`` problems, and then as many as fit into ``seconds``, or all others."""
+    waves = list[Wave]()
+    waiting = list(problems)
+    while size:
+        wave = sample_wave(waiting[:size])
+        if wave.stop and not (waves or wave.groups):
+            raise wave.stop
+        waves.append(wave)
+        waiting = waiting[size:]
+        if wave.stop:
+            break
+        fits = len(waiting)
+        if seconds is not None:
+            # Each wave is twice as large as the one before, if that fits into the time that is left.
+            fits = min(2 * size, int((seconds - sum(w.seconds for w in waves)) * size / wave.seconds))
+        size = max(0, min(fits, len(waiting)))
+    return waves
 
 
 def _paces(waves: Sequence[Wave]) -> dict[int, float]:

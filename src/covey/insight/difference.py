@@ -31,6 +31,7 @@ LATE = 0.25
 """Fraction of the logged steps that count as late."""
 FEW_IN_COMMON = 3
 """Least number of problems that two runs must share to be compared by them."""
+LOGS = ("metrics.jsonl", "evals.jsonl")
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
@@ -53,22 +54,27 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
         "training": {"problems": shared, **training.as_json()} if training is not None else None,
         "training_note": unlike,
     }
-    lines = [f"A: {first}", f"B: {second}", ""]
-    lines.append("what differs" if settings or files else "same settings, same files")
-    lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
-    lines += [f"  {name}: {change}" for name, change in files.items()]
-    logs, evals = (
-        [read_numbers(stage, name) for stage in (first, second)] for name in ("metrics.jsonl", "evals.jsonl")
-    )
-    lines += ["", *paired_curves(logs, evals), ""]
-    lines += [f"held-out, the same problems, B - A: {name} {signed(e)}" for name, e in held_out.items()]
-    if reason:
-        lines.append(reason)
+    results = [f"held-out, the same problems, B - A: {name} {signed(e)}" for name, e in held_out.items()]
+    results.append(reason)
     if training is not None:
-        lines.append(f"training reward of {shared} problems that both met late, B - A: {signed(training)}")
-    if unlike:
-        lines.append(unlike)
-    return record, lines
+        results.append(f"training reward of {shared} problems that both met late, B - A: {signed(training)}")
+    results.append(unlike)
+    metrics, evals = ([read_numbers(s, name) for s in (first, second)] for name in LOGS)
+    return record, [
+        *(f"A: {first}", f"B: {second}", ""),
+        *_changes(settings, files),
+        *("", *paired_curves(metrics, evals), ""),
+        *filter(None, results),
+    ]
+
+
+def _changes(settings: Mapping[str, tuple[object, object]], files: Mapping[str, str]) -> list[str]:
+    """Return what differs between two runs before they began, as lines."""
+    return [
+        "what differs" if settings or files else "same settings, same files",
+        *(f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()),
+        *(f"  {name}: {change}" for name, change in files.items()),
+    ]
 
 
 def changed_settings(first: Path, second: Path) -> dict[str, tuple[object, object]]:

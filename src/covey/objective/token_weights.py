@@ -85,7 +85,7 @@ def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor
 
 def _largest(values: Tensor, among: Tensor, fraction: float, total: int | None = None) -> Tensor:
     """Mark the ``fraction`` largest values, at least one if fraction > 0; ties at the border all count."""
-    # ``total`` is the count of which ``fraction`` is a fraction, if that is not the count of the candidates.
+    # The count is ``fraction`` of ``total``, or else of the candidates.
     candidates = values[among]
     count = min(max(round(fraction * (total or len(candidates))), int(fraction > 0)), len(candidates))
     if count == 0:

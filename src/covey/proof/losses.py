@@ -192,7 +192,7 @@ def selected_tokens(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> li
 
 
 def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, fraction: float) -> list[Tensor]:
-    """Return the fraction ``fraction`` of all tokens with the largest values: at least one, and all ties.
+    """Mark the tokens with the largest values, ``fraction`` of all: at least one, and all ties.
 
     Siblings have the same entropy at their first token, but float64 may differ in the sixteenth digit.
     """

@@ -83,7 +83,7 @@ class Gate(NamedTuple):
     reward: str
     """Name of the other reward."""
     answer: str
-    """"correct" or "incorrect" where it must have found such an answer, "" where any answer will do."""
+    """The answer that it must have found: "correct" or "incorrect"; "" for any."""
 
     def is_open(self, score: Score) -> bool:
         """Return whether the other reward's score opens the gate."""

@@ -75,7 +75,7 @@ def save_checkpoint(
     """
     target = checkpoint_at(folder.path, state.step)
     # `on_rank_zero` runs its function on rank 0 and gives all ranks the result, `run_on_all` runs it on every
-    # rank. Both re-raise an error of one rank on all, so no rank waits for one that has disk_failure.
+    # rank. Both re-raise an error of one rank on all, so no rank waits for one that has failed.
     if on_rank_zero(target.exists):
         return
     for part in (learner, critic):

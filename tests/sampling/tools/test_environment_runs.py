@@ -23,13 +23,12 @@ from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler, Owner
 from covey.sampling.tools import turns
 from covey.sampling.tools.turns import TurnSampler
-from covey.system.signals import Stopped
 from covey.types import Completion
 from covey_verify.calls.call import ToolCall
 from tests import fakes
 from tests.conftest import policy_of, random_prompts
 from tests.sampling.tools.environments import FILE, ROW, completion, episode, said, toolbox
-from tests.training.runs import StopAt, fingerprint, start
+from tests.training.runs import check_resumes_alike, start
 
 
 @pytest.fixture
@@ -142,12 +141,7 @@ def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Pat
         },
         "train": {"steps": 3, "save_every": 1, "lr": 1e-3},
     }
-    counter = StopAt()
-    start(folder / "whole", stop=counter, **settings)
-    with pytest.raises(Stopped):
-        start(folder / "parts", stop=StopAt(counter.checks * 2 // 3), **settings)
-    start(folder / "parts", **settings)
-    assert fingerprint(folder / "whole") == fingerprint(folder / "parts")
+    check_resumes_alike(folder, **settings)
     for own in read_rollouts(folder / "whole", 0).rows:
         total = own["environment"]["total"]
         assert own["components"] == {"environment_reward": total / 10, "even": float(total % 2 == 0)}

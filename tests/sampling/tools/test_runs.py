@@ -20,13 +20,12 @@ from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.loading import load_rewards
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.tools import turns
-from covey.system.signals import Stopped
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError
 from tests.conftest import policy_of
 from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
-from tests.training.runs import StopAt, fingerprint, metrics_of, start
+from tests.training.runs import check_resumes_alike, metrics_of, start
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +70,7 @@ def test_a_run_with_tools_is_proved_from_its_record(name: str, tmp_path: Path, m
 def test_a_run_with_tools_resumes_to_the_bit(tmp_path: Path, model: Model) -> None:
     settings: dict[str, Any] = {"model": str(model.folder), "rewards": (mixed,), "algorithm": "grpo"}
     settings |= {"rollout": ROLLOUT, "train": {"steps": 3, "save_every": 1, "lr": 1e-3}}
-    counter = StopAt()
-    start(tmp_path / "whole", stop=counter, **settings)
-    with pytest.raises(Stopped):
-        start(tmp_path / "parts", stop=StopAt(counter.checks * 2 // 3), **settings)
-    start(tmp_path / "parts", **settings)
-    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+    check_resumes_alike(tmp_path, **settings)
 
 
 def test_tools_answer_what_is_sampled_ahead(tmp_path: Path, model: Model) -> None:
