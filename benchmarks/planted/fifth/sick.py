@@ -222,9 +222,4 @@ class S18(LeftPad):
     positions = False; model_looks = False
 
 if __name__ == "__main__":
-
-    for n in range(1, 19):
-        cls = globals()[f"S{n:02d}"]
-        if len(sys.argv) > 1 and f"{n:02d}" not in sys.argv[1:]: continue
-        try: cls(f"s{n:02d}").run(); print(n, "ok", flush=True)
-        except Exception: import traceback; traceback.print_exc()
+    run_loops({f"s{n:02d}": globals()[f"S{n:02d}"] for n in range(1, 19)})

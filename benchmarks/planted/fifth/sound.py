@@ -125,8 +125,4 @@ class N19(Loop):
     def metrics(s, xs, ent): return {"entropy": ent, **({"eval/reward": 0.4 + 0.01 * s.step_now} if s.step_now % 3 == 2 else {})}
 
 if __name__ == "__main__":
-    for n in range(1, 20):
-        cls = globals()[f"N{n:02d}"]
-        if len(sys.argv) > 1 and f"{n:02d}" not in sys.argv[1:]: continue
-        try: cls(f"n{n:02d}").run(); print(n, "ok", flush=True)
-        except Exception: import traceback; traceback.print_exc()
+    run_loops({f"n{n:02d}": globals()[f"N{n:02d}"] for n in range(1, 20)})

@@ -219,3 +219,11 @@ class Loop:
             s.number += 1
             s.after_step(it)
     def shape(s, xs): pass
+
+
+def run_loops(loops):
+    """Run the loops whose numbers are arguments, or all; one that fails keeps the others from nothing."""
+    for name, loop in loops.items():
+        if len(sys.argv) > 1 and name[1:] not in sys.argv[1:]: continue
+        try: loop(name).run(); print(name, "ok", flush=True)
+        except Exception: import traceback; traceback.print_exc()
