@@ -1,7 +1,7 @@
 """The folders with what a run did before it went back because of findings.
 
-Steps after the checkpoint to which the run went back lie in
-`healed/NUMBER`, a run folder of its own with all logs and completions, and its best evaluated checkpoint.
+Steps after the checkpoint to which the run went back lie in `healed/NUMBER`, a run folder of its own with
+all logs and completions, and its best evaluated checkpoint.
 """
 
 from __future__ import annotations
