@@ -96,7 +96,7 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     count = len(pilot.problems)
     step = _seconds_of_step(pilot, samples[-1])
     rollout = pilot.config.rollout
-    width = sampled_at_once(pilot.config, rollout.prompts_per_step * rollout.group_size)
+    width = sampled_at_once(pilot.config, rollout.completions_per_step)
     group_size = samples[-1]
     limit = rollout.max_tokens
     # Without a limit, as many completions as a step samples, to learn its speed, and then the rest.

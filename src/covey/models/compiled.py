@@ -156,9 +156,11 @@ class _LinearFunction(torch.autograd.Function):
         for module, part in columns:
             if module.bias is not None:
                 gradients.append(part.float().sum(0) if module.bias.requires_grad else None)
-        for adapter, (_, part) in zip(ctx.layer.low_rank, columns, strict=True):
-            if adapter is not None:
-                gradients += adapter.gradients(part, x, ctx.layer.numbers(x))
+        if any(ctx.layer.low_rank):
+            through_adapters, of_adapters = ctx.layer.low_rank_back(grad, x)
+            gradients += of_adapters
+            if dx is not None and through_adapters is not None:
+                dx += through_adapters
         return dx, None, *gradients
 
 

@@ -66,7 +66,7 @@ def write_examples(run: Run) -> list[ExampleRow]:
     folder = run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
     rows = SELECTIONS[config.method](run, problems)
-    completions = config.train.steps * config.rollout.prompts_per_step * config.rollout.group_size
+    completions = config.train.steps * config.rollout.completions_per_step
     if not rows:
         why = mostly_truncated(sampled_groups(folder)) or _why_none(config)
         raise DataError(

@@ -124,10 +124,11 @@ class Run:
         if why := self.journal.console.lost_output():
             self.journal.log_event(step, "output lost", because=why)
 
-    def drift_metrics(self) -> dict[str, float]:
+    def drift_metrics(self, step: int) -> dict[str, float]:
         """Measure how far the policy has moved since the run began."""
+        rollout = self.loaded.config.rollout
         with self.journal.clock("drift"):
-            return self.drift.metrics(self.learner, self.loaded.config.rollout.temperature)
+            return self.drift.metrics(self.learner, rollout.temperature, step, rollout.completions_per_step)
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""
