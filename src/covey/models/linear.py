@@ -77,9 +77,12 @@ class LowRank:
         """The factor s: alpha / r, or alpha / sqrt(r)."""
         return float(self.layer.scaling["default"])
 
-    def add_to(self, weight: Tensor) -> None:
-        """Add s B A to a copy of the layer's weight, in place: (out, in)."""
-        outer_sum(self.scaled_b.t().contiguous(), self.a, weight)
+    def merge(self, weight: Tensor, out: Tensor) -> None:
+        """Write W + s B A to ``out``, (out, in), so that sampling and training multiply by one matrix."""
+        transposed_b = self.scaled_b.t().contiguous()
+        outputs, inputs = weight.shape
+        sizes = (outputs, len(transposed_b), inputs)
+        call("merge", weight, transposed_b, self.a, out, *sizes, dtype=torch.float32)
 
 
 PLAIN_LORA = "peft.tuners.lora.layer"
@@ -232,7 +235,7 @@ class FusedLinear:
         x_by_rank = multiply(x, a, numbers)
         of_adapter = {}
         for (adapter, outputs), ranks in zip(active, spans, strict=True):
-            # dB is summed transposed, (r, out): the operation needs whole vectors in a row, and r may be small.
+            # dB is summed transposed, (r, out): the operation needs whole vectors in a row.
             transposed_db = torch.zeros(adapter.scaled_b.t().shape)
             outer_sum(x_by_rank[:, ranks] * adapter.scale, grad[:, outputs], transposed_db, numbers)
             of_adapter[adapter] = [da[ranks], transposed_db.t()]
@@ -261,10 +264,12 @@ class FusedLinear:
         weights = [module.weight.detach().to(dtype) for module in self.modules]
         if len(weights) == 1 and adapters == [None]:
             return weights[0]  # without a copy
-        joined = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
-        for adapter, outputs in zip(adapters, _spans(self.sizes), strict=True):
+        joined = torch.empty(sum(self.sizes), weights[0].shape[1], dtype=dtype)
+        for weight, adapter, out in zip(weights, adapters, joined.split(self.sizes), strict=True):
             if adapter:
-                adapter.add_to(joined[outputs])
+                adapter.merge(weight, out)
+            else:
+                out.copy_(weight)
         return joined
 
     def _joined_bias(self) -> Tensor | None:
@@ -322,6 +327,6 @@ def outer_sum(a: Tensor, b: Tensor, out: Tensor, numbers: Numbers | None = None)
 
 
 def _spans(sizes: Sequence[int]) -> list[slice]:
-    """Where parts of these sizes lie, one after another."""
+    """Return the slices of parts of these sizes that lie one after another."""
     ends = list(accumulate(sizes))
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]

@@ -26,7 +26,7 @@ from covey_verify.errors import ConfigError
 ONE_IN = 32
 """One in this many of the first step's completions is kept, which costs under 1 % of a step's time."""
 MAX_FRACTION = 1 / 16
-"""Completions that are scored per sampled one, averaged over steps; 1 / 16 costs about 2 % of a run's time."""
+"""Completions that are scored per sampled one, averaged over steps; this costs about 2 % of a run's time."""
 FIRST_STEPS = 8
 """So many steps are measured in any case: a learning rate that is too high shows here."""
 MIN_COMPLETIONS = 8

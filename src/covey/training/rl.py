@@ -52,8 +52,8 @@ def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, outcom
     """Log a step and act on its metrics; return True if the stage ends here. Raises GuardStop."""
     loaded = run.loaded
     run.advance(step + 1, rollout.position)
-    metrics = (
-        step_metrics(step, rollout, batch, outcome, loaded, run.state.coefficients) | run.drift_metrics(step)
+    metrics = step_metrics(step, rollout, batch, outcome, loaded, run.state.coefficients) | run.drift_metrics(
+        step
     )
     report_misattributed(
         run.journal, step, misattributed_groups(rollout.groups, outcome.stats, outcome.version_before)

@@ -189,3 +189,9 @@ def _products(
     columns = expected.to(dtype).repeat(T, 1).contiguous() / E
     call("outer_sum", columns.data_ptr(), V, x, E, into, T, V, E, dtype=numbers)
     yield "outer_sum", into, T * expected[:, None] / E
+    # B is 2 in its only column and A counts 0, 1, 2, 3: element (v, k) of the weight, v % 4, gets 2 (k % 4).
+    b = torch.full((1, V), 2.0)
+    a = (torch.arange(E) % 4).float()[None]
+    merged = _nan_tensor(V, E, dtype=dtype)
+    call("merge", weight, b, a, merged, V, 1, E, dtype=numbers)
+    yield "merge", merged, weight.float() + 2 * a
