@@ -580,7 +580,7 @@ MUTANTS = [
         ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),
     *of(
-        "rollouts/judge.py",
+        "rollouts/finish.py",
         ("the group's own reward for the greedy one's", "greedy_reward=float(greedy.rewards[0])", "greedy_reward=float(group.rewards[0])"),
         ("what groups drawn ahead took is not counted", "        scorer.include(group_scorer.stats)\n", "        pass\n"),
         ("running means forgotten between steps", "new_means = dict(means)", "new_means = dict[str, float]()"),

@@ -340,7 +340,7 @@ class Group:
     def correct(self) -> np.ndarray:
         """(G,) bool: the verdict is above one half."""
         assert self.has_verdict, f"which of {list(self.components)} says what is correct?"
-        # NaN (not judged) becomes 0 and so counts as incorrect.
+        # NaN (no verdict) becomes 0 and so counts as incorrect.
         return np.nan_to_num(self._verdicts[0]) > 0.5
 
     @property
@@ -350,15 +350,15 @@ class Group:
         return marked or [c.values for c in self.components.values()] or [self.rewards]
 
     @property
-    def judged(self) -> np.ndarray:
+    def verdict_mask(self) -> np.ndarray:
         """(G,) bool: which completions got a verdict; a reward they may have without one."""
         assert self.has_verdict, f"which of {list(self.components)} says what is correct?"
         return ~np.isnan(self._verdicts[0])
 
     @property
     def pass_rate(self) -> float:
-        """Fraction of the judged completions that are correct; 0 if none is judged."""
-        return float(self.correct[self.judged].mean()) if self.judged.any() else 0.0
+        """Fraction of the completions with a verdict that are correct; 0 if none has one."""
+        return float(self.correct[self.verdict_mask].mean()) if self.verdict_mask.any() else 0.0
 
     @cached_property
     def dead(self) -> bool:

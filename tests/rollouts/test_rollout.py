@@ -202,7 +202,7 @@ def test_completions_without_a_verdict_say_nothing_about_their_problem() -> None
     answer = ScriptedSampler(lambda _, stream: "unclear" if stream % 2 else "fine")
     batch = first(Rollouts(prompted(3), answer, rewards, config, build_algorithm("grpo"), 0))
     assert all(g.scorable.all() for g in batch.groups)
-    assert any(0 < g.judged.sum() < 8 for g in batch.groups)
+    assert any(0 < g.verdict_mask.sum() < 8 for g in batch.groups)
     assert batch.position.difficulty == {"0": (1.0, 1, 1), "2": (1.0, 1, 1)}
 
 

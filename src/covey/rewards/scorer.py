@@ -4,7 +4,7 @@ From a completion to its reward:
 
 1. ``Scorer.begin_group`` makes a ``GroupScoring`` for the G completions of a problem.
 2. ``GroupScoring.add`` takes a completion that has ended. It starts the calls of the per-sample rewards.
-   The last completion also starts the calls of the rewards that judge a group.
+   The last completion also starts the calls of the rewards that score a group.
 3. ``Rewards.start_call`` makes a call where its function runs: a built-in one in a thread or on the event
    loop, a user's function by its ``Caller`` in this process, in a worker, or in a process for each call.
 4. ``GroupScoring.result`` waits for all calls. A failed one gives scores without a value.
@@ -297,22 +297,22 @@ class GroupScoring:
                 self._start_call(reward, range(self.size))
 
     def _start_call(self, reward: Reward, samples: Sequence[int]) -> None:
-        judged = list[int]()
+        complete = list[int]()
         for sample in samples:
             if lacks_environment(reward, self.problem, self.completions[sample]):
-                # A function of a group still judges the siblings.
+                # A function of a group still scores the siblings.
                 self.scores[reward.name][sample] = LOST
             else:
-                judged.append(sample)
-        if not judged:
+                complete.append(sample)
+        if not complete:
             return
         scorer = self.scorer
-        completions = [self.completions[sample] for sample in judged]
+        completions = [self.completions[sample] for sample in complete]
         context = scorer.context.of_call()
         call = scorer.rewards.start_call(reward, self.problem, completions, context)
-        self.calls.append(PendingCall(reward, judged, context, call))
+        self.calls.append(PendingCall(reward, complete, context, call))
         scorer.calls += 1
-        scorer.completions += len(judged)
+        scorer.completions += len(complete)
 
     def result(self) -> Group:
         """Wait for all scores. Raises RewardError."""

@@ -94,7 +94,7 @@ def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
         reference=copied,
         program=program,
         critic=sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0,
-        judges=reward_model_bytes(run.rewards),
+        reward_models=reward_model_bytes(run.rewards),
     )
 
 

@@ -36,8 +36,8 @@ def load_trained(
     config = loaded.config
     texts = texts_of(source, loaded.config)
     if config.method == "reward_model":
-        judge = load_reward_model(loaded, texts, kind_of(source.examples))
-        return judge, lambda examples: encode_judged(judge, examples)
+        reward_model = load_reward_model(loaded, texts, kind_of(source.examples))
+        return reward_model, lambda examples: encode_judged(reward_model, examples)
     policy = load_policy(loaded, texts)
     return policy, lambda examples: encode_examples(policy, examples, config)
 

@@ -23,7 +23,7 @@ from covey.models.pretrained import load_pretrained, pretrained_tokenizer
 from covey.models.reward_model import (
     CLASSES,
     SEPARATOR,
-    Judges,
+    RewardModelKind,
     TrainedRewardModel,
     conversation_ids,
     is_reward_model,
@@ -102,7 +102,9 @@ class RewardObjective:
         return loss, {"loss": float(loss.detach()), **means}
 
 
-def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
+def load_reward_model(
+    loaded: ResolvedConfig, texts: Iterable[str], kind: RewardModelKind
+) -> TrainedRewardModel:
     """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
     config = loaded.config
     if isinstance(config.model, ModelObject) and is_classifier(checked_model(config.model)[0]):
@@ -117,18 +119,20 @@ def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges
     return model
 
 
-def _wrap_object(policy_object: ModelObject, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+def _wrap_object(
+    policy_object: ModelObject, kind: RewardModelKind, loaded: ResolvedConfig
+) -> TrainedRewardModel:
     model, tokenizer = checked_model(policy_object)
     if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
         raise ConfigError(
             f"model: {policy_object.name} returns {model.config.num_labels} numbers, which is not a {kind}"
         )
     model.to(pick_device(loaded.config.device))
-    judge = TrainedRewardModel(model, tokenizer, kind, adapter_of(policy_object), reads_tokens=True)
-    return with_precision(judge, loaded.config)
+    reward_model = TrainedRewardModel(model, tokenizer, kind, adapter_of(policy_object), reads_tokens=True)
+    return with_precision(reward_model, loaded.config)
 
 
-def _load_trained(source: str, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+def _load_trained(source: str, kind: RewardModelKind, loaded: ResolvedConfig) -> TrainedRewardModel:
     model = load_pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
     if model.config.num_labels not in CLASSES[kind].outputs:
         raise ConfigError(f"model: {source} returns {model.config.num_labels} numbers, which is not a {kind}")
@@ -136,7 +140,7 @@ def _load_trained(source: str, kind: Judges, loaded: ResolvedConfig) -> TrainedR
     return with_precision(TrainedRewardModel(model, pretrained_tokenizer(source), kind), loaded.config)
 
 
-def kind_of(examples: Sequence[Example]) -> Judges:
+def kind_of(examples: Sequence[Example]) -> RewardModelKind:
     """Return the kind of reward model that the examples train."""
     return "process_reward_model" if examples[0].kind == "steps" else "reward_model"
 
