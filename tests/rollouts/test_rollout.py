@@ -305,7 +305,9 @@ def test_continuations_from_cuts_give_values() -> None:
 
     def batch_of() -> RolloutBatch:
         source = rollouts(sampler, prompted(3), spec)
-        source.rewards.reader = Reader(lambda tokens: "0")  # of every whole completion
+        source.rewards = replace(
+            source.rewards, reader=Reader(lambda tokens: "0")
+        )  # of every whole completion
         return first(source)
 
     batch = batch_of()

@@ -77,7 +77,7 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
             *dropped,
         ):
             warn(note)
-        rewards.reader = reader_by(policy)
+        rewards = replace(rewards, reader=reader_by(policy))
         sampler = LocalSampler(policy, config.rollout.max_running, on_fewer_running=console.fewer_running)
         console.begin("evaluating", 1)
         try:

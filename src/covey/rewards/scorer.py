@@ -51,35 +51,31 @@ from covey_verify.threads import SHARED_SIZE, Call, Executor
 from covey_verify.types import Messages, Score
 
 
+@dataclass(frozen=True, eq=False)
 class Rewards:
-    """The reward functions of a run, with the threads and processes that they run in."""
+    """The reward functions of a run, with the threads and processes that they run in.
 
-    def __init__(
-        self,
-        rewards: Sequence[Reward],
-        timeout: float = 60.0,
-        max_infra: float = 0.2,
-        noise: float = 0.0,
-        sandbox: Mapping[str, object] | None = None,
-    ) -> None:
-        self.rewards = tuple(rewards)
-        self.timeout = timeout
-        """Seconds for a call of a function that declares no limit of its own."""
-        self.max_infra = max_infra
-        """Largest fraction of a step's calls that may fail."""
-        self.noise = noise
-        """Fraction of the labels that are flipped before training."""
-        self.sandbox = sandbox
-        """The sandbox that model code runs in, if any does; for the run's record."""
-        self.reader = Reader()
-        """The reader of completions, set when the model is loaded, whose texts it knows."""
-        self.executor = Executor()
-        self.callers: dict[str, Caller] = {}
-        """A user's function, by name -> its caller; filled at the first call."""
-        self.link: Callable[[UserSetup], WorkerLink] = Link
-        """Starts the process of a worker."""
-        self.reported: set[str] = set()
-        """Functions whose first failure has been printed."""
+    A copy (``dataclasses.replace``) with another reader shares threads and processes.
+    """
+
+    rewards: Sequence[Reward]
+    timeout: float = 60.0
+    """Seconds for a call of a function that declares no limit of its own."""
+    max_infra: float = 0.2
+    """Largest fraction of a step's calls that may fail."""
+    noise: float = 0.0
+    """Fraction of the labels that are flipped before training."""
+    sandbox: Mapping[str, object] | None = None
+    """The sandbox that model code runs in, if any does; for the run's record."""
+    reader: Reader = field(default_factory=Reader)
+    """The reader of completions; a model's own one, once the model is loaded, knows its texts."""
+    link: Callable[[UserSetup], WorkerLink] = Link
+    """Starts the process of a worker."""
+    executor: Executor = field(default_factory=Executor)
+    callers: dict[str, Caller] = field(default_factory=dict)
+    """A user's function, by name -> its caller; filled at the first call."""
+    reported: set[str] = field(default_factory=set)
+    """Functions whose first failure has been printed."""
 
     def __iter__(self) -> Iterator[Reward]:
         return iter(self.rewards)

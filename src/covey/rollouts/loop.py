@@ -20,6 +20,7 @@ from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemChoice
+from covey.rollouts.finish import finish_group, passes_filter, with_running_means
 from covey.rollouts.groups import (
     GroupRequest,
     GroupSampler,
@@ -31,7 +32,6 @@ from covey.rollouts.groups import (
     share,
     with_greedy_twins,
 )
-from covey.rollouts.finish import finish_group, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments

@@ -97,8 +97,7 @@ def basis_of(problems: Sequence[Prompted], rewards: Rewards, by_steps: bool = Fa
 
 def _identity(reward: Reward) -> str:
     """Hash what defines a reward: its name, its settings, a user's source code, a model's weights."""
-    # Where the config lies does not change what the reward measures.
-    settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
+    settings = reward.plain_settings
     if is_learned(reward):
         settings["model"] = weights_identity(reward)
     folder = Path(reward.origin.folder) if reward.origin else Path()

@@ -76,7 +76,8 @@ def set_up(
         loaded=loaded,
         learner=learner,
         sampler=with_tools(sampler, policy.unsharded, task.toolbox),
-        rewards=task.rewards,
+        # They were loaded before the model, whose texts the reader knows.
+        rewards=replace(task.rewards, reader=reader_by(policy)),
         train_set=encoded.train,
         test_set=encoded.test,
         held_out=encoded.held_out,
@@ -116,10 +117,7 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
     config = loaded.config
     source = task.source
-    rewards = task.rewards
     policy, encode_learned = load_trained(loaded, source)
-    # Rewards were loaded before the model; they get the reader of its texts here.
-    rewards.reader = reader_by(policy)
     if config.rollout.sampler is not None or config.launch.samplers:
         # A server may draw any id that has an embedding, so the trainer allows the same ids.
         policy.draw_from_all()

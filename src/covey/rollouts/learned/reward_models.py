@@ -7,9 +7,9 @@ functions. They run in the trainer's process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from covey.models.load import pick_device, source_of
 from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, load_pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import CLASSES, SEPARATOR, RewardModelKind, conversation_ids, worked_ids
+from covey.rewards.loading import ModelCache
 from covey_verify.contract import reward
 from covey_verify.errors import ConfigError
 from covey_verify.extract import LONGEST, TextOrMessages, text_of
@@ -83,20 +84,21 @@ class RewardModel:
         return outputs
 
 
-cached = cache(RewardModel)
-
-
-def load_shared(kind: RewardModelKind, name: str, folder: Path, device: str) -> RewardModel:
+def load_shared(cache: ModelCache, kind: RewardModelKind, name: str, device: str) -> RewardModel:
     """Return a reward model, loaded once for all threads."""
-    # ``cache`` alone would let two threads load a model at the same time; see ``LOADING``.
+    # Under the lock, two threads do not load a model twice.
     with LOADING:
-        return cached(kind, name, folder, device)
+        model = cache.models.get((kind, name, device))
+        if not isinstance(model, RewardModel):
+            model = RewardModel(kind, name, cache.folder, device)
+            cache.models[kind, name, device] = model
+        return model
 
 
-def model_of_settings(kind: str, settings: Mapping[str, object]) -> RewardModel:
+def model_of_settings(kind: str, settings: Mapping[str, Any]) -> RewardModel:
     """Return the model that a reward's settings name."""
-    name, folder, device = (settings.get(key) for key in ("model", "config_folder", "device"))
-    return load_shared(cast("RewardModelKind", kind), str(name), Path(str(folder)), str(device or "auto"))
+    cache, name, device = settings["model_cache"], settings.get("model"), settings.get("device")
+    return load_shared(cache, cast("RewardModelKind", kind), str(name), str(device or "auto"))
 
 
 @reward(timeout=1800.0, format_only=True)
@@ -105,7 +107,7 @@ def reward_model(
     completions: Sequence[TextOrMessages],
     turns: Sequence[Messages],
     template_arguments: Sequence[Mapping[str, object]],
-    config_folder: Path,
+    model_cache: ModelCache,
     *,
     model: str,
     device: str = "auto",
@@ -115,7 +117,7 @@ def reward_model(
     ``model``: a folder or hub id. In a chat it reads the results of tools too, as in training on pairs. Texts
     longer than its context are not judged.
     """
-    classifier = load_shared("reward_model", model, config_folder, device)
+    classifier = load_shared(model_cache, "reward_model", model, device)
     answers = (
         classifier.words.remove_from(text_of(completion))
         if isinstance(prompt, str)
@@ -139,7 +141,7 @@ def process_reward_model(
     completions: Sequence[TextOrMessages],
     token_ends: Sequence[Sequence[int]],
     template_arguments: Sequence[Mapping[str, object]],
-    config_folder: Path,
+    model_cache: ModelCache,
     *,
     model: str,
     split_by: SplitRule = "paragraphs",
@@ -152,7 +154,7 @@ def process_reward_model(
     The model reads the prompt and the steps, each followed by ``separator``. The value is read at the last
     token of each separator: the softmax's second of two outputs, or the sigmoid of one.
     """
-    classifier = load_shared("process_reward_model", model, config_folder, device)
+    classifier = load_shared(model_cache, "process_reward_model", model, device)
     texts = [text_of(c)[:LONGEST] for c in completions]
     spans = [split(text, split_by) for text in texts]
     # The tokens that the model reads, and the last token of each step's separator.
