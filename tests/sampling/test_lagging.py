@@ -24,15 +24,15 @@ class Training:
     """A policy whose weights move, as a learner's do."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.version = policy, 0
+        self.network, self.version = policy, 0
         self.begin_step = {0: policy.snapshot()}
 
     def update(self) -> None:
         with torch.no_grad():
-            for number, parameter in enumerate(self.policy.parameters):
+            for number, parameter in enumerate(self.network.parameters):
                 parameter.mul_(1.02 if number % 2 else 0.97)
         self.version += 1
-        self.begin_step[self.version] = self.policy.snapshot()
+        self.begin_step[self.version] = self.network.snapshot()
 
 
 class Between(Faults):
@@ -41,7 +41,7 @@ class Between(Faults):
     def __init__(self, training: Training, *tokens: int) -> None:
         super().__init__()
         self.training, self.tokens, self.count = training, tokens, 0
-        self.sampler = LocalSampler(training.policy.snapshot(), faults=self, lags=True)
+        self.sampler = LocalSampler(training.network.snapshot(), faults=self, lags=True)
 
     def in_memory(self, place: str) -> None:
         self.count += 1
@@ -114,7 +114,7 @@ def test_the_tokens_that_could_be_drawn_are_kept_across_a_change() -> None:
 def test_a_thread_never_sees_half_an_update() -> None:
     training = Training(policy_of("qwen3"))
     # With few slots it samples for long enough that a busy machine has time for updates.
-    sampler = LocalSampler(training.policy.snapshot(), max_running=4, lags=True)
+    sampler = LocalSampler(training.network.snapshot(), max_running=4, lags=True)
     found, done = list[Sampled](), threading.Event()
 
     def work() -> None:

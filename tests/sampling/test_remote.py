@@ -211,7 +211,7 @@ class Trained(Version):
 
     def __init__(self, policy: Policy, version: int) -> None:
         super().__init__(version)
-        self.policy = policy
+        self.network = policy
 
 
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])

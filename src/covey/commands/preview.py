@@ -110,7 +110,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
-        shape = shape_of(run.learner.policy.unsharded)
+        shape = shape_of(run.learner.network.unsharded)
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
         elapsed = time.monotonic() - start
@@ -122,11 +122,11 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                     stage,
                     sampled(pilot, _samples(extent, config.rollout.group_size), seconds),
                     memory,
-                    device_memory(run.learner.policy.device),
+                    device_memory(run.learner.network.device),
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
                     subject=Subject(shape, [len(p.tokens) for p in problems]),
-                    wording=prompt_form(run.learner.policy, stage, problems),
+                    wording=prompt_form(run.learner.network, stage, problems),
                 )
                 if first_look.measured.stopped:
                     return first_look

@@ -262,7 +262,7 @@ def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Long
     room = seconds / (measured.seconds / max(_sampled_tokens(measured.groups), 1))
     truncated = _some_truncated(measured.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
     longest = max(len(group.prompt) for group, _ in truncated) + limit
-    more = min(limit, int(room / len(truncated)), pilot.run.learner.policy.context - longest)
+    more = min(limit, int(room / len(truncated)), pilot.run.learner.network.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
     pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
@@ -428,7 +428,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     objective = PolicyObjective.of(algorithm, config.rollout, first_coefficients(algorithm))
     start = time.monotonic()
     batch = with_signal(prepare(pilot.run, groups, old))
-    _wait(learner.policy.device)
+    _wait(learner.network.device)
     prepared = time.monotonic() - start
     tokens = 0
     for minibatch in step_minibatches(batch, pilot.run.loaded, old, step=0):
@@ -438,7 +438,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
         prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()
-    _wait(learner.policy.device)
+    _wait(learner.network.device)
     return prepared, time.monotonic() - start - prepared, tokens
 
 

@@ -80,7 +80,7 @@ class Weights(Protocol):
     """Number of optimizer steps that moved the weights."""
 
     @property
-    def policy(self) -> Policy:
+    def network(self) -> Policy:
         """The model that has these weights."""
 
 

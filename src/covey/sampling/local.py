@@ -90,7 +90,7 @@ class LocalSampler:
             self.version = weights.version
             return
         with self._sync_gate, self._weights:
-            copy_trained(weights.policy.unsharded, self.policy)
+            copy_trained(weights.network.unsharded, self.policy)
             self.version = weights.version
 
     @contextmanager

@@ -43,7 +43,7 @@ def preferences(run: Run) -> StepBuilder:
         examples = [with_prompt_trained(e) for e in examples]
     asks = set(loss.needs)
     # KTO alone: answers to other prompts, numbered after the examples themselves.
-    others = mismatch_answers(examples, run.learner.policy.context) if "reference_point" in asks else []
+    others = mismatch_answers(examples, run.learner.network.context) if "reference_point" in asks else []
     if others and run.options.trains:
         for note in unpaired_notes(run.train_set, loss.all_settings):
             run.journal.say(note, "yellow")

@@ -35,7 +35,7 @@ class TokenCost(NamedTuple):
 
 def token_cost(run: Run) -> TokenCost | None:
     """Return what a token costs by the measured rates of products; None where others do the work."""
-    policy = run.learner.policy.unsharded
+    policy = run.learner.network.unsharded
     library = tested_kernels() if policy.decoder is not None and policy.decoder.all_compiled else None
     if library is None or not library.trial.rates:
         return None
