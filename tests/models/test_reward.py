@@ -31,7 +31,7 @@ from covey.rewards.scorer import completion_of
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.rollouts.learned.reward_models import AT_ONCE, load_shared, model_of_settings
 from covey.runs.estimates import Basis
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.tasks.examples import Example
 from covey.tasks.files import read_problems
 from covey.training.evaluation import basis_of
@@ -224,7 +224,7 @@ def test_threads_that_ask_for_a_reward_model_share_one(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_holds_when_a_run_begins_is_what_judges_wherever_it_lies(tmp_path: Path) -> None:
-    problem = Prompted(Problem("p", "1+2="), np.array([1]))
+    problem = EncodedProblem(Problem("p", "1+2="), np.array([1]))
     prompts, completions = ["1+2=", "1+2="], ["3", "4"]
 
     def judge(folder: Path) -> tuple[Basis, list[float | None]]:

@@ -23,7 +23,7 @@ from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem, Provenance
 from covey_verify.contract import reward as declared
@@ -354,10 +354,12 @@ def test_a_continuation_ends_at_a_stop_string_that_its_prefix_begins() -> None:
         return "".join(map(chr, tokens))
 
     class Writes(ScriptedSampler):
-        def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
             for number in range(len(requests)):
                 ids = np.array(list(map(ord, "D, and more")))
-                yield Sampled(number, 0, Completion(ids, np.zeros(len(ids), np.float32), "", "length"))
+                yield SampledCompletion(
+                    number, 0, Completion(ids, np.zeros(len(ids), np.float32), "", "length")
+                )
 
     kept = np.array(list(map(ord, "so EN")))
     whole = Completion(kept, np.zeros(len(kept), np.float32), "so EN", "length")

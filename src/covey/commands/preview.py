@@ -31,7 +31,7 @@ from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.rng import key, permutation
 from covey.runs.reader import read_environment
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
@@ -187,7 +187,7 @@ def _temperatures(extent: Extent, look: Preview, budget: float) -> list[tuple[fl
     return [(temperature, TEMPERATURES_FRACTION * budget / len(others)) for temperature in others]
 
 
-def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:
+def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[EncodedProblem]) -> PromptForm:
     """Return the form of a run's prompts, read from the prompts of some of its problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)

@@ -26,7 +26,7 @@ from covey.rng import key
 from covey.rollouts.groups import GroupRequest, GroupSampler, sampling_params, score_all
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.training.rl import prepare, step_minibatches
 from covey.training.run import Run
 from covey.types import Completion, Group, Problem
@@ -60,7 +60,7 @@ class Pilot:
     """The parts of a run that are measured."""
 
     run: Run
-    problems: Sequence[Prompted]
+    problems: Sequence[EncodedProblem]
 
     @property
     def config(self) -> Config:
@@ -121,8 +121,8 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
 
 
 def _sample_waves(
-    sample_wave: Callable[[Sequence[Prompted]], Wave],
-    problems: Sequence[Prompted],
+    sample_wave: Callable[[Sequence[EncodedProblem]], Wave],
+    problems: Sequence[EncodedProblem],
     size: int,
     seconds: float | None,
 ) -> list[Wave]:
@@ -171,7 +171,9 @@ def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
     return count, limit
 
 
-def _wave(pilot: Pilot, problems: Sequence[Prompted], group_size: int, limit: int, scorer: Scorer) -> Wave:
+def _wave(
+    pilot: Pilot, problems: Sequence[EncodedProblem], group_size: int, limit: int, scorer: Scorer
+) -> Wave:
     """Sample some problems; after a stop the complete groups are kept."""
     pilot.begin(
         f"sampling {_problems(len(problems))}, {group_size} completions each", len(problems) * group_size
@@ -210,13 +212,18 @@ def _seconds_of_step(pilot: Pilot, samples: int) -> float:
     return per_token
 
 
-def _request(pilot: Pilot, problem: Prompted, samples: int) -> Request:
+def _request(pilot: Pilot, problem: EncodedProblem, samples: int) -> Request:
     name = problem.problem.id
     return problem.request([key(pilot.config.seed, "preview", name, s) for s in range(samples)])
 
 
 def _draw(
-    pilot: Pilot, problems: Sequence[Prompted], samples: int, temperature: float, limit: int, scorer: Scorer
+    pilot: Pilot,
+    problems: Sequence[EncodedProblem],
+    samples: int,
+    temperature: float,
+    limit: int,
+    scorer: Scorer,
 ) -> Iterator[Group]:
     """Yield the groups of problems in the order in which they are complete."""
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)

@@ -20,7 +20,7 @@ from covey.models.packing import Packed, pack
 from covey.objective.bound import Bound, values_of
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Completion, Group, SamplingMask
 
 
@@ -143,7 +143,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         truncated = completion.finish == "length"
         # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
         if not (rewards[row].isnan() or (truncated and mask_truncated)):
-            mask[row, :size] = torch.from_numpy(completion.drawn)
+            mask[row, :size] = torch.from_numpy(completion.drawn_mask)
     masks = tuple(c.sampling_mask for c in completions if c.sampling_mask is not None)
     assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
@@ -329,7 +329,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, 
     return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, repeated)
 
 
-def given_batch(examples: Sequence[Prompted]) -> Batch:
+def given_batch(examples: Sequence[EncodedProblem]) -> Batch:
     """Return given answers as completions: one group per example, with the labels as rewards.
 
     Advantages are 1 where a token is trained, or the value given for the token.
@@ -349,4 +349,4 @@ def given_batch(examples: Sequence[Prompted]) -> Batch:
 def _as_completion(answer: GivenAnswer) -> Completion:
     """Return a given answer as a completion; its log-probs are 0, as no sampler drew it."""
     zeros = np.zeros(len(answer.tokens), np.float32)
-    return Completion(answer.tokens, zeros, "", "stop", sampled=answer.trained)
+    return Completion(answer.tokens, zeros, "", "stop", drawn_mask=answer.trained)

@@ -37,7 +37,7 @@ from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments
 from covey.rollouts.store import CompletionStore
 from covey.sampling.base import Request, Sampler
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.turns import seconds_waited
 from covey.system.processes import gather, on_rank_zero
 from covey.tasks.difficulty import Difficulty, Memory
@@ -69,7 +69,7 @@ class Rollouts:
 
     def __init__(
         self,
-        problems: Sequence[Prompted],
+        problems: Sequence[EncodedProblem],
         sampler: Sampler,
         rewards: Rewards,
         rollout: Rollout,

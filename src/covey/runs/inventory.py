@@ -25,7 +25,7 @@ from covey.models.model_objects import adapter_of, checked_model
 from covey.models.policy import weights_hash
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.definitions import load_tools
 from covey.system.integrity import digest_of
 from covey.tasks.source import data_files
@@ -216,7 +216,7 @@ def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
-def fingerprint(problems: Iterable[Prompted]) -> str:
+def fingerprint(problems: Iterable[EncodedProblem]) -> str:
     """Return a hash of the training data: prompts as tokens, in their order, with their columns."""
     digest = hashlib.sha256()
     for prompted in problems:

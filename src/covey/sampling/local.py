@@ -26,7 +26,7 @@ from covey.models.kernels.calls import threads_lent
 from covey.models.logprobs import exclude_unknown
 from covey.models.policy import Policy, copy_trained
 from covey.rng import uniforms_of
-from covey.sampling.base import Request, Sampled, SamplingParams, Weights
+from covey.sampling.base import Request, SampledCompletion, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
 from covey.sampling.draw import GREEDY, draw
@@ -41,7 +41,7 @@ Owner = tuple[int, int]
 
 
 class LocalSampler:
-    """Samples in this process: from the policy that is trained or, where it ``lags``, from a snapshot of it.
+    """Samples in this process: from the policy that is trained, or from a snapshot of it.
 
     A snapshot changes between two tokens only: completions under way then continue from their tokens under
     the new weights, keys and values computed anew, so that each token is drawn from exactly one version.
@@ -50,7 +50,7 @@ class LocalSampler:
     to stop.
     """
 
-    shares = True
+    samples_on_every_rank = True
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class LocalSampler:
         max_running: int = 256,
         faults: Faults | None = None,
         on_fewer_running: Callable[[int], None] = lambda _: None,
-        lags: bool = False,
+        from_snapshot: bool = False,
     ) -> None:
         self.policy = policy
-        self.lags = lags
+        self.from_snapshot = from_snapshot
         self.max_running = max_running
         self.faults = faults or Faults()
         self.on_fewer_running = on_fewer_running
@@ -82,11 +82,11 @@ class LocalSampler:
     @property
     def bit_exact(self) -> bool:
         """Whether log-probs are bit-exact: if the policy's are, and the policy itself is sampled from."""
-        return self.policy.bit_exact and not self.lags
+        return self.policy.bit_exact and not self.from_snapshot
 
     def sync(self, weights: Weights) -> None:
         """Follow new weights. Without a snapshot nothing is copied: the trained tensors are sampled from."""
-        if not self.lags:
+        if not self.from_snapshot:
             self.version = weights.version
             return
         with self._sync_gate, self._weights:
@@ -109,7 +109,7 @@ class LocalSampler:
                 check_sampling(self.policy)
             self._checked = True
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield completions as they end, in no particular order.
 
         Those that were running when memory ran out start again: draws are keyed, so they get the same
@@ -156,7 +156,7 @@ class LocalSampler:
         params: SamplingParams,
         unfinished: Sequence[Owner],
         partials: dict[Owner, _PartialCompletion],
-    ) -> Iterator[Sampled]:
+    ) -> Iterator[SampledCompletion]:
         """Complete the unfinished. If new weights end the pass early, ``partials`` has the tokens so far."""
         # Interrupted ones first: they are the oldest.
         waiting = deque([*partials, *(owner for owner in unfinished if owner not in partials)])
@@ -178,7 +178,7 @@ class LocalSampler:
                 count = min(engine.free_slots(running.count), len(waiting))
                 running.step(engine, [waiting.popleft() for _ in range(count)], version)
                 tokens_drawn += running.count
-                finished = running.pop_finished(engine, by_token=self.lags)
+                finished = running.pop_finished(engine, by_token=self.from_snapshot)
                 if finished:
                     self.most_memory = max(self.most_memory, engine.memory)
             most_tokens -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
@@ -273,7 +273,7 @@ class _Running:
             logits.append(engine.admit([self.extended_prompts.get(owner, owner[0]) for owner in admitted]))
         self._draw(torch.cat(logits), version)
 
-    def pop_finished(self, engine: Engine, by_token: bool) -> list[Sampled]:
+    def pop_finished(self, engine: Engine, by_token: bool) -> list[SampledCompletion]:
         """Return the completions that ended with the latest token, and free their slots."""
         ended = self._ended_slots()
         completions = self._make_completions(ended, by_token) if ended else []
@@ -360,10 +360,10 @@ class _Running:
 
     def _make_completions(
         self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         """Return the completions in these slots; with the version of each token if ``by_token``."""
         slots = list(ended)
-        results = list[Sampled]()
+        results = list[SampledCompletion]()
         # One transfer for all that ended; ``copy`` below frees completions from the whole array.
         arrays = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
         for row, length in enumerate(self.lengths[slots].tolist()):
@@ -374,7 +374,7 @@ class _Running:
             # ``version`` is the version of the first token, the oldest.
             provenance = Provenance(int(versions[0]), versions if by_token else None)
             completion = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
-            results.append(Sampled(*self.owners[slot], completion))
+            results.append(SampledCompletion(*self.owners[slot], completion))
         return results
 
     def _evict(self, compaction: Compaction) -> None:

@@ -23,7 +23,7 @@ from covey.objective.preference import PreferenceData
 from covey.runs.atomic import write_file
 from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.system.processes import on_rank_zero, run_on_all
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
@@ -147,7 +147,7 @@ class PreferenceObjective:
         return {name: float(values.sum()) / count for name, values in sums.items()}
 
 
-def with_prompt_trained(example: Prompted) -> Prompted:
+def with_prompt_trained(example: EncodedProblem) -> EncodedProblem:
     """Return a pair whose chosen answer is trained with its prompt, except the prompt's first token."""
     first = example.tokens[:1]
     rest = example.tokens[1:]
@@ -163,7 +163,7 @@ MOST_UNEVEN = 4 / 3
 """Ratio of the total weights of good and bad answers up to which KTO's authors call them balanced."""
 
 
-def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object]) -> list[str]:
+def unpaired_notes(examples: Sequence[EncodedProblem], settings: Mapping[str, object]) -> list[str]:
     """Return warnings for judged answers: one label outweighs the other, or there is only one prompt."""
     good = sum(label for e in examples for label in e.labels)
     bad = sum(1 - label for e in examples for label in e.labels)
@@ -185,7 +185,7 @@ def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object])
     return notes
 
 
-def mismatch_answers(examples: Sequence[Prompted], context: int) -> list[Prompted]:
+def mismatch_answers(examples: Sequence[EncodedProblem], context: int) -> list[EncodedProblem]:
     """Return each prompt with the answer to another: the one before it in the file, round the end.
 
     Answers that would not fit into the context are truncated.
@@ -202,7 +202,7 @@ def mismatch_answers(examples: Sequence[Prompted], context: int) -> list[Prompte
     return exchanged
 
 
-def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
+def reference_sums(run: Run, examples: Sequence[EncodedProblem]) -> list[Tensor]:
     """Return the log-prob of each answer under the reference, (answers,) each.
 
     The reference is the model that the run began with, unless the run was given another.

@@ -32,7 +32,7 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.sampling.prompts import GivenAnswer, Prompted, call_for, check_vocabulary, prompt_ids
+from covey.sampling.prompts import EncodedProblem, GivenAnswer, call_for, check_vocabulary, prompt_ids
 from covey.tasks.examples import Example
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
@@ -145,7 +145,7 @@ def kind_of(examples: Sequence[Example]) -> RewardModelKind:
     return "process_reward_model" if examples[0].kind == "steps" else "reward_model"
 
 
-def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]:
+def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[EncodedProblem]:
     """Encode examples for a reward model; the tokens where a value is read are trained, with labels.
 
     Raises DataError for examples that do not fit, or whose answers look the same to the model.
@@ -163,13 +163,13 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     return encoded
 
 
-def _answers(policy: Policy, example: Example) -> Prompted:
+def _answers(policy: Policy, example: Example) -> EncodedProblem:
     """Encode answers: their common beginning is the prompt, computed once; the value is read at the end."""
     problem = example.problem
     read = partial(conversation_ids, policy.tokenizer, problem.prompt, template=problem.template)
     # Tokens that a policy sampled are another vocabulary's, or split as no text is that will be judged.
-    if problem.sampled is not None and isinstance(policy, TrainedRewardModel) and policy.reads_tokens:
-        ids = [[*prompt_ids(policy, problem), *answer.ids] for answer in example.sampled]
+    if problem.sampled_tokens is not None and isinstance(policy, TrainedRewardModel) and policy.reads_tokens:
+        ids = [[*prompt_ids(policy, problem), *answer.ids] for answer in example.sampled_tokens]
     else:
         ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
@@ -184,10 +184,10 @@ def _answers(policy: Policy, example: Example) -> Prompted:
         answer_with_values([*tokens[shared:], NEVER_READ], [len(tokens) - shared], [label])
         for tokens, label in zip(ids, example.labels, strict=True)
     )
-    return Prompted(problem, np.array(ids[0][:shared], dtype=np.int64), answers, example.labels)
+    return EncodedProblem(problem, np.array(ids[0][:shared], dtype=np.int64), answers, example.labels)
 
 
-def _steps(policy: Policy, example: Example) -> Prompted:
+def _steps(policy: Policy, example: Example) -> EncodedProblem:
     """Encode one answer whose value is read at the end of each step."""
     problem = example.problem
     steps = [str(step) for step in example.answers]
@@ -202,7 +202,7 @@ def _steps(policy: Policy, example: Example) -> Prompted:
     # ``ends`` are last tokens; the value after one is read where the next would be predicted.
     places = [end + 1 - len(first) for end in ends]
     answer = answer_with_values([*ids[len(first) :], NEVER_READ], places, example.labels)
-    return Prompted(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
+    return EncodedProblem(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
 
 
 def answer_with_values(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:

@@ -27,7 +27,7 @@ from covey.runs.journal import Journal
 from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
 from covey.sampling.notes import unseen_by_model
-from covey.sampling.prompts import Prompted, dropped_rows, encode
+from covey.sampling.prompts import EncodedProblem, dropped_rows, encode
 from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import unexplained_tools, with_tools
 from covey.system.console import RunConsole
@@ -45,9 +45,9 @@ from covey.training.task import RunTask, checked_task
 class EncodedTask(NamedTuple):
     """Problems and examples as the model's tokens."""
 
-    train: list[Prompted]
-    test: list[Prompted]
-    held_out: list[Prompted]
+    train: list[EncodedProblem]
+    test: list[EncodedProblem]
+    held_out: list[EncodedProblem]
 
 
 def set_up(
