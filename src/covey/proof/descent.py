@@ -103,7 +103,8 @@ def adamw(
         trainer.second[name] = beta2 * trainer.second.get(name, torch.zeros_like(g)) + (1 - beta2) * g**2
         first = trainer.first[name] / (1 - beta1**trainer.applied)
         second = trainer.second[name] / (1 - beta2**trainer.applied)
-        w.copy_(w * (1 - lr * train["weight_decay"]) - lr * first / (second.sqrt() + 1e-8))
+        decay = train["weight_decay"] if w.ndim > 1 else 0.0
+        w.copy_(w * (1 - lr * decay) - lr * first / (second.sqrt() + 1e-8))
 
 
 def rate_at(train: AxisSettings, at: int) -> float:
@@ -115,4 +116,6 @@ def rate_at(train: AxisSettings, at: int) -> float:
         return float(lr * (at // updates_per_step + 1) / warm)
     progress = (at - warm * updates_per_step) / max((train["steps"] - warm) * updates_per_step, 1)
     falls = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    return float(lr * falls[train["schedule"]])
+    schedule = train["schedule"]
+    ((name, floor),) = schedule.items() if isinstance(schedule, dict) else [(schedule, 0.0)]
+    return float(lr * (floor + (1 - floor) * falls[name]))
