@@ -227,7 +227,7 @@ def sound_gspo(folder):
 def sound_dr(folder):
     """Dr. GRPO, no std, truncated completions are masked, a constant learning rate."""
     return grpo(folder, [close], loss_type="dr_grpo", scale_rewards="none", mask_truncated_completions=True,
-                lr_scheduler_type="constant", max_completion_length=20)  # fmt: skip
+                lr_scheduler_type="constant", max_completion_length=60)  # fmt: skip
 
 
 def sound_lora(folder):

@@ -24,6 +24,7 @@ from covey.audit import (
     tokens,
     updates,
     uses,
+    verdicts,
 )
 from covey.audit.check import Check, CheckText, Predicate, Report, apply
 from covey.audit.course import findings_from_metrics
@@ -39,6 +40,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **advantages.CHECKS,
     **uses.CHECKS,
     **rescored.CHECKS,
+    **verdicts.CHECKS,
     **rewards.CHECKS,
     **data.CHECKS,
     **returns.CHECKS,
