@@ -160,7 +160,8 @@ def rewards_depend_on_the_batch(record: AuditRecord) -> Fault | None:
 def other_rows_are_paid_alike(record: AuditRecord) -> Fault | None:
     """The rows have columns besides the prompt, and no completion is paid otherwise with another problem's
     row, though at least eight are paid more than the least. Or at least four texts that are one row's answer
-    and not another's are paid alike for both.
+    and not another's are paid alike for both, some of them the most, though nine in ten of the other texts
+    are paid the most exactly if they are their row's answer.
     """
     probed = [(step, n, s) for step, n, s in record.samples if s.alone and s.elsewhere and s.row]
     lowest = min((sum_of(record, s.alone) for _, _, s in probed), default=math.nan)

@@ -17,6 +17,7 @@ from covey.audit import (
     groups,
     logprobs,
     losses,
+    references,
     rescored,
     returns,
     rewards,
@@ -35,6 +36,7 @@ from covey.insight.show import finding_lines
 PREDICATES: Mapping[str, Predicate] = {
     **tokens.CHECKS,
     **logprobs.CHECKS,
+    **references.CHECKS,
     **exchanges.CHECKS,
     **groups.CHECKS,
     **advantages.CHECKS,

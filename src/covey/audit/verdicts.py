@@ -71,7 +71,9 @@ def paid(record: AuditRecord) -> Iterator[list[Paid]]:
             yield [Paid(name, r, [float(s or 0.0) >= best for s in scores]) for r, scores in rows]
 
 
-def _correct(record: AuditRecord, rollout: Rollout, rule: Callable[[str, str], bool], ends: bool) -> list[bool]:
+def _correct(
+    record: AuditRecord, rollout: Rollout, rule: Callable[[str, str], bool], ends: bool
+) -> list[bool]:
     """Return whether each text is correct by a rule. ``ends``: only with an end token, where it is known."""
     eos = record.header.tokens.eos
     return [
@@ -125,14 +127,12 @@ def _is_another_order(best: Sequence[Sequence[bool]], correct: Sequence[Sequence
     """Whether each rollout has as many correct texts as completions that are paid the most."""
     pairs = [(sum(of_rewards), sum(of_texts)) for of_rewards, of_texts in zip(best, correct, strict=True)]
     mixed = [(a, len(row)) for (a, _), row in zip(pairs, best, strict=True) if 0 < a < len(row)]
-    return (
-        all(a == b for a, b in pairs) and len(mixed) >= MIN_ROLLOUTS and unlike > 0.1 * sum(map(len, best))
-    )
+    return all(a == b for a, b in pairs) and len(mixed) >= MIN_ROLLOUTS and unlike > 0.1 * sum(map(len, best))
 
 
 def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
     """At least four texts that are one row's answer and not another's are paid alike for both, some of them
-    the most.
+    the most, though nine in ten of the other texts are paid the most exactly if they are their row's answer.
     """
     for function in paid(record):
         by_text: dict[str, list[tuple[str, bool, int, int]]] = {}
@@ -144,7 +144,14 @@ def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
         verdicts = [{best for _, best, *_ in rows} for rows in told]
         if len(told) < MIN_UNLIKE or {True, False} in verdicts or {True} not in verdicts:
             continue
-        sentence = f"{function[0].name} pays {len(told)} texts alike where they are the row's answer and where not"
+        reads = [
+            best == (a == text) for text, rows in by_text.items() if rows not in told for a, best, *_ in rows
+        ]
+        if sum(reads) < 0.9 * len(reads):
+            continue
+        sentence = (
+            f"{function[0].name} pays {len(told)} texts alike where they are the row's answer and where not"
+        )
         _, _, step, place = told[0][0]
         return Fault(f"{sentence}: verdicts are cached by the text alone", step, {"completion": place})
     return None
