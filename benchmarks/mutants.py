@@ -572,7 +572,7 @@ MUTANTS = [
         ("rejected groups logged as trained", '"trained": number < trained', '"trained": True'),
     ),
     *of(
-        "rollouts/group_sampling.py",
+        "rollouts/groups.py",
         ("a sampled greedy baseline", '"greedy")], greedy=True)', '"greedy")])'),
     ),
     *of(
