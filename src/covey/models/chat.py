@@ -186,12 +186,12 @@ class AssistantSpan(NamedTuple):
     """The tokens of a message of the assistant within a conversation."""
 
     message: int
-    """Its number."""
+    """Number of the message."""
     start: int
     stop: int
-    """Behind its end token."""
+    """Behind the end token."""
     whole: int
-    """Behind all that the template writes with it, such as a line break after the end token."""
+    """Behind all that the template writes with the message, such as a line break after the end token."""
 
 
 def assistant_spans(
