@@ -83,7 +83,7 @@ class ShadowTrain(TypedDict):
 
     steps: int
     lr: float
-    schedule: Literal["constant", "linear", "cosine"]
+    schedule: Literal["constant", "linear", "cosine"] | dict[str, float]
     warmup_steps: int
     betas: tuple[float, float]
     weight_decay: float
