@@ -212,7 +212,7 @@ def test_a_real_preview_measures_everything_and_writes_nothing(tmp_path: Path, c
     assert not (tmp_path / "out").exists()
 
 
-def test_what_there_is_after_a_stop(tmp_path: Path) -> None:
+def test_a_stopped_preview_shows_the_groups_so_far(tmp_path: Path) -> None:
     stage = rl_stage(
         load_config(values={**FAST, "rewards": (varied,), "rollout": {**FAST["rollout"], "max_running": 8}})
     )

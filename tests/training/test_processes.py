@@ -409,7 +409,7 @@ def test_two_processes_sample_on_a_server(tmp_path: Path) -> None:
         ("loss.nan@3", (0, 1), ""),
     ],
 )
-def test_what_one_process_would_decide_all_decide(
+def test_all_processes_react_to_a_fault_as_one(
     tmp_path: Path, inject: str, code: tuple[int, ...], words: str
 ) -> None:
     path = config(tmp_path)

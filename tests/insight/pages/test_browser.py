@@ -93,7 +93,7 @@ def test_a_live_page_grows_while_the_run_writes(site, page) -> None:
     folder.close()
 
 
-def test_a_killed_and_a_damaged_run_open(site, page) -> None:
+def test_half_written_and_damaged_runs_show_what_is_left_of_them(site, page) -> None:
     one, two = site.root / "one", site.root / "two"
     with (one / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
@@ -106,14 +106,20 @@ def test_a_killed_and_a_damaged_run_open(site, page) -> None:
     (site.root / "bad" / "config.yaml").write_text("{ not: [yaml")
     page.goto(site.at("#/"))
     page.wait_for_selector(".run >> nth=3")
+    damaged = {name.split("\n")[0] for name in page.locator(".run").all_inner_texts() if "is damaged" in name}
+    assert damaged == {"bad", "foreign"}
     page.goto(site.at("#/run/foreign"))
-    page.wait_for_selector("h1")
+    page.wait_for_selector("h1:has-text('foreign')")
+    assert "config.yaml is damaged" in page.locator("main").inner_text()
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".pill.state")
+    assert page.locator(".strip a").count() == 3, "the half line of step 3 is no step"
     page.goto(site.at("#/run/two"))
-    page.wait_for_selector("text=lines cannot be read")
+    page.wait_for_selector("text=metrics.jsonl: 1 lines cannot be read")
+    assert page.locator(".strip a").count() == 3
     page.goto(site.at("#/run/two/step/1/group/0"))
     page.wait_for_selector(".completion")
+    assert page.locator(".completion").count() == 4, "texts and rewards do not need the damaged arrays"
 
 
 def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
