@@ -237,7 +237,6 @@ def test_two_processes_give_the_weights_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_methods_and_kinds_of_model_give_the_weights_of_one_process(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     rng = random.Random(0)
@@ -311,7 +310,6 @@ def worker(process: subprocess.Popen[str], rank: int) -> psutil.Process:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_whoever_is_killed_the_run_ends_with_the_same_bits(tmp_path: Path, rank: int) -> None:
     path = config(tmp_path)
@@ -328,7 +326,6 @@ def test_whoever_is_killed_the_run_ends_with_the_same_bits(tmp_path: Path, rank:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_where_all_are_lost_at_once_the_last_line_says_how_to_continue(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = covey("train", str(config(tmp_path)), "--output", str(folder), "--launch.processes", "2")
@@ -343,7 +340,6 @@ def test_where_all_are_lost_at_once_the_last_line_says_how_to_continue(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_last_line_names_the_process_that_was_lost(tmp_path: Path, rank: int) -> None:
     """Its parent is killed, too, so that it cannot say that itself."""
@@ -360,7 +356,6 @@ def test_the_last_line_names_the_process_that_was_lost(tmp_path: Path, rank: int
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_number_of_processes_may_change_at_any_resume(tmp_path: Path) -> None:
     path = config(tmp_path)
     for name, counts in (("two", (2,)), ("changing", (2, 1, 2))):
@@ -381,7 +376,6 @@ def test_the_number_of_processes_may_change_at_any_resume(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_two_processes_sample_on_a_server(tmp_path: Path) -> None:
     """The first asks for both of them, and gives the server its weights alone."""
     path = config(tmp_path, train={"steps": 8, "lr": 5e-5, "save_every": 2})
@@ -399,7 +393,6 @@ def test_two_processes_sample_on_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("inject", "code", "words"),
     [
@@ -427,7 +420,6 @@ def test_what_one_process_would_decide_all_decide(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("changes", "options", "code", "words"),
     [
