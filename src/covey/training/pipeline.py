@@ -27,7 +27,7 @@ from covey.runs.folder import (
     checkpoints,
     read_numbers,
 )
-from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
+from covey.runs.inputs import record_end, refuse_other_inputs
 from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey.system.parent import tell_run_folder
@@ -231,9 +231,7 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
     loop = METHODS[config.method].loop
     if loop is None:
         return _select_rows(loaded, console)
-    inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
-    record_inputs(loaded, inputs)
     on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
         if config.method == "rl":
@@ -250,7 +248,7 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
             return _train_and_finish(run, LOOPS[loop])
     finally:
         console.end()
-        record_inputs(loaded, inputs)
+        record_end(loaded, run.contents)
         run.journal.close()
         release()
 
