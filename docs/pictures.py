@@ -37,7 +37,7 @@ def main(run: Path) -> None:
         record=True, width=118, height=30, force_terminal=True, file=io.StringIO(), highlight=False
     )
     console = RunConsole(quiet=True)
-    console.begin(f"{run.name} (rl)", load_recorded(run).config.train.steps, at_most=True)
+    console.begin(f"{run.name} (rl)", load_recorded(run).config.train.steps, may_end_early=True)
     for number, (metrics, lap) in enumerate(zip(rows[:half], times, strict=False), start=1):
         console.step(number, metrics["reward/mean"], console_facts(metrics, lap), unhealthy_facts(metrics))
     console.recall(rows[:half], [e for e in evals if e["step"] <= half])

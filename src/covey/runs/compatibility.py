@@ -106,8 +106,8 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
     before, current = (dict(flatten(c)) for c in (recorded, resolved_values(loaded)))
     keys = [k for k in {**before, **current} if before.get(k) != current.get(k)]
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
-    same_schedule = "train.schedule" not in keys
-    schedule = loaded.config.train.schedule if same_schedule else ""
+    same_schedule = not any(k.startswith("train.schedule") for k in keys)
+    schedule = str(loaded.config.train.schedule) if same_schedule else ""
     differences = []
     for k in keys:
         words = f"{k} is {before.get(k)} there, {current.get(k)} here"
