@@ -409,7 +409,7 @@ MUTANTS = [
         ("inner epochs forgotten", "range(config.train.inner_epochs)", "range(1)"),
         ("steered KL coefficient not in the reward", "algorithm, kl_coef=run.state.coefficients.kl, values=values)", "algorithm, values=values)"),
         ("reference copied where it should be mixed", "refresh(learner.policy, kl.refresh_mix)", "refresh(learner.policy, 1.0)"),
-        ("controllers see the last update alone", "outcome.stats += [s for", "outcome.stats = [s for"),
+        ("controllers see the last update alone", "token_stats += [s for", "token_stats = [s for"),
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose, noise)", "else replace(minibatch, selected=select_tokens(batch, choose, noise).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
     ),
     *of(

@@ -84,6 +84,7 @@ class ShadowTrain(TypedDict):
     steps: int
     lr: float
     schedule: Literal["constant", "linear", "cosine"] | dict[str, float]
+    """A name, or a name with the fraction of ``lr`` that it ends at."""
     warmup_steps: int
     betas: tuple[float, float]
     weight_decay: float
