@@ -79,9 +79,9 @@ def test_ragged_completions_are_those_that_each_would_be_alone(name: str) -> Non
         assert completion.tokens.tolist() == alone.tokens.tolist()
         np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=2e-4)
     groups = [[found[r, s] for s in range(3)] for r in range(len(prompts))]
-    scores = policy.score(pack(prompts, [[c.tokens for c in group] for group in groups]), 1.0)
+    outputs = policy.token_outputs(pack(prompts, [[c.tokens for c in group] for group in groups]), 1.0)
     recorded = np.concatenate([c.logprobs for group in groups for c in group])
-    np.testing.assert_allclose(scores.logprobs.detach(), recorded, atol=2e-4)
+    np.testing.assert_allclose(outputs.logprobs.detach(), recorded, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "mamba2"])

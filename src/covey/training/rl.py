@@ -92,17 +92,19 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     temperature = rollout.temperature
     values = None
     if algorithm.critic is not None:
-        values = (run.critic or learner).score(batch, temperature).values
+        values = (run.critic or learner).token_outputs(batch, temperature).values
     if old is OldLogprobs.RECOMPUTED or algorithm.needs & {"old_entropy", "old_collision"}:
-        scores = learner.score(batch, temperature)
-        distribution = OldDistribution(scores.entropy, scores.collision)
-        batch = replace(batch, old_logprobs=scores.logprobs, old_distribution=distribution)
+        outputs = learner.token_outputs(batch, temperature)
+        distribution = OldDistribution(outputs.entropy, outputs.collision)
+        batch = replace(batch, old_logprobs=outputs.logprobs, old_distribution=distribution)
     # After the forward pass, whose log-probs it overrides: the pass may be for entropy alone.
     if old in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
-            batch = replace(batch, ref_logprobs=learner.score(batch, temperature, model=reference).logprobs)
+            batch = replace(
+                batch, ref_logprobs=learner.token_outputs(batch, temperature, model=reference).logprobs
+            )
     return with_advantages(batch, groups, algorithm, kl_coef=run.state.coefficients.kl, values=values)
 
 
