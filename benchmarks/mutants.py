@@ -389,8 +389,8 @@ MUTANTS = [
     ),
     *of(
         "learner/learner.py",
-        ("log-probs at temperature 1", "policy.score(micro.packed.to(policy.device), temperature)", "policy.score(micro.packed.to(policy.device), 1.0)"),
-        ("policy scored at temperature 1", "self.policy.score(micro.packed, requires.temperature, outputs)", "self.policy.score(micro.packed, 1.0, outputs)"),
+        ("log-probs at temperature 1", "policy.token_outputs(micro.packed.to(policy.device), temperature)", "policy.token_outputs(micro.packed.to(policy.device), 1.0)"),
+        ("policy scored at temperature 1", "self.policy.token_outputs(micro.packed, requires.temperature, compared)", "self.policy.token_outputs(micro.packed, 1.0, compared)"),
         ("reference scored with the policy's weights", "model or self.policy", "self.policy"),
         ("longest completion for max_tokens", "requires.max_tokens,", "batch.mask.shape[1],"),
         ("idle completions never pull", "batch.has_gradient(requires.skips_idle)", "batch.has_gradient(skips_idle=True)"),
@@ -416,7 +416,7 @@ MUTANTS = [
         "learner/objectives.py",
         ("steered KL coefficient not in the loss", "kl_coef=coefficients.kl, entropy_coef", "kl_coef=None, entropy_coef"),
         ("steered entropy coefficient not in the loss", "entropy_coef=coefficients.entropy)", "entropy_coef=None)"),
-        ("a head's loss forgotten", "loss.total + self.values(micro, scores)[0]", "loss.total"),
+        ("a head's loss forgotten", "loss.total + self.values(micro, outputs)[0]", "loss.total"),
     ),
     *of(
         "training/updates.py",
@@ -476,7 +476,7 @@ MUTANTS = [
     ),
     *of(
         "training/examples_loop.py",
-        ("mean over the micro-batch", "micro.totals.tokens", "len(scores.logprobs)"),
+        ("mean over the micro-batch", "micro.totals.tokens", "len(outputs.logprobs)"),
         ("overlapping rows", "range(step * size, (step + 1) * size)", "range(step, step + size)"),
         ("rows in one order", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),
@@ -498,7 +498,7 @@ MUTANTS = [
     ),
     *of(
         "training/rl.py",
-        ("values of the policy's own trunk", "values = (run.critic or learner).score(batch, temperature).values", "values = torch.zeros_like(batch.mask, dtype=torch.float32)"),
+        ("values of the policy's own trunk", "values = (run.critic or learner).token_outputs(batch, temperature).values", "values = torch.zeros_like(batch.mask, dtype=torch.float32)"),
     ),
     *of(
         "learner/batching.py",
@@ -694,7 +694,7 @@ MUTANTS = [
         ("ORPO's tokens are those of the rejected answers", "float(batch.mask[0::2].sum())", "float(batch.mask[1::2].sum())"),
         ("the answer to the prompt behind", "(examples[n - k] for k", "(examples[n + k - len(examples)] for k"),
         ("the reference point of all examples", "unrelated = [len(examples) + i for i in rows]", "unrelated = [len(examples) + i for i in range(len(examples))]"),
-        ("an answer's log-prob a mean", "(learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.score(batch, 1.0).logprobs * batch.mask).mean(-1)"),
+        ("an answer's log-prob a mean", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).mean(-1)"),
     ),
     *of(
         "training/pipeline.py",

@@ -20,7 +20,7 @@ from covey.learner.batching import MicroBatch, given_batch
 from covey.learner.learner import Learner, Requirements
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.sampling.prompts import GivenAnswer, Prompted
@@ -78,8 +78,8 @@ class Times:
     factor: float
     requires = Requirements()
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[torch.Tensor, str]:
-        return self.factor * scores.logprobs.mean(), "seen"
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[torch.Tensor, str]:
+        return self.factor * outputs.logprobs.mean(), "seen"
 
 
 def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed, pack
 from covey.objective.bound import Bound, values_of
 from covey.objective.data import LossInputs, SelectionData
@@ -222,20 +222,20 @@ class MicroBatch:
     repeated: bool = False
     """Whether it only repeats another one, so that all processes compute equally many micro-batches."""
 
-    def loss_inputs(self, scores: TokenScores) -> LossInputs:
-        """Return the (N, L) inputs of the loss, on the scores' device."""
-        device = scores.logprobs.device
+    def loss_inputs(self, outputs: TokenOutputs) -> LossInputs:
+        """Return the (N, L) inputs of the loss, on the device of ``outputs``."""
+        device = outputs.logprobs.device
         unpack = self.packed.unpack
 
         def move(rows: Tensor | None) -> Tensor | None:
             return None if rows is None else rows.to(device)
 
-        logprobs = unpack(scores.logprobs)
+        logprobs = unpack(outputs.logprobs)
         old = move(self.rows.old_logprobs)
         return LossInputs(
             logprobs=logprobs,
-            entropy=unpack(scores.entropy),
-            full_kl=unpack(scores.full_kl),
+            entropy=unpack(outputs.entropy),
+            full_kl=unpack(outputs.full_kl),
             mask=self.rows.mask.to(device),
             advantages=self.rows.advantages.to(device),
             totals=self.totals,
