@@ -97,7 +97,7 @@ class Sampler(Protocol):
 
     @property
     def bit_exact(self) -> bool:
-        """Whether its log-probs are bit-exact: the bits that the trained policy's ``score`` computes."""
+        """Whether its log-probs are bit-exact: the bits of the trained policy's ``token_outputs``."""
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on."""

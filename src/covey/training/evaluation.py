@@ -21,7 +21,7 @@ from covey.rng import key
 from covey.rollouts.groups import OnProgress, sampling_params, score_all
 from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
-from covey.runs.inventory import code_of
+from covey.runs.sources import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.sampling.prompts import EncodedProblem
 from covey.types import Completion, Credit, Group, Problem
