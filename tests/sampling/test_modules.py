@@ -87,8 +87,9 @@ def scored_again(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-probs by a forward pass over the whole completions, and those recorded in sampling."""
     groups = [[found[r, s] for s in range(3)] for r in range(len(prompts))]
-    scores = policy.score(pack(prompts, [[c.tokens for c in group] for group in groups]), 1.0)
-    return scores.logprobs.detach().numpy(), np.concatenate([c.logprobs for group in groups for c in group])
+    outputs = policy.token_outputs(pack(prompts, [[c.tokens for c in group] for group in groups]), 1.0)
+    recorded = np.concatenate([c.logprobs for group in groups for c in group])
+    return outputs.logprobs.detach().numpy(), recorded
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "mamba2"])

@@ -161,11 +161,11 @@ def command_migrate(
 ) -> int:
     """Translate a config of TRL, verl or axolotl, and list the settings without a counterpart.
 
-    :param file: A YAML file, or the shell script that starts verl with settings as key=value.
+    :param file: A YAML file, verl's shell script, or TRL's Python script, which is not run.
     :param from_: The trainer that the file is for; by default it is recognized by its settings.
     :param output: The file to write; an existing file is never overwritten.
     """
-    from covey.commands.migrate import migrate
+    from covey.migration.migrate import migrate
     from covey.runs.atomic import write_file
 
     if output.exists():

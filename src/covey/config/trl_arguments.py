@@ -74,11 +74,14 @@ ARGUMENTS: Mapping[str, Argument] = {
     ),
     **_instead("warmup_ratio", "write train.warmup_steps, a number of steps", script=_WARMUP),
     **_instead(
+        "lr_scheduler_kwargs",
+        "write train.schedule: {cosine: 0.1}, which ends at a tenth of train.lr",
+        script=as_read("how low train.schedule ends"),
+    ),
+    **_instead(
         "weight_decay",
-        "write train.weight_decay, which decays every weight (TRL spares biases and norms)",
-        script=as_read(
-            "train.weight_decay: it decays every weight, where TRL spares biases and norms", note=True
-        ),
+        "write train.weight_decay, which spares biases and norms as TRL's does",
+        script=as_setting("train.weight_decay"),
     ),
     **_instead(
         "adam_beta1 adam_beta2",
@@ -275,8 +278,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     ),
     **_absent("metric_for_best_model greater_is_better", "the last model is kept", inert=True),
     **_absent(
-        "lr_scheduler_kwargs optim_args adam_epsilon optim_target_modules label_smoothing_factor "
-        "neftune_noise_alpha",
+        "optim_args adam_epsilon optim_target_modules label_smoothing_factor neftune_noise_alpha",
         "it cannot be changed",
     ),
     **_absent("disable_dropout", "models are trained without dropout", inert=True),

@@ -83,7 +83,8 @@ class ShadowTrain(TypedDict):
 
     steps: int
     lr: float
-    schedule: Literal["constant", "linear", "cosine"]
+    schedule: Literal["constant", "linear", "cosine"] | dict[str, float]
+    """A name, or a name with the fraction of ``lr`` that it ends at."""
     warmup_steps: int
     betas: tuple[float, float]
     weight_decay: float
@@ -175,7 +176,8 @@ def adamw(
         trainer.second[name] = beta2 * trainer.second.get(name, torch.zeros_like(g)) + (1 - beta2) * g**2
         first = trainer.first[name] / (1 - beta1**trainer.applied)
         second = trainer.second[name] / (1 - beta2**trainer.applied)
-        w.copy_(w * (1 - lr * train["weight_decay"]) - lr * first / (second.sqrt() + 1e-8))
+        decay = train["weight_decay"] if w.ndim > 1 else 0.0
+        w.copy_(w * (1 - lr * decay) - lr * first / (second.sqrt() + 1e-8))
 
 
 def rate_at(lr: float, train: ShadowTrain, optimizer_step: int) -> float:
@@ -186,4 +188,6 @@ def rate_at(lr: float, train: ShadowTrain, optimizer_step: int) -> float:
         return lr * (optimizer_step // updates_per_step + 1) / warm
     progress = (optimizer_step - warm * updates_per_step) / max((train["steps"] - warm) * updates_per_step, 1)
     falls = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    return lr * falls[train["schedule"]]
+    schedule = train["schedule"]
+    ((name, floor),) = schedule.items() if isinstance(schedule, dict) else [(schedule, 0.0)]
+    return float(lr * (floor + (1 - floor) * falls[name]))

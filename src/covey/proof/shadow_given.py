@@ -17,7 +17,7 @@ from covey.proof import losses
 from covey.proof.decoder import NamedWeights, logits
 from covey.proof.descent import ShadowConfig, ShadowTrainer, gradient_step
 from covey.proof.formulas import AxisSettings
-from covey.proof.losses import AnswerScore
+from covey.proof.losses import AnswerLogprob
 from covey.proof.shadow import computed_weights
 from covey.proof.streams import stream_key
 
@@ -128,7 +128,7 @@ def pair_losses(
     answer_tokens = sum(len(e.answers[0].trained) for e in batch)
     tokens = sum(len(e.prompt) - 1 for e in batch) + answer_tokens
     for example in batch:
-        good, bad = (score_answer(trainer, setting, lessons, example, answer) for answer in example.answers)
+        good, bad = (answer_logprob(trainer, setting, lessons, example, answer) for answer in example.answers)
         loss = losses.pair_loss(lessons.method, good, bad, lessons.loss) / len(batch)
         if lessons.method == "orpo":
             whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
@@ -141,7 +141,7 @@ def pair_losses(
         yield loss
 
 
-def implicit_reward(lessons: Lessons, answer: AnswerScore) -> Tensor:
+def implicit_reward(lessons: Lessons, answer: AnswerLogprob) -> Tensor:
     """Return the implicit reward of an answer: its gain, or without a reference its mean log-prob."""
     return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
 
@@ -154,12 +154,14 @@ def lone_losses(
     if lessons.method == "kto":
         with torch.no_grad():
             others = [elsewhere(lessons, row) for row in rows]
-            gaps = [score_answer(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
+            gaps = [
+                answer_logprob(trainer, setting, lessons, other, other.answers[0]).gain for other in others
+            ]
         point = float(sum(gaps)) / len(gaps)
     metrics["preference/reference_point"] = point
     for row in rows:
         example = lessons.examples[row]
-        answer = score_answer(trainer, setting, lessons, example, example.answers[0])
+        answer = answer_logprob(trainer, setting, lessons, example, example.answers[0])
         metrics["preference/log_ratio"] += float(implicit_reward(lessons, answer)) / len(rows)
         yield losses.lone_loss(lessons.method, answer, example.good, point, lessons.loss) / len(rows)
 
@@ -179,20 +181,20 @@ def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
     return ShadowExample(prompt, [truncated])
 
 
-def score_answer(
+def answer_logprob(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
     lessons: Lessons,
     example: ShadowExample,
     answer: ShadowAnswer,
-) -> AnswerScore:
+) -> AnswerLogprob:
     """Return the log-prob of an answer under the policy and under the model at the start."""
     reference = 0.0
     if lessons.method not in WITHOUT_REFERENCE:
         with torch.no_grad():
             reference = float(logprobs(trainer.reference, setting, example, answer).sum())
     total = logprobs(trainer.weights, setting, example, answer).sum()
-    return AnswerScore(total, reference, len(answer.trained))
+    return AnswerLogprob(total, reference, len(answer.trained))
 
 
 def logprobs(

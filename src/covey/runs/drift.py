@@ -26,7 +26,7 @@ from covey_verify.errors import ConfigError
 ONE_IN = 32
 """One in this many of the first step's completions is kept, which costs under 1 % of a step's time."""
 MAX_FRACTION = 1 / 16
-"""Completions that are scored per sampled one, averaged over steps; this costs about 2 % of a run's time."""
+"""Completions computed again per sampled one, averaged over steps; this costs about 2 % of a run's time."""
 FIRST_STEPS = 8
 """So many steps are measured in any case: a learning rate that is too high shows here."""
 MIN_COMPLETIONS = 8
@@ -53,7 +53,7 @@ class Drift:
         every = ceil(len(self.completions.mask) / (batch_size * MAX_FRACTION))
         if step >= FIRST_STEPS and step % every:
             return {}
-        logprobs = learner.score(self.completions, temperature).logprobs
+        logprobs = learner.token_outputs(self.completions, temperature).logprobs
         moved = (self.completions.sampler_logprobs - logprobs).where(self.completions.mask, 0.0)
         return {"kl/start": float(moved.sum(-1).mean())}
 

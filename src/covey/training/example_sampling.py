@@ -39,16 +39,18 @@ def sample_completions(run: Run) -> None:
         for step in range(run.state.step, config.train.steps):
             run.begin_step()
             with journal.clock("rollout"):
-                rollout = next(rollouts)
+                rollout_batch = next(rollouts)
             # The rollout log has a column for advantages; here there are none.
-            no_advantages = [np.zeros(len(c.tokens)) for group in rollout.groups for c in group.completions]
-            journal.log_completions(step, rollout, no_advantages)
-            run.advance(step + 1, rollout.position)
-            groups = rollout.all_groups
+            no_advantages = [
+                np.zeros(len(c.tokens)) for group in rollout_batch.groups for c in group.completions
+            ]
+            journal.log_completions(step, rollout_batch, no_advantages)
+            run.advance(step + 1, rollout_batch.position)
+            groups = rollout_batch.all_groups
             metrics = {
                 **group_metrics(groups),
-                **score_metrics(groups, rollout.scoring.logged),
-                **rollout.metrics,
+                **score_metrics(groups, rollout_batch.scoring.logged),
+                **rollout_batch.metrics,
             }
             journal.log(step, metrics)
             facts = {

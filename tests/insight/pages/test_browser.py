@@ -486,8 +486,7 @@ def test_at_360_pixels_nothing_sticks_out_and_everything_has_a_name(site, page) 
         assert page.locator("h1").count() == 1, fragment
 
 
-@pytest.mark.slow
-def test_a_step_of_half_a_million_tokens_opens_in_a_second(page, tmp_path) -> None:
+def test_a_step_of_half_a_million_tokens_sends_a_page_what_it_shows(page, tmp_path) -> None:
     folder = made_run(tmp_path / "large")
     big = made_group([float(i % 3 == 0) for i in range(16)], ["word " * 250] * 16)
     tokens = np.arange(1000) % 300
@@ -495,19 +494,19 @@ def test_a_step_of_half_a_million_tokens_opens_in_a_second(page, tmp_path) -> No
         replace(c, tokens=tokens, logprobs=np.full(1000, -0.5, np.float32)) for c in big.completions
     )
     log_step(folder, 0, [replace(big, completions=completions) for _ in range(32)])
+    logged = sum(file.stat().st_size for file in (tmp_path / "large/rollouts").iterdir())
+    sizes = []
     with serving(tmp_path) as url:
         page.goto(f"{url}?token=right#/run/large")
         page.wait_for_selector(".strip a")
-        taken = []
+        page.on("response", lambda reply: sizes.append(len(reply.body())))
         for fragment, ready in (
             ("#/run/large/step/0", ".group >> nth=31"),
             ("#/run/large/step/0/group/3/token/2", ".tok >> nth=999"),
         ):
-            start = time.perf_counter()
             page.evaluate(f"location.hash = {fragment!r}")
             page.wait_for_selector(ready, state="attached")
-            taken.append(time.perf_counter() - start)
+            assert page.locator("*").count() < 1500, "a thousand are the tokens of one completion"
         page.goto("about:blank")
     folder.close()
-    print("seconds", taken)
-    assert max(taken) < 1
+    assert 0 < sum(sizes) < logged / 100
