@@ -12,10 +12,10 @@ from covey.runs.trackers import Tracking, tracker_opener
 def send(tracker: str, names: Sequence[str], runs: Sequence[Path]) -> list[str]:
     """Send three steps of each run. Return the messages of failures."""
     failed = list[str]()
+    settings = {f"train.{i}": i for i in range(130)}
     for run in runs:
         run.mkdir(parents=True, exist_ok=True)
         begin = tracker_opener(tracker)
-        settings = {f"train.{i}": i for i in range(130)}
         tracking = Tracking(lambda begin=begin, run=run: begin(run, settings, 0), failed.append)
         for step in range(3):
             tracking.log(step, dict.fromkeys(names, step / 2))
