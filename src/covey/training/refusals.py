@@ -19,8 +19,8 @@ from covey.system.console import RunConsole
 from covey.system.integrity import damage
 from covey.system.processes import on_rank_zero
 from covey.tasks.source import EXAMPLES
-from covey.training.healing import complete_going_back, with_attempts
 from covey.training.options import RunOptions
+from covey.training.rollback import complete_rollback, with_rollbacks
 from covey.training.stage_folders import folder_name
 from covey_verify.errors import ConfigError
 
@@ -35,9 +35,9 @@ def check_resume(
     """
     refuse_other_stages(home, stages)
     # An earlier try may have gone back after a finding, and continued with a setting of its own.
-    currents = [with_attempts(stage) for stage in stages]
+    currents = [with_rollbacks(stage) for stage in stages]
     for current in currents:
-        complete_going_back(current)
+        complete_rollback(current)
         refuse_other_config(current, changes=options.changes)
     results = [on_rank_zero(partial(finished_result, current, console)) for current in currents]
     for number, (current, result) in enumerate(zip(currents, results, strict=True), start=1):
