@@ -25,7 +25,7 @@ def archive_of(run: Path, number: int) -> Path:
 def archive_steps(folder: RunFolder, part: Path, back_to: int) -> None:
     """Move what the run did after ``back_to`` steps into the folder ``part``, and copy its logs.
 
-    A kill may come anywhere: called again it does the rest. The logs of the run itself stay as they are; a
+    It may be killed at any point; a second call does the rest. The logs of the run itself stay as they are; a
     resume truncates them.
     """
     run = folder.path

@@ -1,4 +1,4 @@
-"""Remove a run: its files, so that another one can begin in its folder; or its folder, into a trash."""
+"""Remove a run: its files, so that another one can begin in its folder; or its folder, into the trash."""
 
 from __future__ import annotations
 

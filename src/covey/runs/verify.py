@@ -29,7 +29,7 @@ from covey_verify.errors import CoveyError
 
 State = Literal["whole", "damaged", "missing", "unsealed"]
 MOST_LINES = 5
-"""Number of damaged lines of a log that are named."""
+"""Largest number of damaged lines of a log that are named."""
 
 
 @dataclass(frozen=True)

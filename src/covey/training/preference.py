@@ -29,9 +29,9 @@ from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
 
 PROMPT = -1.0
-"""Stands where an answer's tokens have an advantage: a token of the prompt, which counts in the NLL alone."""
+"""Marks, in place of an advantage, a token of the prompt, which counts in the NLL alone."""
 SCORED_AT_ONCE = 256
-"""Examples that are scored between two writes of the file of reference log-probs."""
+"""Number of examples that are scored between two writes of the file of reference log-probs."""
 
 
 def preferences(run: Run) -> StepBuilder:
@@ -160,7 +160,7 @@ def with_prompt_trained(example: Prompted) -> Prompted:
 
 
 MOST_UNEVEN = 4 / 3
-"""Ratio of the total weights of good and bad answers up to which KTO's authors call them balanced."""
+"""Largest ratio of the total weights of good and bad answers that KTO's authors call balanced."""
 
 
 def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object]) -> list[str]:
@@ -186,7 +186,7 @@ def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object])
 
 
 def mismatch_answers(examples: Sequence[Prompted], context: int) -> list[Prompted]:
-    """Return each prompt with the answer to another: the one before it in the file, round the end.
+    """Return each prompt with the answer to the one before it in the file; the first gets the last answer.
 
     Answers that would not fit into the context are truncated.
     """

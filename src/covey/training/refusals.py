@@ -53,7 +53,7 @@ def check_resume(
 
 
 def refuse_other_stages(home: Path, stages: Sequence[ResolvedConfig]) -> None:
-    """Raise ConfigError if a folder holds runs that are no part of these stages.
+    """Raise ConfigError if a folder holds runs that do not belong to these stages.
 
     Every command that is given the folder would count them as part of the run, or take them for it.
     """
@@ -124,7 +124,7 @@ def refuse_late_changes(stage: ResolvedConfig) -> None:
 
 
 def refuse_stale_stages(stage: ResolvedConfig, later: Sequence[ResolvedConfig]) -> None:
-    """Raise CheckpointError if a stage has a step to make though a later one began from its result."""
+    """Raise CheckpointError if a stage has steps left although a later one began from its result."""
     output = stage.config.output
     if not later or _steps_made(output) >= stage.config.train.steps:
         return  # at most a lost model is written again, and it is the same

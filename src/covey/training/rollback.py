@@ -151,7 +151,7 @@ def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) 
     """Return the step of the best evaluation, if all that is known of it is good; else 0, the first model.
 
     It has to be better than the first model beyond chance, and older than the steps in which a finding after
-    ``steps`` steps shows. The change has to be one that a run can take on its way, and must not move what is
+    ``steps`` steps shows. The change has to be possible in the middle of a run, and must not alter what is
     called correct.
     """
     run = loaded.config.output
@@ -199,7 +199,7 @@ def _died_of_change(run: Path, why: str) -> bool:
 
 
 def with_rollbacks(stage: ResolvedConfig) -> ResolvedConfig:
-    """Return a stage's config with the lines of its rollbacks, but for settings that the user has changed."""
+    """Return a stage's config with the lines of its rollbacks, except where the user changed the setting."""
     run = stage.config.output
     for rollback in rollbacks_in_force(on_rank_zero(lambda: read_rollbacks(run))):
         change = Change(rollback.line, rollback.finding)
