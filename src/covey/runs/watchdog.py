@@ -49,7 +49,7 @@ class Watchdog:
         tick = min(1.0, self.minutes * 6)
         try:
             while not self._over.wait(tick):
-                # If C code holds the interpreter lock, this thread is blocked as well; a timer in C then shows
+                # If C code holds the interpreter lock, this thread is blocked too; a timer in C then shows
                 # what holds it. The timer does not end the process, which may have been suspended.
                 with contextlib.suppress(ValueError, OSError, RuntimeError):  # there may be no standard error
                     faulthandler.dump_traceback_later(60 * self.minutes + 2 * tick)

@@ -18,7 +18,7 @@ from covey.learner.learner import Learner, Objective, Requirements
 from covey.models.load import own_reference
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
-from covey.objective.bound import AnyBound
+from covey.objective.axis_function import AnyAxisFunction
 from covey.objective.preference import PreferenceData
 from covey.runs.atomic import write_file
 from covey.runs.folder import INEXACT
@@ -75,7 +75,7 @@ def answer_log_probs(learner: Learner[Policy], batch: Batch) -> Tensor:
 class PreferenceObjective:
     """The mean of a preference loss over the pairs, or the judged answers, of an optimizer step."""
 
-    loss: AnyBound
+    loss: AnyAxisFunction
     reference: Tensor | None = None
     """(N,): log-prob of each whole answer of the step under the reference; None without one."""
     reference_point: float = 0.0
