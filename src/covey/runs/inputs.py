@@ -150,8 +150,8 @@ def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:
             yield f"reward {spec.name}", spec.function
         elif callable(spec):
             yield f"reward {name_of(spec)}", spec
-    for bound in loaded.algorithm.all_functions:
-        yield f"function {name_of(bound.function)}", bound.function
+    for part in loaded.algorithm.all_functions:
+        yield f"function {name_of(part.function)}", part.function
     tools = loaded.config.rollout.tools
     if tools is not None:
         with suppress(CoveyError):
