@@ -23,9 +23,9 @@ from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
 from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
-from covey.runs.inventory import changes
 from covey.runs.owner import OWNER
 from covey.runs.reader import read_environment, recorded_settings
+from covey.system.integrity import changes
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine, world_size
 from covey.tasks.source import EXAMPLES

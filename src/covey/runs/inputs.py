@@ -16,9 +16,9 @@ from covey.config.python_objects import RowsObject
 from covey.rewards.contract import Reward
 from covey.runs.atomic import write_file
 from covey.runs.content import content_parts, rows_hash
-from covey.runs.inventory import changes, is_library_file, origin_of
+from covey.runs.inventory import is_library_file, origin_of
 from covey.sampling.tools.definitions import load_tools
-from covey.system.integrity import digest_of, read_sealed, sealed
+from covey.system.integrity import changes, digest_of, read_sealed, sealed
 from covey.system.processes import is_rank_zero
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError

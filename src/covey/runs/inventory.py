@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,23 +55,6 @@ def inventory(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
             files |= _of_model(reward.name, reward.settings["model"], loaded.folder)
     digests = {name: digest_of(path) for name, path in sorted(files.items())}
     return digests | objects | {"covey's own code": _own_code()}
-
-
-def changes(before: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
-    """Return name -> what happened to that file, for each file that differs.
-
-    >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
-    {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
-    """
-    change_of = {}
-    for name in sorted({**before, **current}):
-        if name not in before:
-            change_of[name] = "is new"
-        elif name not in current:
-            change_of[name] = "is gone"
-        elif before[name] != current[name]:
-            change_of[name] = "changed"
-    return change_of
 
 
 def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Path]:
