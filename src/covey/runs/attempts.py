@@ -46,8 +46,8 @@ class Attempt:
         where = f"step {self.back_to}" if self.back_to else "the first model"
         if self.takes_back:
             return f"{self.sentence}. Went back to {where} without it"
-        outcome = self.outcome or "the end of the run will show whether it helped"
-        return f"{self.finding}: {self.sentence}. Went back to {where} with {self.line}; {outcome}"
+        outcome = self.outcome or "The end of the run will show whether it helped"
+        return f"{self.finding}: {self.sentence}. Went back to {where} with {self.line}. {outcome}"
 
 
 READ_ATTEMPT = TypeAdapter(Attempt)

@@ -20,7 +20,7 @@ from covey.insight.findings.remedies import verdict_in
 from covey.insight.findings.settings import UNKNOWN, settings_of
 from covey.insight.findings.view import WIDEST, WINDOW, width_of
 from covey.insight.result import Result
-from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial
+from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial, late_half
 from covey.runs.atomic import sync
 from covey.runs.attempts import Attempt, attempts_in_force, read_attempts, write_attempts
 from covey.runs.best import best_of
@@ -256,17 +256,19 @@ def _compared(run: Path, attempts: Sequence[Attempt], number: int) -> TrialResul
 
 def _outcome(run: Path, attempts: Sequence[Attempt], number: int) -> str:
     if number < len(attempts) and attempts[number].takes_back:
-        return "which was taken back"
+        return "This was taken back"
     attempt = attempts[number - 1]
     trial = _compared(run, attempts, number)
     later = [a.finding for a in attempts[number:] if not a.takes_back]
     again = attempt.finding in (*trial.findings, *later)
     description = describe_trial(trial)
-    effect = trial.effect if trial.effect == "no clear change" else f"that {trial.effect}"
-    helped = "accuracy cannot be compared"
+    effect = "No clear change" if trial.effect == "no clear change" else f"That {trial.effect}"
+    first = late_half(attempt.back_to, attempt.step) + 1  # people count steps from 1
+    steps = f"steps {first} to {attempt.step}" if first < attempt.step else f"step {attempt.step}"
+    helped = "Accuracy cannot be compared"
     if description:
-        helped = f"{effect}: {description} by step {attempt.step}"
-    return f"{helped}; {attempt.finding} {'occurred again' if again else 'did not occur again'}"
+        helped = f"{effect}: {description}, {steps} with the change against the same without it"
+    return f"{helped}. The finding {attempt.finding} {'occurred again' if again else 'did not occur again'}"
 
 
 def _value(loaded: ResolvedConfig, key: str) -> object:
