@@ -389,8 +389,8 @@ MUTANTS = [
     ),
     *of(
         "learner/learner.py",
-        ("log-probs at temperature 1", "policy.score(micro.packed.to(policy.device), temperature)", "policy.score(micro.packed.to(policy.device), 1.0)"),
-        ("policy scored at temperature 1", "self.policy.score(micro.packed, requires.temperature, outputs)", "self.policy.score(micro.packed, 1.0, outputs)"),
+        ("log-probs at temperature 1", "policy.token_outputs(micro.packed.to(policy.device), temperature)", "policy.token_outputs(micro.packed.to(policy.device), 1.0)"),
+        ("policy scored at temperature 1", "self.policy.token_outputs(micro.packed, requires.temperature, compared)", "self.policy.token_outputs(micro.packed, 1.0, compared)"),
         ("reference scored with the policy's weights", "model or self.policy", "self.policy"),
         ("longest completion for max_tokens", "requires.max_tokens,", "batch.mask.shape[1],"),
         ("idle completions never pull", "batch.has_gradient(requires.skips_idle)", "batch.has_gradient(skips_idle=True)"),
@@ -409,14 +409,14 @@ MUTANTS = [
         ("inner epochs forgotten", "range(config.train.inner_epochs)", "range(1)"),
         ("steered KL coefficient not in the reward", "algorithm, kl_coef=run.state.coefficients.kl, values=values)", "algorithm, values=values)"),
         ("reference copied where it should be mixed", "refresh(learner.policy, kl.refresh_mix)", "refresh(learner.policy, 1.0)"),
-        ("controllers see the last update alone", "outcome.stats += [s for", "outcome.stats = [s for"),
+        ("controllers see the last update alone", "token_stats += [s for", "token_stats = [s for"),
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose, noise)", "else replace(minibatch, selected=select_tokens(batch, choose, noise).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
     ),
     *of(
         "learner/objectives.py",
         ("steered KL coefficient not in the loss", "kl_coef=coefficients.kl, entropy_coef", "kl_coef=None, entropy_coef"),
         ("steered entropy coefficient not in the loss", "entropy_coef=coefficients.entropy)", "entropy_coef=None)"),
-        ("a head's loss forgotten", "loss.total + self.values(micro, scores)[0]", "loss.total"),
+        ("a head's loss forgotten", "loss.total + self.values(micro, outputs)[0]", "loss.total"),
     ),
     *of(
         "training/updates.py",
@@ -446,8 +446,9 @@ MUTANTS = [
     *of(
         "learner/optimizer.py",
         ("a micro-batch's gradient replaces the last one's", "gradient if master.grad is None else master.grad.add_(gradient)", "gradient"),
-        ("betas swapped", "betas=train.betas, weight_decay=decay, fused", "betas=train.betas[::-1], weight_decay=decay, fused"),
-        ("weights decayed twice", "decay = train.weight_decay", "decay = 2 * train.weight_decay"),
+        ("betas swapped", "betas=train.betas, fused", "betas=train.betas[::-1], fused"),
+        ("weights decayed twice", "(matrices, train.weight_decay)", "(matrices, 2 * train.weight_decay)"),
+        ("norms decayed too", "(norms_and_biases, 0.0)", "(norms_and_biases, train.weight_decay)"),
         ("gradient not clipped", "clip_grad_norm_(part, clip)", "clip_grad_norm_(part, math.inf)"),
         ("gradient clipped after the update", "        self.adam.step()\n", "        for m in self.masters:\n            m.grad.mul_(max(norms[0] / self.train.grad_clip, 1.0))\n        self.adam.step()\n"),
         ("masters not copied back", "for master, parameter in self._copies():\n                parameter.copy_(master)\n        for", "for master, parameter in ():\n                parameter.copy_(master)\n        for"),
@@ -457,6 +458,7 @@ MUTANTS = [
     *of(
         "learner/schedule.py",
         ("warm-up from 0", "train.lr * (step + 1) / train.warmup_steps", "train.lr * step / train.warmup_steps"),
+        ("schedule ends at 0", "(floor + (1 - floor) * factors[name])", "factors[name]"),
         ("schedule ignores the warm-up", "(position - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "position / train.steps"),
         ("schedule stands still within a step", "step + number / train.updates_per_rollout_batch", "step"),
     ),
@@ -474,7 +476,7 @@ MUTANTS = [
     ),
     *of(
         "training/examples_loop.py",
-        ("mean over the micro-batch", "micro.totals.tokens", "len(scores.logprobs)"),
+        ("mean over the micro-batch", "micro.totals.tokens", "len(outputs.logprobs)"),
         ("overlapping rows", "range(step * size, (step + 1) * size)", "range(step, step + size)"),
         ("rows in one order", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),
@@ -496,7 +498,7 @@ MUTANTS = [
     ),
     *of(
         "training/rl.py",
-        ("values of the policy's own trunk", "values = (run.critic or learner).score(batch, temperature).values", "values = torch.zeros_like(batch.mask, dtype=torch.float32)"),
+        ("values of the policy's own trunk", "values = (run.critic or learner).token_outputs(batch, temperature).values", "values = torch.zeros_like(batch.mask, dtype=torch.float32)"),
     ),
     *of(
         "learner/batching.py",
@@ -570,7 +572,7 @@ MUTANTS = [
         ("rejected groups logged as trained", '"trained": number < trained', '"trained": True'),
     ),
     *of(
-        "rollouts/group_sampling.py",
+        "rollouts/groups.py",
         ("a sampled greedy baseline", '"greedy")], greedy=True)', '"greedy")])'),
     ),
     *of(
@@ -692,7 +694,7 @@ MUTANTS = [
         ("ORPO's tokens are those of the rejected answers", "float(batch.mask[0::2].sum())", "float(batch.mask[1::2].sum())"),
         ("the answer to the prompt behind", "(examples[n - k] for k", "(examples[n + k - len(examples)] for k"),
         ("the reference point of all examples", "unrelated = [len(examples) + i for i in rows]", "unrelated = [len(examples) + i for i in range(len(examples))]"),
-        ("an answer's log-prob a mean", "(learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.score(batch, 1.0).logprobs * batch.mask).mean(-1)"),
+        ("an answer's log-prob a mean", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).mean(-1)"),
     ),
     *of(
         "training/pipeline.py",

@@ -94,7 +94,7 @@ def test_a_sampling_mask_follows_its_tokens_into_every_piece(name: str) -> None:
         for part in minibatches(whole, count, np.array([2, 0, 1])):
             for budget in (1, 9, 25, 60, 1 << 30):
                 for micro in micro_batches(part, budget, 9):
-                    found = micro.packed.unpack(policy.score(micro.packed, 0.8).logprobs).detach()
+                    found = micro.packed.unpack(policy.token_outputs(micro.packed, 0.8).logprobs).detach()
                     torch.testing.assert_close(found, micro.rows.sampler_logprobs, rtol=0, atol=2e-4)
                     seen += len(micro.rows)
     assert seen == 3 * 5 * 12

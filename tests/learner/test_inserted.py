@@ -21,7 +21,7 @@ from covey.config.schema import Train
 from covey.learner.advantage import off_centre, with_advantages
 from covey.learner.batching import OldDistribution, collate, micro_batches
 from covey.learner.learner import Learner
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, sampled_entropy
 from covey.objective.loss import policy_loss
@@ -84,8 +84,8 @@ def test_no_preset_has_a_gradient_at_an_inserted_token(name: str) -> None:
     (micro,) = micro_batches(batch, 1000, 9)
     logprobs = (away - 1.5).requires_grad_()
     flat = logprobs[micro.packed.place]
-    scores = TokenScores(*(flat for _ in TokenScores._fields))
-    policy_loss(algorithm, micro.loss_inputs(scores)).total.backward()
+    outputs = TokenOutputs(*(flat for _ in TokenOutputs._fields))
+    policy_loss(algorithm, micro.loss_inputs(outputs)).total.backward()
     assert logprobs.grad is not None
     assert bool(logprobs.grad[batch.mask].any())
     assert not logprobs.grad[~batch.mask].any()
@@ -95,9 +95,9 @@ def test_the_model_reads_inserted_tokens() -> None:
     policy, one = policy_of("qwen3"), completion(length=4)
     learner = Learner(policy, Train())
     plain, called = (replace(group([1.0], [4]), completions=(c,)) for c in (one, with_tool(one, 2)))
-    scores = [learner.score(collate([g]), 1.0).logprobs[0] for g in (plain, called)]
-    torch.testing.assert_close(scores[0][:2], scores[1][:2])
-    assert not torch.allclose(scores[0][2:4], scores[1][5:7], atol=1e-4)
+    logprobs = [learner.token_outputs(collate([g]), 1.0).logprobs[0] for g in (plain, called)]
+    torch.testing.assert_close(logprobs[0][:2], logprobs[1][:2])
+    assert not torch.allclose(logprobs[0][2:4], logprobs[1][5:7], atol=1e-4)
 
 
 def test_length_rewards_count_what_was_drawn() -> None:

@@ -20,7 +20,7 @@ from covey.learner.batching import MicroBatch, given_batch
 from covey.learner.learner import Learner, Requirements
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.sampling.prompts import GivenAnswer, Prompted
@@ -78,8 +78,8 @@ class Times:
     factor: float
     requires = Requirements()
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[torch.Tensor, str]:
-        return self.factor * scores.logprobs.mean(), "seen"
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[torch.Tensor, str]:
+        return self.factor * outputs.logprobs.mean(), "seen"
 
 
 def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights() -> None:
@@ -136,6 +136,18 @@ def test_updates_by_hand(dtype: torch.dtype) -> None:
         w = w * (1 - rate * 1e-2 * 0.1) - rate * 1e-2 * move
     torch.testing.assert_close(optimizer.masters[0].double(), w, rtol=0, atol=1e-6)
     torch.testing.assert_close(optimizer.parameters[0].data, w.to(dtype), rtol=0, atol=1e-6)
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    parameters = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))]
+    optimizer = Optimizer(parameters, Train(lr=0.5, weight_decay=0.5))
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    parameters[0].grad = torch.tensor([[1.0, 0.0], [0.0, 0.0]])  # a gradient of 0 alone would not step
+    optimizer.accumulate()
+    optimizer.step(0.5)
+    assert float(parameters[0].data[1, 1]) == 0.75
+    assert torch.equal(parameters[1].data, torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", [EIGHT_BIT])

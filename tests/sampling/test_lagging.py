@@ -57,7 +57,7 @@ def asked(groups: int = 4, size: int = 3) -> list[Request]:
 
 def scored(policy: Policy, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        return policy.score(pack([prompt], [[tokens]]), 1.0).logprobs.numpy()
+        return policy.token_outputs(pack([prompt], [[tokens]]), 1.0).logprobs.numpy()
 
 
 def agree(found: list[Sampled], requests: list[Request], passed: Mapping[int, Policy]) -> set[int]:

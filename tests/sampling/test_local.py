@@ -122,7 +122,7 @@ def test_log_probs_are_those_of_the_trainer(policy: Policy) -> None:
     prompts = random_prompts(6, 13)
     for (r, _), completion in sampled(policy, requests(prompts), params).items():
         packed = pack([prompts[r]], [[completion.tokens]])
-        scored = policy.score(packed, params.temperature).logprobs.detach().numpy()
+        scored = policy.token_outputs(packed, params.temperature).logprobs.detach().numpy()
         np.testing.assert_allclose(completion.logprobs, scored, atol=1e-5)
 
 

@@ -242,7 +242,7 @@ def test_completions_under_way_continue_under_new_weights(
             for version in set(c.provenance.versions.tolist()):
                 own = c.provenance.versions == version
                 with torch.no_grad():
-                    theirs = passed[version].score(pack([prompt], [[c.tokens]]), 1.0).logprobs.numpy()
+                    theirs = passed[version].token_outputs(pack([prompt], [[c.tokens]]), 1.0).logprobs.numpy()
                 np.testing.assert_allclose(c.logprobs[own], theirs[own], atol=1e-4)
 
 
@@ -265,7 +265,7 @@ def test_a_server_that_keeps_old_weights_is_noticed_in_the_middle_of_a_pass(
         with torch.no_grad():
             for x in found:
                 own, prompt = x.completion.provenance.versions == 1, asked(4, 2)[x.request].prompt
-                theirs = policy.score(pack([prompt], [[x.completion.tokens]]), 1.0).logprobs.numpy()
+                theirs = policy.token_outputs(pack([prompt], [[x.completion.tokens]]), 1.0).logprobs.numpy()
                 np.testing.assert_allclose(x.completion.logprobs[own], theirs[own], atol=1e-4)
 
 

@@ -57,7 +57,7 @@ CONFIG = Config.model_validate(
 LARGEST_STEP = largest_step(CONFIG, [3, 5], [])
 
 
-def test_what_a_token_leaves_behind() -> None:
+def test_bytes_of_activations_per_token_by_hand() -> None:
     # 4 D = 128, 2 (H + 2 K) E = 256, H E = 64, 3 F = 192: 640 numbers a layer, 2 layers of 4 bytes.
     assert token_bytes(SHAPE, recompute=False) == 640 * 2 * 4
     assert token_bytes(SHAPE, recompute=True) == 2 * 32 * 2 * 4

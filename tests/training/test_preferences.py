@@ -313,7 +313,7 @@ def test_losses_and_gradients_are_those_of_trls_kto_trainer(tmp_path: Path) -> N
     expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
     batch, known = with_reference(others, reference)
     learner = Learner(policy, Train())
-    point = ((learner.score(batch, 1.0).logprobs * batch.mask).sum(-1) - known).mean()
+    point = ((learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1) - known).mean()
     loss, gradient, _ = ours("kto", policy, *with_reference(given, reference), point=float(point), **settings)
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
     close(gradient, gradient_of(expected, trainer.model))

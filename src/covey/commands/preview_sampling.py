@@ -23,8 +23,7 @@ from covey.objective.controllers import first_coefficients
 from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
-from covey.rollouts.groups import score_all, score_each
+from covey.rollouts.groups import GroupRequest, GroupSampler, sampling_params, score_all
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
 from covey.sampling.prompts import Prompted
@@ -96,7 +95,7 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     count = len(pilot.problems)
     step = _seconds_of_step(pilot, samples[-1])
     rollout = pilot.config.rollout
-    width = sampled_at_once(pilot.config, rollout.prompts_per_step * rollout.group_size)
+    width = sampled_at_once(pilot.config, rollout.completions_per_step)
     group_size = samples[-1]
     limit = rollout.max_tokens
     # Without a limit, as many completions as a step samples, to learn its speed, and then the rest.
@@ -221,9 +220,9 @@ def _draw(
 ) -> Iterator[Group]:
     """Yield the groups of problems in the order in which they are complete."""
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
-    requests = [_request(pilot, p, samples) for p in problems]
-    for _, group in score_each(problems, requests, pilot.run.sampler, params, scorer, pilot.run.on_sample):
-        yield with_credit(group.result(), pilot.run.loaded.algorithm.credit)
+    requests = [GroupRequest(_request(pilot, p, samples), scorer) for p in problems]
+    for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.on_sample):
+        yield with_credit(pending.scoring.result(), pilot.run.loaded.algorithm.credit)
 
 
 def at_temperature(
@@ -275,7 +274,6 @@ def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Long
 def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -> list[Group]:
     """Sample up to ``more`` tokens after each truncated completion; score what it has become."""
     config = pilot.config
-    problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
     requests = []
     prefixes = {}  # the key of a request's draws -> the completion that it continues, and its last token
     for group, sample in truncated:
@@ -286,7 +284,7 @@ def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -
         prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
-    return score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
+    return score_all(requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
 
 
 def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:

@@ -24,7 +24,7 @@ from covey.models.forward import Decoder
 from covey.models.internals import all_finite
 from covey.models.kernels.calls import threads_lent
 from covey.models.live_memory import Activations, alive_bytes
-from covey.models.logprobs import Head, TokenScores
+from covey.models.logprobs import Head, TokenOutputs
 from covey.models.packing import Packed
 from covey.models.reference import Reference
 from covey.models.sharded import copy_into, local_part
@@ -62,7 +62,7 @@ class Objective(Protocol[T_co]):
     def requires(self) -> Requirements:
         """Demands on the pass over the batch."""
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, T_co]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, T_co]:
         """Return a micro-batch's part of the loss, a scalar, and its statistics."""
 
 
@@ -89,9 +89,9 @@ class Trainable(Protocol):
     def update_unsharded(self) -> None:
         """Update the copies that need all of the weights; all processes do this at once."""
 
-    def score(
+    def token_outputs(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
-    ) -> TokenScores:
+    ) -> TokenOutputs:
         """Return log-prob, entropy, ... of every predicted token, (M,) each."""
 
 
@@ -136,27 +136,27 @@ class Learner(Generic[M]):
         self.activations = Activations()
 
     @torch.no_grad()
-    def score(self, batch: Batch, temperature: float, model: Trainable | None = None) -> TokenScores:
+    def token_outputs(self, batch: Batch, temperature: float, model: Trainable | None = None) -> TokenOutputs:
         """Return log-probs, entropies, ... of a batch's tokens, (N, L) each on the CPU, 0 on the padding.
 
-        ``model``: another one to score under, such as a reference.
+        ``model``: another one than the policy, such as a reference.
         """
-        return self._until_it_fits(lambda: self._score(batch, temperature, model or self.policy))
+        return self._until_it_fits(lambda: self._token_outputs(batch, temperature, model or self.policy))
 
-    def _score(self, batch: Batch, temperature: float, policy: Trainable) -> TokenScores:
+    def _token_outputs(self, batch: Batch, temperature: float, policy: Trainable) -> TokenOutputs:
         # (fields, N, L); each process fills its own rows, and the sum over processes is the whole.
-        rows = torch.zeros(len(TokenScores._fields), *batch.mask.shape)
+        rows = torch.zeros(len(TokenOutputs._fields), *batch.mask.shape)
         for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=world_size()):
             # An error in one process is raised on all of them here, before they would wait for it.
             run_on_all(self.on_micro_batch)
             # No row is left out here, so a micro-batch is a run of consecutive rows.
             longest = micro.packed.place.shape[1]
             span = slice(micro.numbers[0], micro.numbers[-1] + 1)
-            scores = policy.score(micro.packed.to(policy.device), temperature)
-            for target, values in zip(rows, scores, strict=True):
+            outputs = policy.token_outputs(micro.packed.to(policy.device), temperature)
+            for target, values in zip(rows, outputs, strict=True):
                 if values is not None and not micro.repeated:
                     target[span, :longest] = micro.packed.unpack(values.cpu())
-        return TokenScores(*all_reduce_sum(rows))
+        return TokenOutputs(*all_reduce_sum(rows))
 
     def forward_backward(self, batch: Batch, objective: Objective[T]) -> list[T]:
         """Add the gradient of an optimizer step's batch; return the statistics of its micro-batches.
@@ -201,10 +201,10 @@ class Learner(Generic[M]):
             run_on_all(self.on_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             reference = self.reference if requires.reference else None
-            outputs = reference.outputs(micro.packed) if reference is not None else None
+            compared = reference.hidden_and_head(micro.packed) if reference is not None else None
             with self.activations.count_forward(self.policy.device, self.policy.model.parameters()):
-                scores = self.policy.score(micro.packed, requires.temperature, outputs)
-                loss, statistics = objective(micro, scores)
+                outputs = self.policy.token_outputs(micro.packed, requires.temperature, compared)
+                loss, statistics = objective(micro, outputs)
             yield loss, None if piece.repeated else statistics
 
     def step(self, lr: float) -> float:

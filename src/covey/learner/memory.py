@@ -215,7 +215,7 @@ def largest_step(
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
         return LargestStep(longest, sum(largest), largest[-1], tuple(loads))
-    loads.append(Load(rollout.prompts_per_step, rollout.prompts_per_step * rollout.group_size))
+    loads.append(Load(rollout.prompts_per_step, rollout.completions_per_step))
     group_tokens = longest + rollout.group_size * rollout.max_tokens
     # Groups are dealt out to the optimizer steps.
     groups = -(-rollout.prompts_per_step // config.train.updates_per_batch)

@@ -19,7 +19,7 @@ from transformers import (
 from covey.errors import CheckpointError
 from covey.models.chat import chat_text
 from covey.models.forward import decoder_of, embed_every_token
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import Loader, classifier_on, load_pretrained
@@ -51,7 +51,7 @@ SEPARATOR = "\n"
 
 
 class TrainedRewardModel(Policy):
-    """A model whose ``score`` is the head's value at each position that would predict a token.
+    """A model whose log-probs are the head's values, one for each position that would predict a token.
 
     The value of a whole text is at the position that would predict its next token. So a batch for it has one
     more token after the text.
@@ -117,11 +117,11 @@ class TrainedRewardModel(Policy):
             duplicate.round_products()
         return duplicate
 
-    def _score(self, packed: Packed, *_: object) -> TokenScores:
-        """Return the values (M,) in place of the log-probs; all other scores are 0."""
+    def _token_outputs(self, packed: Packed, *_: object) -> TokenOutputs:
+        """Return the values (M,) in place of the log-probs; the rest is 0."""
         values = self.head(self.hidden_states(packed)).float()
         zeros = torch.zeros_like(values)
-        return TokenScores(values, zeros, zeros, zeros)
+        return TokenOutputs(values, zeros, zeros, zeros)
 
 
 def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:

@@ -184,7 +184,7 @@ def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch
 
 def _logprobs(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
     learner.micro_tokens = tokens
-    return learner.score(batch, objective.temperature).logprobs
+    return learner.token_outputs(batch, objective.temperature).logprobs
 
 
 def _tolerance(learner: Learner[Policy], value: float) -> float:

@@ -91,5 +91,5 @@ def small_step(
 
 def _sums(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Tensor:
     """Return (N,) summed log-probs of the trained tokens of each completion."""
-    logprobs = learner.score(batch, objective.temperature).logprobs
+    logprobs = learner.token_outputs(batch, objective.temperature).logprobs
     return logprobs.where(batch.mask, 0.0).double().sum(-1)

@@ -55,6 +55,11 @@ class Request:
     greedy: bool = False
     """Whether the likeliest token is taken each time, whatever the temperature."""
 
+    @property
+    def problem_prompt(self) -> np.ndarray:
+        """The prompt without the tokens that belong to the completion."""
+        return self.prompt[: -self.prefix_tokens] if self.prefix_tokens else self.prompt
+
     def limit(self, params: SamplingParams) -> int:
         """Return the most tokens that a completion may have."""
         return params.max_tokens if self.room is None else min(self.room, params.max_tokens)
@@ -92,7 +97,7 @@ class Sampler(Protocol):
 
     @property
     def bit_exact(self) -> bool:
-        """Whether its log-probs are bit-exact: the bits that the trained policy's ``score`` computes."""
+        """Whether its log-probs are bit-exact: the bits of the trained policy's ``token_outputs``."""
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on."""

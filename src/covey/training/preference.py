@@ -16,7 +16,7 @@ from covey.errors import CheckpointError
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Learner, Objective, Requirements
 from covey.models.load import own_reference
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData
@@ -30,8 +30,8 @@ from covey.training.run import Run
 
 PROMPT = -1.0
 """Stands where an answer's tokens have an advantage: a token of the prompt, which counts in the NLL alone."""
-SCORED_AT_ONCE = 256
-"""Examples that are scored between two writes of the file of reference log-probs."""
+EXAMPLES_AT_ONCE = 256
+"""Examples between two writes of the file of reference log-probs."""
 
 
 def preferences(run: Run) -> StepBuilder:
@@ -68,7 +68,7 @@ def preferences(run: Run) -> StepBuilder:
 
 def answer_log_probs(learner: Learner[Policy], batch: Batch) -> Tensor:
     """Return (N,) log-probs of whole answers under the present policy."""
-    return (learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)
+    return (learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class PreferenceObjective:
     """Mean trained tokens of the first answers of the step."""
     requires = Requirements(whole_groups=True)  # a pair is not split
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss and of the metrics."""
         batch = micro.rows
         count = micro.totals.prompts
-        logprobs = micro.packed.unpack(scores.logprobs)
+        logprobs = micro.packed.unpack(outputs.logprobs)
         answered = (batch.mask & (batch.advantages != PROMPT)).to(logprobs.device)
         sums = (logprobs * answered).sum(-1)
         lengths = answered.sum(-1).to(logprobs)
@@ -229,12 +229,12 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     # The policy has moved, so the first model is loaded once more.
     elif complete < len(examples) and run.state.step:
         learner = _first_learner(run, path)
-    run.journal.console.show_work("scoring the reference")
+    run.journal.console.show_work("computing the reference's log-probs")
     while complete < len(examples):
         run_on_all(run.safe_point)
-        batch = given_batch(examples[complete : complete + SCORED_AT_ONCE])
+        batch = given_batch(examples[complete : complete + EXAMPLES_AT_ONCE])
         sums = np.concatenate([sums, answer_log_probs(learner, batch).numpy()])
-        complete = min(complete + SCORED_AT_ONCE, len(examples))
+        complete = min(complete + EXAMPLES_AT_ONCE, len(examples))
         on_rank_zero(partial(write_file, path, packed_sums(sums, digest.hexdigest())))
     return list(torch.from_numpy(sums).split(counts))
 

@@ -16,7 +16,7 @@ from covey.config.python_objects import ModelObject
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective, Requirements
 from covey.models.load import load_policy, pick_device, source_of, with_precision
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.model_objects import adapter_of, checked_model, is_classifier
 from covey.models.policy import Policy
 from covey.models.pretrained import load_pretrained, pretrained_tokenizer
@@ -62,11 +62,11 @@ class RewardObjective:
     of_pairs: AnyBound | None
     requires = Requirements(whole_groups=True)  # a pair is not split
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss and of the metrics."""
         # ``logprobs`` holds the head's values here, one wherever a token is trained.
-        has_value = micro.rows.mask.to(scores.logprobs.device)
-        values = micro.packed.unpack(scores.logprobs)[has_value]
+        has_value = micro.rows.mask.to(outputs.logprobs.device)
+        values = micro.packed.unpack(outputs.logprobs)[has_value]
         if self.of_pairs is None:
             labels = micro.rows.advantages.to(values.device)[has_value]
             return self._answer_loss(values, labels, micro.totals.tokens)

@@ -47,6 +47,8 @@ class Run:
     test_set: list[Prompted]
     held_out: list[Prompted]
     """Pairs or judged answers that are evaluated, never trained on."""
+    contents: Mapping[str, str]
+    """Hashes of given rows and the user's functions as the process began."""
     journal: Journal
     stop: StopSignal
     watchdog: Watchdog
@@ -124,10 +126,11 @@ class Run:
         if why := self.journal.console.lost_output():
             self.journal.log_event(step, "output lost", because=why)
 
-    def drift_metrics(self) -> dict[str, float]:
+    def drift_metrics(self, step: int) -> dict[str, float]:
         """Measure how far the policy has moved since the run began."""
+        rollout = self.loaded.config.rollout
         with self.journal.clock("drift"):
-            return self.drift.metrics(self.learner, self.loaded.config.rollout.temperature)
+            return self.drift.metrics(self.learner, rollout.temperature, step, rollout.completions_per_step)
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""

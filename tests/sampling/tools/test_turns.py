@@ -89,8 +89,8 @@ def test_turns_keep_the_bits_of_the_trainer(policy: Policy, box: Toolbox, params
         assert c.text == "".join(policy.decode(ids.tolist()) for drawn, ids in c.parts if drawn)
         assert len(c.tokens) <= 115
         batch = collate([Group(TEXT, asked[r].prompt, (c,), np.array([1.0]))])
-        scores = Learner(policy, Train()).score(batch, 1.0).logprobs[0].numpy()
-        assert np.array_equal(scores[c.drawn], c.logprobs[c.drawn])
+        logprobs = Learner(policy, Train()).token_outputs(batch, 1.0).logprobs[0].numpy()
+        assert np.array_equal(logprobs[c.drawn], c.logprobs[c.drawn])
 
 
 @pytest.mark.usefixtures("calling")
