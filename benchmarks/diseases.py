@@ -262,8 +262,9 @@ def reward_model() -> None:
         tokenizer = build_tokenizer(["<answer>3</answer>"] * 3)
         config = Qwen3Config(
             vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, head_dim=16, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+            num_key_value_heads=2, head_dim=16, pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
+        config.num_labels = 1
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -409,7 +409,7 @@ MUTANTS = [
         ("inner epochs forgotten", "range(config.train.inner_epochs)", "range(1)"),
         ("steered KL coefficient not in the reward", "algorithm, kl_coef=run.state.coefficients.kl, values=values)", "algorithm, values=values)"),
         ("reference copied where it should be mixed", "refresh(learner.policy, kl.refresh_mix)", "refresh(learner.policy, 1.0)"),
-        ("controllers see the last update alone", "outcome.stats += [s for", "outcome.stats = [s for"),
+        ("controllers see the last update alone", "token_stats += [s for", "token_stats = [s for"),
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose, noise)", "else replace(minibatch, selected=select_tokens(batch, choose, noise).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
     ),
     *of(
@@ -446,8 +446,9 @@ MUTANTS = [
     *of(
         "learner/optimizer.py",
         ("a micro-batch's gradient replaces the last one's", "gradient if master.grad is None else master.grad.add_(gradient)", "gradient"),
-        ("betas swapped", "betas=train.betas, weight_decay=decay, fused", "betas=train.betas[::-1], weight_decay=decay, fused"),
-        ("weights decayed twice", "decay = train.weight_decay", "decay = 2 * train.weight_decay"),
+        ("betas swapped", "betas=train.betas, fused", "betas=train.betas[::-1], fused"),
+        ("weights decayed twice", "(matrices, train.weight_decay)", "(matrices, 2 * train.weight_decay)"),
+        ("norms decayed too", "(norms_and_biases, 0.0)", "(norms_and_biases, train.weight_decay)"),
         ("gradient not clipped", "clip_grad_norm_(part, clip)", "clip_grad_norm_(part, math.inf)"),
         ("gradient clipped after the update", "        self.adam.step()\n", "        for m in self.masters:\n            m.grad.mul_(max(norms[0] / self.train.grad_clip, 1.0))\n        self.adam.step()\n"),
         ("masters not copied back", "for master, parameter in self._copies():\n                parameter.copy_(master)\n        for", "for master, parameter in ():\n                parameter.copy_(master)\n        for"),
@@ -457,6 +458,7 @@ MUTANTS = [
     *of(
         "learner/schedule.py",
         ("warm-up from 0", "train.lr * (step + 1) / train.warmup_steps", "train.lr * step / train.warmup_steps"),
+        ("schedule ends at 0", "(floor + (1 - floor) * factors[name])", "factors[name]"),
         ("schedule ignores the warm-up", "(position - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "position / train.steps"),
         ("schedule stands still within a step", "step + number / train.updates_per_rollout_batch", "step"),
     ),
@@ -570,7 +572,7 @@ MUTANTS = [
         ("rejected groups logged as trained", '"trained": number < trained', '"trained": True'),
     ),
     *of(
-        "rollouts/group_sampling.py",
+        "rollouts/groups.py",
         ("a sampled greedy baseline", '"greedy")], greedy=True)', '"greedy")])'),
     ),
     *of(

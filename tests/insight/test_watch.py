@@ -49,7 +49,9 @@ def test_a_resumed_run_says_what_one_in_one_go_says(tmp_path: Path, stopped_afte
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
-def test_what_is_said_is_what_the_records_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_findings_are_those_computed_from_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = start(tmp_path / "run", **SHORT)[0].folder
     found = read_stream(folder, "findings.jsonl")
     said = next(f for f in found if f["id"] == "truncated")

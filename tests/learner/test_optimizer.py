@@ -138,6 +138,18 @@ def test_updates_by_hand(dtype: torch.dtype) -> None:
     torch.testing.assert_close(optimizer.parameters[0].data, w.to(dtype), rtol=0, atol=1e-6)
 
 
+def test_norms_and_biases_do_not_decay() -> None:
+    parameters = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))]
+    optimizer = Optimizer(parameters, Train(lr=0.5, weight_decay=0.5))
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    parameters[0].grad = torch.tensor([[1.0, 0.0], [0.0, 0.0]])  # a gradient of 0 alone would not step
+    optimizer.accumulate()
+    optimizer.step(0.5)
+    assert float(parameters[0].data[1, 1]) == 0.75
+    assert torch.equal(parameters[1].data, torch.ones(2))
+
+
 @pytest.mark.parametrize("kind", [EIGHT_BIT])
 def test_eight_bit_moments_take_a_quarter_and_step_alike(kind: str) -> None:
     full, small = (

@@ -126,7 +126,9 @@ def test_the_ratio_to_another_engines_sampler_is_not_one_at_first(
 
 
 @pytest.mark.parametrize("rollout", [{"top_p": 0.8, "temperature": 0.8}, {"mask_truncated": True}])
-def test_what_was_left_out_is_left_out_alike(tmp_path: Path, model: Model, rollout: dict[str, Any]) -> None:
+def test_the_shadow_leaves_out_undrawable_tokens_and_truncated_completions(
+    tmp_path: Path, model: Model, rollout: dict[str, Any]
+) -> None:
     """Tokens that could not be drawn, for policy and reference; truncated completions, in baselines too."""
     algorithm = {
         "name": "grpo",

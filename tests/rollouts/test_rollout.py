@@ -24,7 +24,6 @@ from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.sampling.prompts import Prompted
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem, Provenance
 from covey_verify.contract import reward as declared
@@ -327,10 +326,10 @@ def test_continuations_that_nobody_could_judge_do_not_count() -> None:
     nan = float("nan")
     judged = {1: [1.0, nan], 2: [nan, nan], 3: [1.0, 0.0]}
 
-    def score(problems: Sequence[Prompted], *_: object) -> list[Group]:
+    def score(requests: Sequence[Request], *_: object) -> list[Group]:
         return [
-            Group(p.problem, p.tokens, (completion(),) * 2, np.array(judged[len(p.tokens) - 1]))
-            for p in problems
+            Group(r.problem, r.prompt, (completion(),) * 2, np.array(judged[len(r.prompt) - 1]))
+            for r in requests
         ]
 
     whole = Group(Problem("p", "?"), np.array([7]), (completion(length=4),), np.ones(1))

@@ -14,7 +14,7 @@ from covey.models.model_objects import restore_model_object
 from covey.models.policy import Policy
 from covey.rewards.reward_checks import check_columns, check_references
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
+from covey.rollouts.groups import sampling_params
 from covey.rollouts.learned import rewards_of
 from covey.runs.arithmetic import arithmetic_notes, compute_as_run, source_run
 from covey.runs.estimates import Evaluation

@@ -20,7 +20,7 @@ from covey.commands.preview_waves import Pilot, sample_at_temperature, sample_in
 from covey.config.load import ResolvedConfig
 from covey.errors import Stopped
 from covey.insight.answers import PromptForm
-from covey.insight.gpus import Subject
+from covey.insight.gpus import Subject, memory_on_gpus
 from covey.insight.preview import MANY_TRUNCATED, Preview
 from covey.insight.preview_report import GROUPS
 from covey.learner.memory import shape_of
@@ -109,7 +109,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
-        shape = shape_of(run.learner.policy.unsharded)
+        subject = Subject(shape_of(run.learner.policy.unsharded), [len(p.tokens) for p in problems])
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
         elapsed = time.monotonic() - start
@@ -124,7 +124,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                     device_memory(run.learner.policy.device),
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
-                    subject=Subject(shape, [len(p.tokens) for p in problems]),
+                    gpus=memory_on_gpus(subject, stage),
                     wording=prompt_form(run.learner.policy, stage, problems),
                 )
                 if first_look.samples.stopped:

@@ -20,11 +20,9 @@ from covey.learner.old_logprobs import old_logprob_source
 from covey.objective.controllers import first_coefficients
 from covey.rewards.scorer import Scorer
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
-from covey.rollouts.groups import score_all
+from covey.rollouts.groups import sampling_params, score_all
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
-from covey.sampling.prompts import Prompted
 from covey.training.rl import prepare, step_minibatches
 from covey.types import Completion, Group, Problem
 
@@ -203,7 +201,6 @@ def continue_truncated(pilot: Pilot, samples: SampledGroups, seconds: float) -> 
 def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -> list[Group]:
     """Sample up to ``more`` tokens after each truncated completion; score what it has become."""
     config = pilot.config
-    problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
     requests = []
     prefixes = {}  # the key of a request's draws -> the completion that it continues, and its last token
     for group, sample in truncated:
@@ -214,7 +211,7 @@ def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -
         prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
-    return score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
+    return score_all(requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
 
 
 def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:

@@ -15,8 +15,7 @@ from covey.insight.preview import SampledGroups
 from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Scorer
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
-from covey.rollouts.groups import score_each
+from covey.rollouts.groups import GroupRequest, GroupSampler, sampling_params
 from covey.sampling.base import Request
 from covey.sampling.prompts import Prompted
 from covey.training.run import Run
@@ -208,9 +207,9 @@ def _draw_groups(
 ) -> Iterator[Group]:
     """Yield the groups of problems in the order in which they are complete."""
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
-    requests = [_request(pilot, p, group_size) for p in problems]
-    for _, group in score_each(problems, requests, pilot.run.sampler, params, scorer, pilot.run.on_sample):
-        yield with_credit(group.result(), pilot.run.loaded.algorithm.credit)
+    requests = [GroupRequest(_request(pilot, p, group_size), scorer) for p in problems]
+    for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.on_sample):
+        yield with_credit(pending.scoring.result(), pilot.run.loaded.algorithm.credit)
 
 
 def sample_at_temperature(

@@ -104,10 +104,13 @@ OTHERS: Mapping[str, Other] = {
         "warmup_steps",
         "write train.warmup_steps, whose first step has the rate lr / N (TRL's has 0)",
     ),
+    **_instead(
+        "lr_scheduler_kwargs", "write train.schedule: {cosine: 0.1}, which ends at a tenth of train.lr"
+    ),
     **_instead("warmup_ratio", "write train.warmup_steps, a number of steps"),
     **_instead(
         "weight_decay",
-        "write train.weight_decay, which decays every weight (TRL spares biases and norms)",
+        "write train.weight_decay, which spares biases and norms as TRL's does",
     ),
     **_instead("adam_beta1 adam_beta2", "write both as train.betas: [0.9, 0.999]"),
     **_instead(
@@ -244,7 +247,7 @@ OTHERS: Mapping[str, Other] = {
         "checkpoints are always whole, and the last model is kept",
     ),
     **_absent(
-        "lr_scheduler_kwargs optim_args adam_epsilon optim_target_modules label_smoothing_factor "
+        "optim_args adam_epsilon optim_target_modules label_smoothing_factor "
         "neftune_noise_alpha disable_dropout cast_lm_head_to_fp32 router_aux_loss_coef tf32",
         "it cannot be changed",
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
 from covey.sampling.prompts import GivenAnswer, Prompted
 from covey.types import Completion, Group, SamplingMask
+
+T = TypeVar("T")
 
 
 class OldDistribution(NamedTuple):
@@ -91,17 +93,35 @@ class Batch:
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
 
-        def part(values: Any) -> Any:
-            # By its form alone, so that no field is forgotten: (N, L), (N,), N objects, or several of them.
-            if values is None:
-                return None
-            if isinstance(values, Tensor):
-                return values[index, :longest] if values.ndim == 2 else values[index]
-            if hasattr(values, "_fields"):
-                return type(values)(*map(part, values))
+        def objects(values: Sequence[T]) -> tuple[T, ...]:
             return tuple(values[i] for i in rows)
 
-        return Batch(**{name: part(values) for name, values in vars(self).items()})
+        def by_token(values: Tensor) -> Tensor:
+            return values[index, :longest]
+
+        def by_token_if(values: Tensor | None) -> Tensor | None:
+            return None if values is None else by_token(values)
+
+        masks = self.sampling_masks
+        old = self.old_distribution
+        targets = self.value_targets
+        return Batch(
+            prompts=objects(self.prompts),
+            tokens=objects(self.tokens),
+            group=self.group[index],
+            rewards=self.rewards[index],
+            correct=self.correct[index],
+            mask=by_token(self.mask),
+            sampler_logprobs=by_token(self.sampler_logprobs),
+            advantages=by_token(self.advantages),
+            origin=self.origin[index],
+            sampling_masks=None if masks is None else objects(masks),
+            old_logprobs=by_token_if(self.old_logprobs),
+            old_distribution=None if old is None else OldDistribution(*map(by_token, old)),
+            ref_logprobs=by_token_if(self.ref_logprobs),
+            value_targets=None if targets is None else ValueTargets(*map(by_token, targets)),
+            selected=by_token_if(self.selected),
+        )
 
     @property
     def group_tokens(self) -> Tensor:

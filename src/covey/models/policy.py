@@ -280,8 +280,15 @@ class Policy:
         """Bytes of the copies of weights that the compiled operations multiply by when they sample."""
         if self.decoder is None or not self.decoder.ops.compiled:
             return 0
-        weights = [m.weight for linear in self._linears() for m in linear.modules]
+        weights = [m.weight for linear in self._linears() if linear.is_product for m in linear.modules]
         return sum(w.numel() * (2 if self.rounds else w.element_size()) for w in weights)
+
+    @property
+    def adapted_apart(self) -> bool:
+        """Whether peft's modules add its adapters to a product, in float32; ours merge them into the weight."""
+        if self.decoder is None or not self.decoder.ops.compiled:
+            return self.adapter is not None
+        return not all(linear.is_product for linear in self._linears())
 
     def drop_packed(self) -> None:
         """Free these copies until the next sampling."""

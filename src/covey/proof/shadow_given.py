@@ -69,8 +69,10 @@ def given_step(
     metrics = StepMetrics(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
     # Number of the optimizer step, for the learning rate.
-    at = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
-    (norm,) = gradient_step([trainer], setting, shares(trainer, setting, lessons, rows, metrics), at)
+    optimizer_step = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
+    (norm,) = gradient_step(
+        [trainer], setting, shares(trainer, setting, lessons, rows, metrics), optimizer_step
+    )
     return norm, metrics
 
 
@@ -169,11 +171,11 @@ def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
 
     The answer is truncated to the context.
     """
-    every = [*lessons.examples, *lessons.measured]
-    prompt = every[row].prompt
+    examples = [*lessons.examples, *lessons.measured]
+    prompt = examples[row].prompt
     # Negative indices wrap around to the end of the list.
-    before = [every[row - back] for back in range(1, len(every))]
-    other = next((e for e in before if list(e.prompt) != list(prompt)), every[row - 1]).answers[0]
+    before = [examples[row - back] for back in range(1, len(examples))]
+    other = next((e for e in before if list(e.prompt) != list(prompt)), examples[row - 1]).answers[0]
     room = max(1, lessons.context - len(prompt))
     truncated = ShadowAnswer(other.tokens[:room], [index for index in other.trained if index < room])
     return ShadowExample(prompt, [truncated])
@@ -211,6 +213,6 @@ def logprobs(
     predicted = list(range(1, first)) if with_prompt else []
     predicted += [first + index for index in answer.trained]
     # The logits at position t predict token t + 1, hence `t - 1` below.
-    every = logits(computed_weights(weights, setting), setting.model, whole[:-1], setting.product)
-    every = every[:, : setting.vocabulary].log_softmax(-1)
-    return every[[t - 1 for t in predicted], [whole[t] for t in predicted]]
+    all_logits = logits(computed_weights(weights, setting), setting.model, whole[:-1], setting.product)
+    log_pi = all_logits[:, : setting.vocabulary].log_softmax(-1)
+    return log_pi[[t - 1 for t in predicted], [whole[t] for t in predicted]]

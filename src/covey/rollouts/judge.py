@@ -14,7 +14,7 @@ from covey.objective.bound import setting_defaults
 from covey.objective.data import FilterData
 from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.scorer import Scorer
-from covey.rollouts.group_sampling import PendingGroup
+from covey.rollouts.groups import PendingGroup
 from covey.types import Baselines, Credit, Group
 from covey_verify.errors import CoveyError, DataError
 

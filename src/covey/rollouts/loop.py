@@ -20,14 +20,17 @@ from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemChoice
-from covey.rollouts.group_sampling import (
+from covey.rollouts.groups import (
     GroupRequest,
     GroupSampler,
+    OnProgress,
     PendingGroup,
+    gather_groups,
     sampling_params,
+    score_all,
+    share,
     with_greedy_twins,
 )
-from covey.rollouts.groups import OnProgress, gather_groups, score_all, share
 from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import Prefetcher
@@ -132,7 +135,7 @@ class Rollouts:
             p.request([key(self.seed, "prepass", p.problem.id, n) for n in numbers]) for p in self.problems
         ]
         scorer = Scorer(self.rewards)
-        groups = score_all(self.problems, requests, self.sampler, self.params, scorer, self.progress)
+        groups = score_all(requests, self.sampler, self.params, scorer, self.progress)
         self._remember(enumerate(groups))
 
     def _remember(self, groups: Iterable[tuple[int, Group]]) -> None:
@@ -231,10 +234,7 @@ class Rollouts:
         """Sample this process' part of a round in the step that uses it."""
         sizes = self.chooser.sizes(choices, self.difficulty)
         numbers = share(len(choices), self.sampler)
-        group_requests = [
-            GroupRequest(self.problems[choices[n].problem], self._request(choices[n], sizes[n], step), scorer)
-            for n in numbers
-        ]
+        group_requests = [GroupRequest(self._request(choices[n], sizes[n], step), scorer) for n in numbers]
         return {
             numbers[place]: pending for place, pending in self.sample_groups(group_requests, self.progress)
         }
@@ -250,11 +250,7 @@ class Rollouts:
             # A filter may move this group to another step. Rewards get the step it would have without one.
             expected_step = step + (ticket - cursor) // self.rollout.prompts_per_step
             request = self._request(choice, self.rollout.group_size, step=None)
-            group_requests.append(
-                GroupRequest(
-                    self.problems[choice.problem], request, Scorer(self.rewards, expected_step), ticket
-                )
-            )
+            group_requests.append(GroupRequest(request, Scorer(self.rewards, expected_step), ticket))
         # ``ended`` raises when the prefetcher is closed, which ends this thread's sampling.
         for number, pending in self.sample_groups(group_requests, lambda *_: ended()):
             yield own_tickets[number], pending

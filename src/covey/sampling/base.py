@@ -55,6 +55,11 @@ class Request:
     greedy: bool = False
     """Whether the likeliest token is taken each time, whatever the temperature."""
 
+    @property
+    def problem_prompt(self) -> np.ndarray:
+        """The prompt without the tokens that belong to the completion."""
+        return self.prompt[: -self.prefix_tokens] if self.prefix_tokens else self.prompt
+
     def limit(self, params: SamplingParams) -> int:
         """Return the most tokens that a completion may have."""
         return params.max_tokens if self.room is None else min(self.room, params.max_tokens)

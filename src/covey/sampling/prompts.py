@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from covey.config.schema import Config
-from covey.models.chat import chat_text, encoded_apart, leaves_out, spelled_out
+from covey.models.chat import assistant_spans, chat_text, encoded_apart, leaves_out, spelled_out
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
 from covey.models.thoughts import check_channels, pairs_fault, text_after_prompt
@@ -313,54 +312,28 @@ def _as_rendered(
     ``first``: index of its first token, after the prompt and the template's beginning of a turn.
     ``skipped``: numbers of messages that are not trained.
     """
-    messages = [*problem.prompt, *answer]
-    of_prompt = len(problem.prompt)  # number of its messages
-    # ``assistants``: the numbers of the assistant's messages. ``starts``: where the tokens of each begin in
-    # ``conversation``, which is known from rendering all that comes before it.
-    assistants = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
-    starts = [
-        _answer_start(policy, problem, conversation, messages[: of_prompt + n]) if n else first
-        for n in assistants
-    ]
-    last_start = starts[-1]
-    conversation = [*conversation[:last_start], *_until_end(policy, conversation[last_start:])]
-    # (tokens of the conversation,) bool. The loop fills in all messages but the last one.
-    trained = np.zeros(len(conversation), dtype=bool)
-    for number, turn in zip(assistants, pairwise(starts), strict=False):
-        rendered = _conversation(policy, problem, messages[: of_prompt + number + 1], False)
-        stop = _message_stop(policy, conversation, rendered, turn)
-        if stop is None:
-            raise _rerender_error(problem)
-        trained[turn[0] : stop] = number not in skipped
-    trained[last_start:] = assistants[-1] not in skipped
-    return GivenAnswer(np.array(conversation[first:], dtype=np.int64), trained[first:])
+    spans = assistant_spans(
+        lambda messages, begin: _conversation(policy, problem, messages, begin),
+        [*problem.prompt, *answer],
+        len(problem.prompt),
+        conversation,
+        policy.end_ids,
+    )
+    if spans is None:
+        raise _rerender_error(problem)
+    last = spans[-1]
+    tokens = [*conversation[: last.start], *_with_end(policy, conversation[last.start : last.stop])]
+    trained = np.zeros(len(tokens), dtype=bool)
+    for span in spans:
+        stop = len(tokens) if span is last else span.stop
+        trained[span.start : stop] = span.message - len(problem.prompt) not in skipped
+    return GivenAnswer(np.array(tokens[first:], dtype=np.int64), trained[first:])
 
 
-def _message_stop(
-    policy: Policy, conversation: Sequence[int], rendered: Sequence[int], turn: tuple[int, int]
-) -> int | None:
-    """Return where the assistant's message of a turn stops, its end token included; None if nothing tells.
-
-    ``rendered``: the conversation up to this message, as the template renders it. ``turn``: where the tokens
-    of this message and of the assistant's next one begin.
-    """
-    start, next_start = turn
-    # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
-    is_prefix = conversation[: len(rendered)] == rendered
-    stop = len(rendered) if is_prefix else next_start
-    ends = [i for i in range(start, stop) if conversation[i] in policy.end_ids]
-    # What the template writes after the message's end token, such as a line break, is not the model's.
-    if ends:
-        return ends[0] + 1
-    # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
-    return stop + (conversation[stop] in policy.end_ids) if is_prefix else None
-
-
-def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
-    """Return a last message up to its end token; if the template writes none, the model's own is added."""
-    ends = [n for n, token in enumerate(tokens) if token in policy.end_ids]
-    if ends:
-        return tokens[: ends[0] + 1]
+def _with_end(policy: Policy, tokens: list[int]) -> list[int]:
+    """Return a last message with its end token; if the template writes none, the model's own is added."""
+    if tokens and tokens[-1] in policy.end_ids:
+        return tokens
     # White space that the template writes after the message is not the model's.
     while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
         tokens = tokens[:-1]
@@ -369,14 +342,6 @@ def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
     return call_for(problem, lambda: policy.conversation(messages, problem.template, begin))
-
-
-def _answer_start(policy: Policy, problem: Problem, conversation: list[int], messages: Messages) -> int:
-    """Return where the assistant's answer to a conversation's first messages begins. Raises DataError."""
-    beginning = _conversation(policy, problem, messages, True)
-    if conversation[: len(beginning)] != beginning:
-        raise _rerender_error(problem)
-    return len(beginning)
 
 
 def _not_shown(problem: Problem, omitted: str) -> DataError:

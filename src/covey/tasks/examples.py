@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from covey.config.methods import METHODS, Kind
 from covey.config.schema import Data
-from covey.system.text import percent
+from covey.system.text import common_prefix_length, percent
 from covey.tasks.sampled import REMEDY, SAMPLED
 from covey.types import AnswerTokens, Problem
 from covey_verify.errors import DataError
@@ -72,9 +71,9 @@ def with_prompt(row: dict[str, object], where: str, data: Data, answered: bool =
         return row
     if isinstance(chosen, list) and isinstance(rejected, list):
         # At least one message has to remain as an answer.
-        shared = min(_equal_at_start(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+        shared = min(common_prefix_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
     elif isinstance(chosen, str) and isinstance(rejected, str):
-        shared = _equal_at_start(chosen, rejected)
+        shared = common_prefix_length(chosen, rejected)
         if shared and chosen[shared - 1] == " ":  # a space belongs to the word that follows it
             shared -= 1
     else:
@@ -121,12 +120,6 @@ def _first_answer(messages: list[object], where: str) -> int:
             "of the user or the system"
         )
     return first
-
-
-def _equal_at_start(chosen: Sequence[object], rejected: Sequence[object]) -> int:
-    """Return the number of equal messages or characters at the beginning."""
-    pairs = zip(chosen, rejected, strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def messages_of(value: list[object]) -> Messages | None:

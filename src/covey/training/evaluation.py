@@ -18,11 +18,10 @@ from covey.rewards.groups import sums_steps, with_credit
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
-from covey.rollouts.groups import OnProgress, score_all
+from covey.rollouts.groups import OnProgress, sampling_params, score_all
 from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
-from covey.runs.inventory import code_of
+from covey.runs.sources import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.sampling.prompts import Prompted
 from covey.types import Completion, Credit, Group, Problem
@@ -70,8 +69,7 @@ def evaluate(
     # One stream, hence one completion; greedy decoding draws nothing from it.
     likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
     # All in one call, so that the sampler stays full; split again by position.
-    all_requests = [*requests, *likeliest]
-    groups = score_all([*problems, *problems], all_requests, sampler, params, Scorer(rewards), progress)
+    groups = score_all([*requests, *likeliest], sampler, params, Scorer(rewards), progress)
     sampled = [with_credit(group, credit) for group in groups[: len(problems)]]
     greedy = groups[len(problems) :]
     return Evaluation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,17 +35,17 @@ from covey_verify.extract import last_text
 OFF_CENTRE = "advantages do not sum to zero"
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepUpdates:
     """The results of a training step's optimizer steps."""
 
     version_before: int
     """Optimizer steps before this step."""
-    stats: list[TokenStats] = field(default_factory=list)
+    stats: Sequence[TokenStats]
     """Statistics of the policy's micro-batches."""
-    norms: list[float] = field(default_factory=list)
+    norms: Sequence[float]
     """Norms of the policy's gradients."""
-    value_norms: list[float] = field(default_factory=list)
+    value_norms: Sequence[float]
     """Norms of the gradients of a critic that is updated separately."""
 
 

@@ -67,19 +67,22 @@ def finish_step(run: Run, step: int, rollout_batch: RolloutBatch, batch: Batch, 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
-    outcome = StepUpdates(run.learner.version)
+    version_before = run.learner.version
+    token_stats = list[TokenStats]()
+    norms = list[float]()
+    value_norms = list[float]()
     policy_frozen = policy_is_frozen(run, step)
     set_value_pull(run, policy_frozen)
-    parts = learner_parts(run, policy_frozen, outcome)  # decided once for all updates of the step
+    parts = learner_parts(run, policy_frozen)  # decided once for all updates of the step
     for number, minibatch in enumerate(step_minibatches(batch, run.loaded, old, step)):
         for part in parts:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.
             stats = part.learner.forward_backward(minibatch, part.objective)
             norm = apply_update(run, part.learner, step, minibatch, [float(s.loss) for s in stats], number)
-            part.norms.append(norm)
+            (norms if part.trains_policy else value_norms).append(norm)
             if isfinite(norm):
-                outcome.stats += [s for s in stats if isinstance(s, TokenStats)]
-    return outcome
+                token_stats += [s for s in stats if isinstance(s, TokenStats)]
+    return StepUpdates(version_before, token_stats, norms, value_norms)
 
 
 def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:

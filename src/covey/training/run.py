@@ -47,6 +47,8 @@ class Run:
     test_set: list[Prompted]
     held_out: list[Prompted]
     """Pairs or judged answers that are evaluated, never trained on."""
+    contents: Mapping[str, str]
+    """Hashes of given rows and the user's functions as the process began."""
     journal: Journal
     stop: StopSignal
     watchdog: Watchdog

@@ -23,6 +23,7 @@ from covey.runs.arithmetic import arithmetic_notes, follow_run
 from covey.runs.checkpoint import RunState
 from covey.runs.clock import Clock
 from covey.runs.folder import RunFolder
+from covey.runs.inputs import contents_of
 from covey.runs.journal import Journal
 from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
@@ -59,6 +60,7 @@ def set_up(
     """
     config = loaded.config
     check_tracker(config.tracker)
+    contents = contents_of(loaded)  # before any user function is called, which may change its own data
     task = checked_task(loaded, console, options)
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
@@ -80,6 +82,7 @@ def set_up(
         train_set=encoded.train,
         test_set=encoded.test,
         held_out=encoded.held_out,
+        contents=contents,
         journal=Journal(run_on_all(lambda: RunFolder(config.output)), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),

@@ -74,11 +74,8 @@ SHARED: Mapping[str, Meaning] = {
         "train.warmup_steps: the first step has the rate lr / N, where TRL's has 0",
         note=True,
     ),
-    **_as_read(
-        "weight_decay",
-        "train.weight_decay: it decays every weight, where TRL spares biases and norms",
-        note=True,
-    ),
+    **_as_setting(weight_decay="train.weight_decay"),
+    **_as_read("lr_scheduler_kwargs", "how low train.schedule ends"),
     **_as_read(
         "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps", _BATCHES
     ),

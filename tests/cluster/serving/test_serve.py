@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -327,12 +328,18 @@ def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: 
     shared.close()
 
 
-def test_thousands_of_short_waits_all_end(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a SimpleQueue one in some ten thousand never did, and every caller waited with it."""
+def test_work_is_done_in_the_order_in_which_it_was_queued(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("covey.cluster.serving.shared.GATHERING", 0)
     shared = SharedModel(policy, 8)
-    for _ in range(30_000):
-        shared.queue_work(lambda: None).result(20)
+    order: list[int] = []
+    # Alone, so that the thread waits for each, and then many at once.
+    for number in range(1_000):
+        shared.queue_work(partial(order.append, number)).result(20)
+    queued = [shared.queue_work(partial(order.append, number)) for number in range(1_000, 2_000)]
+    queued[-1].result(20)
+    assert order == list(range(2_000))
     shared.close()
 
 
