@@ -282,7 +282,7 @@ def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
     asked = largest_step(config, [3, 5], [30, 10, 40])
     assert asked == (5, 70, 40, ())  # the two largest examples; the largest of them goes through whole
     for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
-        roles = forecast(SHAPE, config, asked, tokens, 1, judges=7)
+        roles = forecast(SHAPE, config, asked, tokens, 1, reward_models=7)
         expected = beyond_gradient(passing) if passing == 70 else update_bytes(SHAPE, passing, False)
         assert roles["update"] == expected
         assert roles["reward models"] == 7
@@ -344,7 +344,7 @@ def test_activations_are_less_than_forecast_where_a_completion_is_longer_than_a_
 
 
 def test_the_inputs_that_adapters_convert_are_forecast(tmp_path: Path) -> None:
-    """The forecast was 30 % too low: peft keeps a bfloat16 model's inputs in float32 beside compiled layers."""
+    """The forecast was 30 % too low: peft keeps the inputs of a bfloat16 model's layers in float32."""
     pytest.importorskip("peft")
     settings = {"dtype": "bfloat16", "lora": {"rank": 8}, "train": {"steps": 1}, "eval": {"problems": 1}}
     start(tmp_path / "run", rollout={"group_size": 8, "max_tokens": 60}, **settings)

@@ -87,7 +87,7 @@ def time_update(pilot: Pilot, groups: Sequence[Group]) -> UpdateTiming:
     objective = PolicyObjective.of(algorithm, config.rollout, first_coefficients(algorithm))
     start = time.monotonic()
     batch = with_signal(prepare(pilot.run, groups, old))
-    _wait(learner.policy.device)
+    _wait(learner.network.device)
     prepare_seconds = time.monotonic() - start
     tokens = 0
     for minibatch in step_minibatches(batch, pilot.run.loaded, old, step=0):
@@ -97,7 +97,7 @@ def time_update(pilot: Pilot, groups: Sequence[Group]) -> UpdateTiming:
         prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()
-    _wait(learner.policy.device)
+    _wait(learner.network.device)
     return UpdateTiming(prepare_seconds, time.monotonic() - start - prepare_seconds, tokens)
 
 
@@ -189,7 +189,7 @@ def continue_truncated(pilot: Pilot, samples: SampledGroups, seconds: float) -> 
     room = seconds / (samples.seconds / max(sampled_tokens(samples.groups), 1))
     truncated = _some_truncated(samples.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
     longest = max(len(group.prompt) for group, _ in truncated) + limit
-    more = min(limit, int(room / len(truncated)), pilot.run.learner.policy.context - longest)
+    more = min(limit, int(room / len(truncated)), pilot.run.learner.network.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
     pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))

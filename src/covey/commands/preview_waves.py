@@ -17,7 +17,7 @@ from covey.rewards.scorer import Scorer
 from covey.rng import key
 from covey.rollouts.groups import GroupRequest, GroupSampler, sampling_params
 from covey.sampling.base import Request
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.training.run import Run
 from covey.types import Group
 
@@ -39,7 +39,7 @@ class Pilot:
     """The parts of a run that are measured."""
 
     run: Run
-    problems: Sequence[Prompted]
+    problems: Sequence[EncodedProblem]
 
     @property
     def config(self) -> Config:
@@ -100,8 +100,8 @@ def sample_in_waves(pilot: Pilot, group_sizes: range, seconds: float | None) -> 
 
 
 def _sample_waves(
-    sample_wave: Callable[[Sequence[Prompted]], Wave],
-    problems: Sequence[Prompted],
+    sample_wave: Callable[[Sequence[EncodedProblem]], Wave],
+    problems: Sequence[EncodedProblem],
     size: int,
     seconds: float | None,
 ) -> list[Wave]:
@@ -151,7 +151,7 @@ def _fit_samples(group_sizes: range, limit: int, room: float) -> tuple[int, int]
 
 
 def _sample_wave(
-    pilot: Pilot, problems: Sequence[Prompted], group_size: int, limit: int, scorer: Scorer
+    pilot: Pilot, problems: Sequence[EncodedProblem], group_size: int, limit: int, scorer: Scorer
 ) -> Wave:
     """Sample some problems; after a stop the complete groups are kept."""
     pilot.begin(
@@ -192,14 +192,14 @@ def _seconds_of_step(pilot: Pilot, group_size: int) -> float:
     return per_token
 
 
-def _request(pilot: Pilot, problem: Prompted, group_size: int) -> Request:
+def _request(pilot: Pilot, problem: EncodedProblem, group_size: int) -> Request:
     name = problem.problem.id
     return problem.request([key(pilot.config.seed, "preview", name, s) for s in range(group_size)])
 
 
 def _draw_groups(
     pilot: Pilot,
-    problems: Sequence[Prompted],
+    problems: Sequence[EncodedProblem],
     group_size: int,
     temperature: float,
     limit: int,
