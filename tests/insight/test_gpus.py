@@ -34,7 +34,7 @@ def test_a_critic_and_reward_models_are_counted() -> None:
     stage = load_config(values={"data": {"task": "sums"}})
     alone, judged, criticized = (
         memory_on_gpus(Subject(QWEN3_4B, [100], **others), stage)[0].memory
-        for others in ({}, {"judges": 10**9}, {"critic": 10**8})
+        for others in ({}, {"reward_models": 10**9}, {"critic": 10**8})
     )
     assert judged - alone == 10**9
     assert criticized - alone >= 10**8 * 12, "float32 weights and two moments at the least"

@@ -22,8 +22,8 @@ from covey.insight.preview import Longer, Measured, Preview
 from covey.insight.preview_report import lines, record
 from covey.rewards.scorer import Rewards, ScoringStats
 from covey.rollouts.learned import rewards_of
-from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
+from covey.sampling.prompts import EncodedProblem
 from covey.system.console import RunConsole
 from covey.types import Completion, Group, Problem
 from covey_verify.extract import Thoughts
@@ -273,14 +273,14 @@ class SlowModel:
     def monotonic(self) -> float:
         return self.now
 
-    def sample(self, requests: list[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: list[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         tokens = min(self.length, params.max_tokens)
         self.now += tokens * (self.reading + self.seconds * sum(len(r.streams) for r in requests))
         finish = "stop" if tokens < params.max_tokens else "length"
         for number, request in enumerate(requests):
             for sample in range(len(request.streams)):
                 own = Completion(np.arange(tokens), np.full(tokens, -0.5, np.float32), "51", finish)
-                yield Sampled(number, sample, own)
+                yield SampledCompletion(number, sample, own)
 
 
 @dataclass
@@ -309,7 +309,7 @@ def pilot_of(
     monkeypatch.setattr("covey.commands.preview_sampling.time", model)
     settings = {"rollout": {"max_tokens": 512, **rollout}}
     stage = load_config(values={"model": "tiny", "rewards": rewards, **settings})
-    problems = [Prompted(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
+    problems = [EncodedProblem(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
     own = rewards_of(stage, stage.config.rewards)
     return Pilot(MeasuredRun(stage, model, own, Quiet()), problems)  # type: ignore[arg-type]
 

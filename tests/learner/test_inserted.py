@@ -26,7 +26,7 @@ from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, sampled_entropy
 from covey.objective.loss import policy_loss
 from covey.rewards.contract import Context, Reward
-from covey.sampling.base import Sampled
+from covey.sampling.base import SampledCompletion
 from covey.sampling.local import LocalSampler
 from covey.types import Baselines, Completion, Group
 from covey_verify.texts.length import soft_overlong
@@ -42,7 +42,7 @@ def with_tool(one: Completion, at: int = 1) -> Completion:
         one,
         tokens=np.insert(one.tokens, at, TOOL),
         logprobs=np.insert(one.logprobs, at, np.zeros(inserted, np.float32)),
-        sampled=np.insert(np.ones(len(one.tokens), bool), at, np.zeros(inserted, bool)),
+        drawn_mask=np.insert(np.ones(len(one.tokens), bool), at, np.zeros(inserted, bool)),
     )
 
 
@@ -137,7 +137,7 @@ def test_a_run_with_tools_is_recorded_read_back_and_proved(
 ) -> None:
     sample = LocalSampler.sample
 
-    def calling(self: LocalSampler, *arguments: Any) -> Iterator[Sampled]:
+    def calling(self: LocalSampler, *arguments: Any) -> Iterator[SampledCompletion]:
         for sampled in sample(self, *arguments):
             one = sampled.completion
             called = with_tool(one) if one.tokens[0] % 2 else one

@@ -23,7 +23,7 @@ from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 
@@ -88,7 +88,7 @@ def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights()
     policy = Policy(sharpened(CONFIGS["qwen3"]), tokenizer)
     learner = Learner(policy, Train(lr=1e-2))
     answer = GivenAnswer(np.array([7, 8]), np.ones(2, dtype=bool))
-    batch = given_batch([Prompted(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
+    batch = given_batch([EncodedProblem(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
     for factor, version in ((0.0, 0), (1.0, 1), (0.0, 2), (None, 2)):
         before = policy.parameters[0].detach().clone()
         if factor is not None:
@@ -119,9 +119,9 @@ def test_updates_by_hand(dtype: torch.dtype) -> None:
     """Two micro-batches an update, a warm-up, clipping at half of most norms, AdamW: in float64."""
     settings = {"betas": (0.8, 0.95), "weight_decay": 0.1, "grad_clip": 1.0, "warmup_steps": 2}
     train = Train(lr=1e-2, steps=5, schedule="linear", **settings)
-    start = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=dtype)
+    start = torch.tensor([[0.5, -1.0, 2.0, 0.25]], dtype=dtype)  # a matrix, which decays
     optimizer = Optimizer([nn.Parameter(start.clone())], train)
-    w, first, second = start.double(), torch.zeros(4).double(), torch.zeros(4).double()
+    w, first, second = start.double(), torch.zeros(1, 4).double(), torch.zeros(1, 4).double()
     for step, rate in enumerate([0.5, 1.0, 1.0, 2 / 3, 1 / 3]):
         pieces = [torch.tensor([1.0, -2.0, 0.5, 0.0]) * 4**-step, torch.tensor([0.25, 1.0, -1.0, 0.125])]
         for piece in pieces:

@@ -122,7 +122,10 @@ def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) ->
     policy.token_outputs(pack([longer], [[longer[:17]]]), 1.0)  # to the last token that is turned alike
     assert torch.equal(scored(), first)
     # A cache has room for more than the context; what is drawn is still what is scored.
-    request, params = Request(longer, [key(0, g) for g in range(3)], room=17), SamplingParams(max_tokens=40)
+    request, params = (
+        Request(longer, [key(0, g) for g in range(3)], max_tokens=17),
+        SamplingParams(max_tokens=40),
+    )
     for *_, c in LocalSampler(policy).sample([request], params):
         trained = policy.token_outputs(pack([longer], [[c.tokens]]), 1.0).logprobs.detach().numpy()
         np.testing.assert_array_equal(c.logprobs, trained)

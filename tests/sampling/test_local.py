@@ -38,7 +38,7 @@ def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) 
 def test_a_completion_keeps_its_own_limit_when_it_moves_into_the_slot_of_another() -> None:
     policy, params = policy_of("qwen3"), SamplingParams(max_tokens=30)
     prompts, rooms = random_prompts(3, 4, 5, 6), (2, 25, 11, 7)
-    asked = [replace(r, room=n) for r, n in zip(requests(prompts, size=1), rooms, strict=True)]
+    asked = [replace(r, max_tokens=n) for r, n in zip(requests(prompts, size=1), rooms, strict=True)]
     for (r, _), completion in sampled(policy, asked, params).items():
         whole = naive(policy, prompts[r], key(7, 0, r, 0), params).tokens[: rooms[r]]
         assert completion.tokens.tolist() == whole.tolist()

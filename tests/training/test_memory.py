@@ -282,7 +282,7 @@ def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
     asked = largest_step(config, [3, 5], [30, 10, 40])
     assert asked == (5, 70, 40, ())  # the two largest examples; the largest of them goes through whole
     for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
-        roles = forecast(SHAPE, config, asked, tokens, 1, judges=7)
+        roles = forecast(SHAPE, config, asked, tokens, 1, reward_models=7)
         expected = beyond_gradient(passing) if passing == 70 else update_bytes(SHAPE, passing, False)
         assert roles["update"] == expected
         assert roles["reward models"] == 7

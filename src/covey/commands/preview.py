@@ -32,7 +32,7 @@ from covey.models.template import template_facts
 from covey.rng import key, permutation
 from covey.rollouts.learned import reward_model_bytes
 from covey.runs.reader import read_environment
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
@@ -113,7 +113,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
         subject = Subject(
-            shape_of(run.learner.policy.unsharded),
+            shape_of(run.learner.network.unsharded),
             [len(p.tokens) for p in problems],
             critic_parameters(run),
             reward_model_bytes(run.rewards),
@@ -129,11 +129,11 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                     stage,
                     sampled(pilot, _samples(extent, config.rollout.group_size), seconds),
                     memory,
-                    device_memory(run.learner.policy.device),
+                    device_memory(run.learner.network.device),
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
                     gpus=memory_on_gpus(subject, stage),
-                    wording=prompt_form(run.learner.policy, stage, problems),
+                    wording=prompt_form(run.learner.network, stage, problems),
                 )
                 if first_look.measured.stopped:
                     return first_look
@@ -194,7 +194,7 @@ def _temperatures(extent: Extent, look: Preview, budget: float) -> list[tuple[fl
     return [(temperature, TEMPERATURES_FRACTION * budget / len(others)) for temperature in others]
 
 
-def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:
+def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[EncodedProblem]) -> PromptForm:
     """Return the form of a run's prompts, read from the prompts of some of its problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)

@@ -24,7 +24,7 @@ class Subject(NamedTuple):
     prompts: Sequence[int]
     critic: int = 0
     """Parameters of a value network."""
-    judges: int = 0
+    reward_models: int = 0
     """Bytes of the reward models."""
 
 
@@ -69,7 +69,7 @@ def memory_on_gpus(subject: Subject, stage: ResolvedConfig) -> list[GpuMemory]:
         reference=reference,
         program=PROGRAM,
         critic=subject.critic,
-        judges=subject.judges,
+        reward_models=subject.reward_models,
     )
     rows = []
     for gpu, gib in GPUS.items():

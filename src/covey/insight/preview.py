@@ -239,5 +239,5 @@ class Preview:
 
 def pass_rate(groups: Sequence[Group]) -> Estimate:
     """Estimate the pass rate with a Wilson interval over problems, which has a width even at 0 and 1."""
-    rates = [g.pass_rate for g in groups if g.judged.any()]
+    rates = [g.pass_rate for g in groups if g.verdict_mask.any()]
     return wilson(float(np.sum(rates)), len(rates))

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed, pack
-from covey.objective.bound import Bound, values_of
+from covey.objective.axis_function import AxisFunction, values_of
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Completion, Group, SamplingMask
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         truncated = completion.finish == "length"
         # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
         if not (rewards[row].isnan() or (truncated and mask_truncated)):
-            mask[row, :size] = torch.from_numpy(completion.drawn)
+            mask[row, :size] = torch.from_numpy(completion.drawn_mask)
     masks = tuple(c.sampling_mask for c in completions if c.sampling_mask is not None)
     assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
@@ -188,7 +188,9 @@ def with_signal(batch: Batch) -> Batch:
     return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
-def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor], noise: Tensor | None = None) -> Batch:
+def select_tokens(
+    batch: Batch, choose: AxisFunction[SelectionData, Tensor], noise: Tensor | None = None
+) -> Batch:
     """Return an optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out.
 
     ``noise`` belongs to the whole rollout batch, uniform in [0, 1), if the function asks for it.
@@ -349,7 +351,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, 
     return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, repeated)
 
 
-def given_batch(examples: Sequence[Prompted]) -> Batch:
+def given_batch(examples: Sequence[EncodedProblem]) -> Batch:
     """Return given answers as completions: one group per example, with the labels as rewards.
 
     Advantages are 1 where a token is trained, or the value given for the token.
@@ -369,4 +371,4 @@ def given_batch(examples: Sequence[Prompted]) -> Batch:
 def _as_completion(answer: GivenAnswer) -> Completion:
     """Return a given answer as a completion; its log-probs are 0, as no sampler drew it."""
     zeros = np.zeros(len(answer.tokens), np.float32)
-    return Completion(answer.tokens, zeros, "", "stop", sampled=answer.trained)
+    return Completion(answer.tokens, zeros, "", "stop", drawn_mask=answer.trained)

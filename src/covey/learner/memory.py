@@ -233,14 +233,14 @@ def forecast(
     reference: bool = False,
     program: int = 0,
     critic: int = 0,
-    judges: int = 0,
+    reward_models: int = 0,
 ) -> dict[str, int]:
     """Forecast the bytes of a run by component, at its peak: while it samples, updates, or merges adapters.
 
     What one of these takes is given back before the next one, so that the largest of them counts and the
     others are 0; but a small cache stays on a GPU. ``tokens``: size of the micro-batch; ``running``:
     completions sampled at once; ``program``: bytes of program and libraries; ``critic``: parameters of a
-    value network, all of them trained; ``judges``: bytes of the reward models.
+    value network, all of them trained; ``reward_models``: their bytes.
     """
     # The sampler then has a snapshot of the weights.
     prefetches = config.method == "rl" and config.rollout.staleness > 0
@@ -267,7 +267,7 @@ def forecast(
         "reference": shape.parameters * shape.bytes_each if reference else 0,
         "snapshot": shape.trained * shape.bytes_each if prefetches else 0,
         "critic": critic * (shape.bytes_each + 4 + moments + masters),
-        "reward models": judges,
+        "reward models": reward_models,
         "optimizer": shape.trained * ((moments if learns else 0) + masters) // world_size(),
         **{name: peak.get(name, 0) for name in ("gradient", "sampling", "update", "merged")},
     }

@@ -40,8 +40,8 @@ class Classes(NamedTuple):
     outputs: tuple[int, ...]
 
 
-Judges = Literal["reward_model", "process_reward_model"]
-CLASSES: dict[Judges, Classes] = {
+RewardModelKind = Literal["reward_model", "process_reward_model"]
+CLASSES: dict[RewardModelKind, Classes] = {
     "reward_model": Classes(AutoModelForSequenceClassification, (1,)),
     "process_reward_model": Classes(AutoModelForTokenClassification, (1, 2)),
 }
@@ -63,7 +63,7 @@ class TrainedRewardModel(Policy):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        kind: Judges,
+        kind: RewardModelKind,
         adapter: PeftModel | None = None,
         reads_tokens: bool = False,
     ) -> None:
@@ -124,7 +124,7 @@ class TrainedRewardModel(Policy):
         return TokenOutputs(values, zeros, zeros, zeros)
 
 
-def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
+def with_head(policy: Policy, kind: RewardModelKind) -> TrainedRewardModel:
     """A reward model on the trunk of a language model; its head is 0, so that all texts have value 0."""
     if policy.adapter is not None:
         raise ConfigError("lora: all weights of a reward model are trained; remove lora")

@@ -148,7 +148,7 @@ def running_baseline(
     rewards: Tensor,
     running_mean: Tensor,
     *,
-    # Read where the mean is kept: rollouts/judge.py.
+    # Read where the mean is kept: rollouts/finish.py.
     decay: Decay = 0.95,
     by: RoleColumn = None,
 ) -> Tensor:

@@ -14,7 +14,7 @@ from covey.rewards.scorer import GroupScoring, Scorer
 from covey.rng import key
 from covey.rollouts.store import CompletionStore, stored_or_sampled
 from covey.sampling.base import Request, Sampler, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import gather_from_all, is_rank_zero, rank_slice, world_size
 from covey.types import NO_PROBLEM, Group
 
@@ -119,18 +119,20 @@ def score_all(
         pending = dict(GroupSampler(sampler, params)(own, progress))
         return {number: pending[place].scoring.result() for place, number in enumerate(numbers)}
 
-    return gather_groups([Prompted(r.problem, r.problem_prompt) for r in requests], ours)
+    return gather_groups([EncodedProblem(r.problem, r.problem_prompt) for r in requests], ours)
 
 
 def share(count: int, sampler: Sampler) -> Sequence[int]:
     """Return the numbers of ``count`` requests that this process samples."""
-    if world_size() == 1 or sampler.shares:
+    if world_size() == 1 or sampler.samples_on_every_rank:
         return rank_slice(count)
     # A sampler that does not share is used by rank 0 alone.
     return range(count) if is_rank_zero() else range(0)
 
 
-def gather_groups(problems: Sequence[Prompted], draw_share: Callable[[], Mapping[int, Group]]) -> list[Group]:
+def gather_groups(
+    problems: Sequence[EncodedProblem], draw_share: Callable[[], Mapping[int, Group]]
+) -> list[Group]:
     """Return the groups of all problems, in order; each of several processes makes some, by number."""
 
     def without_problems() -> Mapping[int, Group]:

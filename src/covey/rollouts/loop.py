@@ -1,4 +1,4 @@
-"""The iterator of rollout batches: choose problems, sample their groups, judge them, and choose again.
+"""The iterator of rollout batches: choose problems, sample their groups, finish them, and choose again.
 
 The position in the data is one number, the cursor; the order of every epoch and every random draw
 follow from the seed, so a run that resumes at a cursor continues exactly as it would have.
@@ -20,6 +20,7 @@ from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemChoice
+from covey.rollouts.finish import finish_group, passes_filter, with_running_means
 from covey.rollouts.groups import (
     GroupRequest,
     GroupSampler,
@@ -31,13 +32,12 @@ from covey.rollouts.groups import (
     share,
     with_greedy_twins,
 )
-from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments
 from covey.rollouts.store import CompletionStore
 from covey.sampling.base import Request, Sampler
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.turns import seconds_waited
 from covey.system.processes import gather, on_rank_zero
 from covey.tasks.difficulty import Difficulty, Memory
@@ -69,7 +69,7 @@ class Rollouts:
 
     def __init__(
         self,
-        problems: Sequence[Prompted],
+        problems: Sequence[EncodedProblem],
         sampler: Sampler,
         rewards: Rewards,
         rollout: Rollout,
@@ -139,9 +139,9 @@ class Rollouts:
         self._remember(enumerate(groups))
 
     def _remember(self, groups: Iterable[tuple[int, Group]]) -> None:
-        """Record the pass rate of each judged group under the number of its problem."""
+        """Record the pass rate of each group with verdicts under the number of its problem."""
         for problem, group in groups:
-            if group.judged.any():
+            if group.verdict_mask.any():
                 self.difficulty.update(problem, group.pass_rate)
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:
@@ -157,7 +157,7 @@ class Rollouts:
         problem = groups[step % len(groups)].problem
         refused = on_rank_zero(partial(ask_canaries, scorer, problem, position.refused))
         elsewhere = on_rank_zero(partial(paid_elsewhere, scorer, groups))
-        # Each process has counted only the groups that it judged.
+        # Each process has counted only the groups that it scored.
         stats = ScoringStats.sum_over(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         # After all rounds: a step's own results do not change its choice of problems.
@@ -270,7 +270,7 @@ class Rollouts:
         self, sample: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer
     ) -> dict[int, Group]:
         """Return this process' groups with their scores, by number in the round."""
-        return {n: judge(pending, scorer, self.algorithm.credit) for n, pending in sample().items()}
+        return {n: finish_group(pending, scorer, self.algorithm.credit) for n, pending in sample().items()}
 
     def _with_segments(
         self,

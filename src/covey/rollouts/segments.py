@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import setting_defaults
+from covey.objective.axis_function import setting_defaults
 from covey.objective.credit import Segments, segment_difference
 from covey.rewards.ends import token_ends
-from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
+from covey.sampling.base import Request, SampledCompletion, Sampler, SamplingParams, Weights
 from covey.sampling.stops import ended_at_stop
 from covey.types import Completion, Group
 from covey_verify.mathematics.steps import split, token_spans
@@ -99,14 +99,14 @@ class PrefixSampler:
         self.prefixes = prefixes
         self.decode = decode
         self.version = sampler.version
-        self.shares = sampler.shares
+        self.samples_on_every_rank = sampler.samples_on_every_rank
         self.bit_exact = sampler.bit_exact
 
     def sync(self, weights: Weights) -> None:
         """Sync the wrapped sampler."""
         self.sampler.sync(weights)
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield whole completions as their continuations end."""
         for request, sample, tail in self.sampler.sample(requests, params):
             # Streams are unique, so the first one identifies the request in any order.
@@ -116,7 +116,7 @@ class PrefixSampler:
             completion = Completion(tokens, logprobs, self.decode(tokens.tolist()), tail.finish)
             # A stop string may begin in the prefix and end in the continuation.
             completion = ended_at_stop(completion, end + 1, params.stop, self.decode, self.decode)
-            yield Sampled(request, sample, completion)
+            yield SampledCompletion(request, sample, completion)
 
 
 def with_segments(

@@ -48,7 +48,7 @@ class Request:
     """One key per completion: its t-th token is drawn with the t-th uniform of this key."""
     prefix_tokens: int = 0
     """Number of tokens at the end of the prompt that were drawn before, and belong to the completion."""
-    room: int | None = None
+    max_tokens: int | None = None
     """Most tokens of a completion, if fewer than ``SamplingParams.max_tokens``."""
     problem: Problem = NO_PROBLEM
     """The problem that the prompt belongs to, for tools that read its columns."""
@@ -62,10 +62,10 @@ class Request:
 
     def limit(self, params: SamplingParams) -> int:
         """Return the most tokens that a completion may have."""
-        return params.max_tokens if self.room is None else min(self.room, params.max_tokens)
+        return params.max_tokens if self.max_tokens is None else min(self.max_tokens, params.max_tokens)
 
 
-class Sampled(NamedTuple):
+class SampledCompletion(NamedTuple):
     """A finished completion and the request it answers."""
 
     request: int
@@ -80,7 +80,7 @@ class Weights(Protocol):
     """Number of optimizer steps that moved the weights."""
 
     @property
-    def policy(self) -> Policy:
+    def network(self) -> Policy:
         """The model that has these weights."""
 
 
@@ -92,7 +92,7 @@ class Sampler(Protocol):
         """Number of optimizer steps that its weights have seen."""
 
     @property
-    def shares(self) -> bool:
+    def samples_on_every_rank(self) -> bool:
         """Whether several processes share the requests; otherwise rank 0 asks for all of them."""
 
     @property
@@ -103,5 +103,5 @@ class Sampler(Protocol):
         """Sample from these weights from now on."""
         ...
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield completions as they end, in no particular order."""

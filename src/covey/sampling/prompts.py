@@ -39,7 +39,7 @@ class GivenAnswer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prompted:
+class EncodedProblem:
     """A problem and its prompt as the model reads it; given answers to it as the model would write them."""
 
     problem: Problem
@@ -76,15 +76,15 @@ def _plain(text: AnswerText) -> str:
 
 def prompt_ids(policy: Policy, problem: Problem) -> Sequence[int]:
     """Return the ids of a prompt: the recorded ones if there are any, else its text's. Raises DataError."""
-    if problem.sampled is not None:
+    if problem.sampled_tokens is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
-        if problem.sampled.tokenizer != policy.vocabulary_hash:
+        if problem.sampled_tokens.tokenizer != policy.vocabulary_hash:
             raise DataError(
-                f"{problem.id}: its tokens come from tokenizer {problem.sampled.tokenizer[:8]}; this model "
-                f"has {policy.vocabulary_hash[:8]}. Train the model that sampled them, or one with the same "
-                f"tokenizer. {REMEDY}"
+                f"{problem.id}: its tokens come from tokenizer {problem.sampled_tokens.tokenizer[:8]}; this "
+                f"model has {policy.vocabulary_hash[:8]}. Train the model that sampled them, or one with the "
+                f"same tokenizer. {REMEDY}"
             )
-        return problem.sampled.prompt
+        return problem.sampled_tokens.prompt
     return call_for(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
@@ -96,7 +96,7 @@ def call_for(problem: Problem, read: Callable[[], Read]) -> Read:
         raise DataError(f"{problem.id}: {error}") from None
 
 
-def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
+def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[EncodedProblem]:
     """Encode prompts. Those that leave no room for max_tokens are an error or left out."""
     # The longest prompt after which a completion of max_tokens still fits.
     room = policy.context - config.rollout.max_tokens
@@ -119,16 +119,16 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     return fitting
 
 
-def _encode_problems(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
+def _encode_problems(policy: Policy, problems: Iterable[Problem]) -> list[EncodedProblem]:
     encoded = [_encode_problem(policy, problem) for problem in problems]
     check_vocabulary(policy, encoded)
     return encoded
 
 
-def _encode_problem(policy: Policy, problem: Problem) -> Prompted:
+def _encode_problem(policy: Policy, problem: Problem) -> EncodedProblem:
     tokens = np.array(prompt_ids(policy, problem), dtype=np.int64)
     thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
-    return Prompted(replace(problem, thoughts=thoughts), tokens)
+    return EncodedProblem(replace(problem, thoughts=thoughts), tokens)
 
 
 def dropped_rows(rows: Sequence[object], fitting: Sequence[object]) -> list[str]:
@@ -139,7 +139,7 @@ def dropped_rows(rows: Sequence[object], fitting: Sequence[object]) -> list[str]
     return [f"{count:,} of {len(rows):,} rows exceed the model's context and are dropped (data.long_prompts)"]
 
 
-def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
+def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[EncodedProblem]:
     """Encode examples. Those that are longer than the model's context are an error or left out."""
     encoded = []
     prompts = _encode_problems(policy, (example.problem for example in examples))
@@ -167,15 +167,17 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     return fitting
 
 
-def _answers(policy: Policy, prompted: Prompted, example: Example) -> tuple[GivenAnswer, ...]:
+def _answers(policy: Policy, prompted: EncodedProblem, example: Example) -> tuple[GivenAnswer, ...]:
     """Return an example's answers: answers that an earlier stage sampled are tokens, others are rendered."""
-    if example.sampled:
-        return tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
+    if example.sampled_tokens:
+        return tuple(
+            GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn_mask)) for a in example.sampled_tokens
+        )
     labelled = zip(example.answers, example.labels, strict=True)
     return tuple(_answer(policy, prompted, text, label > 0) for text, label in labelled)
 
 
-def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) -> GivenAnswer:
+def _answer(policy: Policy, prompted: EncodedProblem, answer: AnswerText, good: bool) -> GivenAnswer:
     """Return an answer as tokens, with its end: the chat template's where the prompt is a chat.
 
     The assistant's messages are trained; a text is one such message. Thoughts are opened and closed once.
@@ -218,7 +220,7 @@ def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object
 
 
 def _in_conversation(
-    policy: Policy, prompted: Prompted, answer: list[dict[str, object]], skipped: Sequence[int]
+    policy: Policy, prompted: EncodedProblem, answer: list[dict[str, object]], skipped: Sequence[int]
 ) -> GivenAnswer | DataError:
     """Return the answer as the template renders it after the prompt, or why it cannot be located there.
 
@@ -237,7 +239,7 @@ def _in_conversation(
     return _as_rendered(policy, problem, tokens, start, answer, skipped)
 
 
-def _check_thoughts(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
+def _check_thoughts(policy: Policy, prompted: EncodedProblem, answer: GivenAnswer, good: bool) -> GivenAnswer:
     """Return the answer if its turns open and close thoughts at most once each. Raises DataError."""
     fault = _fault(policy, prompted, answer, good)
     if fault:
@@ -245,7 +247,7 @@ def _check_thoughts(policy: Policy, prompted: Prompted, answer: GivenAnswer, goo
     return answer
 
 
-def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> str | None:
+def _fault(policy: Policy, prompted: EncodedProblem, answer: GivenAnswer, good: bool) -> str | None:
     tokens = np.concatenate([prompted.tokens, answer.tokens])
     return pairs_fault(policy.tokenizer, prompted.problem, tokens, answer.trained, good)
 
@@ -360,7 +362,7 @@ def _rerender_error(problem: Problem) -> DataError:
     )
 
 
-def check_vocabulary(policy: Policy, encoded: Sequence[Prompted]) -> None:
+def check_vocabulary(policy: Policy, encoded: Sequence[EncodedProblem]) -> None:
     """Raise ConfigError if prompts or answers have tokens that the model does not know."""
     for prompted in encoded:
         check_known(policy, prompted.tokens, f"{prompted.problem.id}: the prompt")

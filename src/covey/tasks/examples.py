@@ -44,7 +44,7 @@ class Example:
     """One answer, the chosen and the rejected one, or the steps of one."""
     labels: tuple[float, ...]
     """One label per answer: 1 imitated, chosen, good; 0 rejected, bad."""
-    sampled: tuple[AnswerTokens, ...] = ()
+    sampled_tokens: tuple[AnswerTokens, ...] = ()
     """The answers' tokens, if an earlier stage has sampled them."""
 
 
@@ -197,7 +197,7 @@ def _split_pair(example: Example) -> list[Example]:
     if example.kind != "pair":
         return [example]
     return [
-        Example("judged", example.problem, (answer,), (label,), example.sampled[n : n + 1])
+        Example("judged", example.problem, (answer,), (label,), example.sampled_tokens[n : n + 1])
         for n, (answer, label) in enumerate(zip(example.answers, example.labels, strict=True))
     ]
 
@@ -215,7 +215,7 @@ def need_both(examples: Sequence[Example]) -> None:
 
 def _example(problem: Problem, method: str, data: Data) -> Example:
     columns = problem.columns
-    if problem.sampled is not None:
+    if problem.sampled_tokens is not None:
         data = Data()  # its columns have covey's names, whatever the user's file calls its own
     readers: Mapping[Kind, Callable[[Problem, Data], Example]] = {
         "answer": _answer,
@@ -266,9 +266,9 @@ def _answer(problem: Problem, data: Data) -> Example:
 
 def _sampled_tokens(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
     """Return the tokens of the answers in these columns; () if no stage has sampled the row."""
-    if problem.sampled is None:
+    if problem.sampled_tokens is None:
         return ()
-    answers = problem.sampled.answers
+    answers = problem.sampled_tokens.answers
     if missing := [name for name in columns if name not in answers]:
         raise DataError(f"{problem.id}: {SAMPLED} has no tokens for {missing[0]!r}. {REMEDY}")
     return tuple(answers[name] for name in columns)
@@ -343,7 +343,7 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
         raise DataError(f"{problem.id}: {column!r} has no value (null, or NaN); leave the row out")
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         raise DataError(f"{problem.id}: {column!r} must be text, not {str(answer)[:60]!r}")
-    if problem.sampled is None:
+    if problem.sampled_tokens is None:
         refuse_messages_in_text(problem.id, column, str(answer))
     return str(answer)
 

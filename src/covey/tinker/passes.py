@@ -179,10 +179,10 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     for number, draw in enumerate(draws):
         owners[draw.prompt.tobytes(), draw.params.max_tokens] += [(number, i) for i in range(draw.count)]
     requests = []
-    for (prompt, room), completions_of_prompt in owners.items():
+    for (prompt, max_tokens), completions_of_prompt in owners.items():
         streams = [key(draws[number].seed, "tinker", i) for number, i in completions_of_prompt]
-        requests.append(Request(np.frombuffer(prompt, np.int64), streams, room=room))
-    params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
+        requests.append(Request(np.frombuffer(prompt, np.int64), streams, max_tokens=max_tokens))
+    params = replace(draws[0].params, max_tokens=max(most for _, most in owners))
     together = list(owners.values())
     completions: dict[tuple[int, int], Completion] = {}
     for sampled in sampler.sample(requests, params):

@@ -23,14 +23,14 @@ from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
 from covey.runs.sources import code_of
 from covey.sampling.base import Sampler, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.types import Completion, Credit, Group, Problem
 from covey_verify.extract import Rule, extract
 
 
 def evaluate_by(
     loaded: ResolvedConfig,
-    problems: Sequence[Prompted],
+    problems: Sequence[EncodedProblem],
     sampler: Sampler,
     rewards: Rewards,
     progress: OnProgress,
@@ -50,7 +50,7 @@ def evaluate_by(
 
 
 def evaluate(
-    problems: Sequence[Prompted],
+    problems: Sequence[EncodedProblem],
     sampler: Sampler,
     rewards: Rewards,
     params: SamplingParams,
@@ -83,7 +83,7 @@ def evaluate(
     )
 
 
-def basis_of(problems: Sequence[Prompted], rewards: Rewards, by_steps: bool = False) -> Basis:
+def basis_of(problems: Sequence[EncodedProblem], rewards: Rewards, by_steps: bool = False) -> Basis:
     """Return hashes of verdict, rewards and problems: equal if two evaluations measure the same.
 
     ``by_steps``: a reward is the sum of its steps.
@@ -97,8 +97,7 @@ def basis_of(problems: Sequence[Prompted], rewards: Rewards, by_steps: bool = Fa
 
 def _identity(reward: Reward) -> str:
     """Hash what defines a reward: its name, its settings, a user's source code, a model's weights."""
-    # Where the config lies does not change what the reward measures.
-    settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
+    settings = reward.plain_settings
     if is_learned(reward):
         settings["model"] = weights_identity(reward)
     folder = Path(reward.origin.folder) if reward.origin else Path()

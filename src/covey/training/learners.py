@@ -31,7 +31,7 @@ def policy_is_frozen(run: Run, step: int) -> bool:
 def set_value_pull(run: Run, policy_frozen: bool) -> None:
     """Set how far a value head's gradient reaches the policy's trunk: not at all if the policy is frozen."""
     critic = run.loaded.algorithm.critic
-    head = run.learner.policy.value
+    head = run.learner.network.value
     if critic is not None and head is not None:
         head.pull = 0.0 if policy_frozen else critic.pull
 
@@ -40,7 +40,7 @@ def learner_parts(run: Run, policy_frozen: bool) -> list[LearnerPart]:
     """Return the learners that take part in a step: the policy, unless it is frozen, and a critic."""
     algorithm = run.loaded.algorithm
     rollout = run.loaded.config.rollout
-    has_head = run.learner.policy.value is not None
+    has_head = run.learner.network.value is not None
     values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
     parts = []
     if not policy_frozen:

@@ -41,9 +41,9 @@ from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.training import example_sampling, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
-from covey.training.healing import run_with_healing, severe
 from covey.training.options import DEFAULTS, RunOptions
 from covey.training.refusals import check_resume
+from covey.training.rollback import run_with_rollbacks, severe
 from covey.training.run import Run
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -86,7 +86,7 @@ def run_pipeline(
             freeze_existing_objects(),
             restore_model_object(stage.config.model),
         ):
-            results.append(result or run_with_healing(_run_stage, stage, console, stop, options))
+            results.append(result or run_with_rollbacks(_run_stage, stage, console, stop, options))
     if ended[-1] is not None:
         steps = f"{ended[-1].steps} steps"
         console.say(f"{ended[-1].folder} is complete after {steps}; there is nothing left to do")
@@ -216,7 +216,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             again = evaluate_again(run) if run.evaluates else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)
-                run.supervisor.go_back_for(severe(findings), run.state.step)
+                run.supervisor.roll_back_for(severe(findings), run.state.step)
             run.journal.console.show_work("writing the model")
             with run.journal.clock("final"):
                 return finish_run(run, evaluations, again)

@@ -9,7 +9,7 @@ from covey.runs.clock import Clock
 from covey.system.text import duration
 
 NOTICED = 1.0
-"""Seconds of work below which a loss is not worth a word."""
+"""Seconds of work below which a loss is not mentioned."""
 
 
 class StopForecast(NamedTuple):
@@ -24,12 +24,12 @@ class Progress:
     """Notes when steps, updates and checkpoints of a run began and ended. Other threads may ask it."""
 
     def __init__(self, clock: Clock, steps: int, updates_per_step: int) -> None:
-        """``steps``: of the run. ``updates_per_step``: optimizer steps of each."""
+        """``steps``: number of steps of the run. ``updates_per_step``: optimizer steps in each."""
         self.clock = clock
         self.steps = steps
         self.updates_per_step = updates_per_step
         self.between_steps = True
-        """Whether the state in memory is that after a whole step, its logs included: a run may end here."""
+        """Whether the last step is complete, its logs included, so that the run may end here."""
         self.begin(0, saved=False)
 
     def begin(self, step: int, saved: bool) -> None:
@@ -48,7 +48,7 @@ class Progress:
         self.updates_begun = 0
 
     def micro_batch_begins(self) -> None:
-        """Note that a micro-batch begins, of an update or of what it is prepared with."""
+        """Note that a micro-batch begins, of an update or of its preparation."""
         moment = time.monotonic()
         if self.micro_batch_time > self.clock.since:  # the one before was of the same phase
             self.micro_batch_seconds = moment - self.micro_batch_time
@@ -99,7 +99,7 @@ class Progress:
         return seconds + evaluations * evaluation
 
     def updating_left(self) -> float:
-        """Return the seconds left of the present update; 0 if they are not known."""
+        """Return the seconds left of the current update; 0 if they are not known."""
         spent = time.monotonic() - self.clock.since
         expected = self.clock.last.get("update", 0.0)
         if self.updates_begun:
@@ -128,7 +128,7 @@ class Progress:
         return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
     def _stop_forecast(self) -> StopForecast:
-        """Return where the run ends, from the times of the steps before."""
+        """Return where the run will end, judged by the times of earlier steps."""
         saved = self.between_steps and self.saved_step == self.step
         saving = 0.0 if saved else self.clock.last.get("save", 0.0)
         phase = self.clock.phase

@@ -63,7 +63,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
 def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
     """Return the record of this process, to compare with that of the one that left a checkpoint."""
     config = run.loaded.config
-    policy = run.learner.policy.unsharded
+    policy = run.learner.network.unsharded
     reference = run.learner.reference
     return {
         **environment(run.loaded),

@@ -137,4 +137,4 @@ def refresh_reference(learner: Learner[Policy], algorithm: Algorithm, before: in
     if kl is None or kl.refresh_every is None or reference is None:
         return
     if learner.version // kl.refresh_every > before // kl.refresh_every:
-        reference.refresh(learner.policy, kl.refresh_mix)
+        reference.refresh(learner.network, kl.refresh_mix)

@@ -23,7 +23,7 @@ from covey.runs.journal import Journal
 from covey.runs.pending import PendingCompletions
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import on_rank_zero
 from covey.system.signals import StopSignal
 from covey.training.evaluator import Evaluator
@@ -43,9 +43,9 @@ class Run:
     learner: Learner[Policy]
     sampler: Sampler
     rewards: Rewards
-    train_set: list[Prompted]
-    test_set: list[Prompted]
-    held_out: list[Prompted]
+    train_set: list[EncodedProblem]
+    test_set: list[EncodedProblem]
+    held_out: list[EncodedProblem]
     """Pairs or judged answers that are evaluated, never trained on."""
     contents: Mapping[str, str]
     """Hashes of given rows and the user's functions as the process began."""

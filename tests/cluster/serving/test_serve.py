@@ -24,7 +24,7 @@ from covey.config.sampling import Servers
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling import fleet, remote
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from covey_verify.errors import ConfigError
@@ -161,7 +161,9 @@ def test_a_completion_in_segments_is_the_one_that_is_drawn_at_once(
     monkeypatch.setattr(remote, "SEGMENT", 3)
     params = SamplingParams(10, top_k=20)
     with serving(copied(policy), tmp_path) as url:
-        made = RemoteSampler(policy, Servers(url=(url,)), tmp_path, random_prompts(4), 1.0, 6, lags=True)
+        made = RemoteSampler(
+            policy, Servers(url=(url,)), tmp_path, random_prompts(4), 1.0, 6, from_snapshot=True
+        )
         theirs = {(x.request, x.sample): x.completion for x in made.sample(asked(), params)}
     for request, sample, ours in LocalSampler(policy).sample(asked(), params):
         found = theirs.pop((request, sample))
@@ -309,7 +311,7 @@ def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: 
     shared, passes = SharedModel(copied(policy), 8), []
     sample = shared._sampler.sample
 
-    def counted(requests: list[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def counted(requests: list[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         passes.append(len(requests))
         return sample(requests, params)
 

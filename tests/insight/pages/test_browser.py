@@ -491,7 +491,8 @@ def test_a_step_of_half_a_million_tokens_sends_a_page_what_it_shows(page, tmp_pa
     big = made_group([float(i % 3 == 0) for i in range(16)], ["word " * 250] * 16)
     tokens = np.arange(1000) % 300
     completions = tuple(
-        replace(c, tokens=tokens, logprobs=np.full(1000, -0.5, np.float32)) for c in big.completions
+        replace(c, tokens=tokens, logprobs=np.full(1000, -0.5, np.float32), drawn_mask=tokens >= 0)
+        for c in big.completions
     )
     log_step(folder, 0, [replace(big, completions=completions) for _ in range(32)])
     logged = sum(file.stat().st_size for file in (tmp_path / "large/rollouts").iterdir())
