@@ -130,7 +130,8 @@ def source(name: str) -> str:
 
 def described(algorithm: Algorithm) -> dict[str, Any]:
     """Return the axes of an algorithm that a case is about; what is null or empty is left out."""
-    axes = {axis: value for axis, value in describe(algorithm).items() if value and axis not in UNUSED}
+    every = describe(algorithm).items()
+    axes: dict[str, Any] = {axis: value for axis, value in every if value and axis not in UNUSED}
     if "kl" in axes:
         axes["kl"] = {name: value for name, value in axes["kl"].items() if name not in UNUSED}
     return {**axes} if axes.get("old") != "trainer" else {a: v for a, v in axes.items() if a != "old"}

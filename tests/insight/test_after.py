@@ -243,7 +243,7 @@ def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> N
         ([1, 1], [0, np.nan], "stays dead", 0),
     ],
 )
-def test_what_becomes_of_a_group(old, new, change: str, flips: int) -> None:
+def test_a_rescored_group_names_its_change_and_flipped_verdicts(old, new, change: str, flips: int) -> None:
     found = RescoredGroup(0, 0, "p", np.array(old, dtype=float), np.array(new, dtype=float), {})
     assert (found.change, found.flips) == (change, flips)
 

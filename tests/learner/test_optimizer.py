@@ -20,10 +20,10 @@ from covey.learner.batching import MicroBatch, given_batch
 from covey.learner.learner import Learner, Requirements
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 
@@ -78,8 +78,8 @@ class Times:
     factor: float
     requires = Requirements()
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[torch.Tensor, str]:
-        return self.factor * scores.logprobs.mean(), "seen"
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[torch.Tensor, str]:
+        return self.factor * outputs.logprobs.mean(), "seen"
 
 
 def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights() -> None:
@@ -88,7 +88,7 @@ def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights()
     policy = Policy(sharpened(CONFIGS["qwen3"]), tokenizer)
     learner = Learner(policy, Train(lr=1e-2))
     answer = GivenAnswer(np.array([7, 8]), np.ones(2, dtype=bool))
-    batch = given_batch([Prompted(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
+    batch = given_batch([EncodedProblem(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
     for factor, version in ((0.0, 0), (1.0, 1), (0.0, 2), (None, 2)):
         before = policy.parameters[0].detach().clone()
         if factor is not None:

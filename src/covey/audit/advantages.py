@@ -230,6 +230,12 @@ def in_another_order(compared: Compared) -> bool:
     return fits(compared.rollout.used.sort().values, compared.expected.sort().values)
 
 
+def others_over_all(compared: Compared) -> bool:
+    """The advantages are the rewards less the sum of the others over n, not over n - 1."""
+    rollout = compared.rollout
+    return fits(rollout.used, rollout.rewards - rollout.by_group(lambda r: (r.sum() - r) / len(r)))
+
+
 def divided_by_the_batchs_std(compared: Compared) -> bool:
     """The advantages are the rewards less their group's mean, over the std of the whole batch."""
     return _over_batch(compared.rollout, compared.rollout.by_group(group_centered))
@@ -270,6 +276,23 @@ def with_a_std(compared: Compared) -> bool:
     return any(fits(rollout.used, rollout.by_group(partial(group_zscore, ddof=d))) for d in (0, 1))
 
 
+def without_an_epsilon(compared: Compared) -> bool:
+    """The advantages are divided by a std to which nothing is added, so that rounding counts as a reward."""
+    rollout = compared.rollout
+    rewards = rollout.rewards.float()  # as trainers compute; what is left of the difference is rounding
+    zscores = [partial(group_zscore, ddof=d, eps=0.0) for d in (0, 1)]
+    return any(fits(rollout.used, rollout.by_group(zscore, rewards)) for zscore in zscores)
+
+
+def by_length(compared: Compared) -> bool:
+    """The advantages are the expected ones times the lengths of completions, or over them."""
+    rollout, expected, _ = compared
+    weighted = [expected * rollout.lengths, expected / rollout.lengths]
+    factors = [float((rollout.used * c).sum() / c.square().sum().clamp(min=1e-12)) for c in weighted]
+    differ = len(set(rollout.lengths[expected != 0].tolist())) > 1
+    return differ and any(f > 0 and fits(rollout.used, f * c) for f, c in zip(factors, weighted, strict=True))
+
+
 def scaled(compared: Compared) -> bool:
     """The advantages are the expected ones times a number, or plus a number, or both."""
     used = compared.rollout.used
@@ -288,6 +311,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "advantages_negated": negated,
     "advantages_late": of_the_rollout_before,
     "negatives_dropped": without_those_below_0,
+    "baseline_over_all": others_over_all,
     "std_over_batch": divided_by_the_batchs_std,
     "std_missing": without_the_std,
     "std_added": with_a_std,
@@ -295,11 +319,19 @@ EXPLANATIONS: dict[str, Explanation] = {
     "batch_baseline": batch_is_the_baseline,
     "baseline_missing": without_a_baseline,
     "advantages_order": in_another_order,
+    "epsilon_missing": without_an_epsilon,
+    "advantages_by_length": by_length,
     "advantages_scaled": scaled,
     "advantages_differ": anything,
 }
 """The first that fits is said."""
-PLAIN = ("advantages_negated", "advantages_late", "negatives_dropped", "advantages_order")
+PLAIN = (
+    "advantages_negated",
+    "advantages_late",
+    "negatives_dropped",
+    "baseline_over_all",
+    "advantages_order",
+)
 """Mistakes under any convention: what is wrong where the settings do not say which one is meant."""
 
 

@@ -103,12 +103,13 @@ def distance(uses: Sequence[Use], a: Select, b: Select) -> float:
     return fmean([abs(x - y) for use in uses for _, x, y in pairs(use, a, b)] or [math.nan])
 
 
-def _fresh(record: AuditRecord) -> list[Use]:
+def fresh(record: AuditRecord) -> list[Use]:
     """Return the completions of each rollout's first update: its weights have sampled them."""
     return [use for use in record.uses if use.first]
 
 
-def _worst(uses: Sequence[Use], a: Select, b: Select) -> tuple[Use, int]:
+def worst(uses: Sequence[Use], a: Select, b: Select) -> tuple[Use, int]:
+    """Return the completion and the token at which two log-probs are farthest apart."""
     every = [(abs(x - y), n, token) for n, use in enumerate(uses) for token, x, y in pairs(use, a, b)]
     _, n, token = max(every)
     return uses[n], token
@@ -125,11 +126,11 @@ def _apart(
     """Return a fault if two log-probs differ on the first update by more than ``limit``, and a third explains
     it if one is given.
     """
-    uses = _fresh(record)
+    uses = fresh(record)
     off = distance(uses, a, b)
     if not off > limit or (explained_by and not distance(uses, a, explained_by) < UNEXPLAINED_PART * off):
         return None
-    use, token = _worst(uses, a, b)
+    use, token = worst(uses, a, b)
     return Fault(
         f"{words} by {off:.2g} nats per token",
         use.update.step,
@@ -145,7 +146,7 @@ def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fau
     compared = 0
     for uses in _by_rollout(record).values():
         # What is nearly certain agrees whatever the precision.
-        off = [(use, distance([use], a, b)) for use in uses if _surprise(use, b) > MIN_SURPRISE]
+        off = [(use, distance([use], a, b)) for use in uses if surprise(use, b) > MIN_SURPRISE]
         apart = [use for use, nats in off if nats > OTHER_PROGRAM_NATS]
         alike = sum(nats < EQUAL_NATS for _, nats in off)
         if alike >= 0.25 * len(off) and len(apart) >= 0.1 * len(off):
@@ -153,7 +154,7 @@ def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fau
             compared += len(off)
     if len(different) < MIN_COMPLETIONS:
         return None
-    use, token = _worst(different, a, b)
+    use, token = worst(different, a, b)
     nats = distance(different, a, b)
     sentence = f"{words}, by {nats:.2g} nats per token, in {len(different)} of {compared}"
     return Fault(
@@ -166,12 +167,12 @@ def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fau
 def _by_rollout(record: AuditRecord) -> dict[int, list[Use]]:
     """Return the completions of each rollout's first update."""
     by_rollout: dict[int, list[Use]] = {}
-    for use in _fresh(record):
+    for use in fresh(record):
         by_rollout.setdefault(use.row.rollout, []).append(use)
     return by_rollout
 
 
-def _surprise(use: Use, select: Select) -> float:
+def surprise(use: Use, select: Select) -> float:
     """Return the mean of a completion's negative log-probs, in nats; 0 without any."""
     return fmean([-x for _, x, _ in pairs(use, select, select)] or [0.0])
 
@@ -222,7 +223,7 @@ def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
     """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
     the trainer's by more than .02 nats per token, and are not the sampler's.
     """
-    if distance(_fresh(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
+    if distance(fresh(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
         return None
     return _apart(
         record, old, trainer, "no update came between, and old log-probs differ from the present ones"
@@ -282,7 +283,7 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Fault | None:
     if temperature == 1 or has_plain:
         words = "the sampler's log-probs are at temperature 1: they differ"
         return _apart(record, sampler, recomputed, words, at_1)
-    sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in _fresh(record)]
+    sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in fresh(record)]
     error = math.sqrt(sum(value**2 for value in sums))
     if len(sums) < MIN_COMPLETIONS**2 or not sum(sums) < -4 * error:
         return None
@@ -309,7 +310,7 @@ def sampler_is_left_behind(record: AuditRecord) -> Fault | None:
     if _corrects(record) and fmean(off[half:]) <= 1.25 * fmean(off[1:half]):
         return None
     last = by_rollout[-1]
-    use, token = _worst(last, sampler, present)
+    use, token = worst(last, sampler, present)
     sentence = (
         f"sampler and trainer differ by {off[0]:.2g} nats per token at first and by {off[-1]:.2g} at last"
     )
@@ -324,7 +325,7 @@ def sampler_differs(record: AuditRecord) -> Fault | None:
     a rollout's completions, while a quarter of them agree to .001.
     """
     limit = 0.2 if _corrects(record) else OTHER_PROGRAM_NATS
-    first = [use for use in _fresh(record) if use.row.rollout == record.rollouts[0].number]
+    first = [use for use in fresh(record) if use.row.rollout == record.rollouts[0].number]
     agreed = distance(first, sampler, present) <= OTHER_PROGRAM_NATS
     since = "though not in the first rollout" if agreed else "from the first rollout on"
     words = "sampler and trainer differ"
@@ -347,37 +348,8 @@ def _corrects(record: AuditRecord) -> bool:
 
 def _draws_from_a_part(record: AuditRecord) -> bool:
     """Whether the sampler's log-probs are above the trainer's as if a part of the tokens had all the mass."""
-    apart = [x - y for use in _fresh(record) for _, x, y in pairs(use, sampler, present)]
+    apart = [x - y for use in fresh(record) for _, x, y in pairs(use, sampler, present)]
     return len(apart) >= DTYPE_VALUES and min(apart) > -0.1 * fmean(apart)
-
-
-def reference_is_another(record: AuditRecord) -> Fault | None:
-    """Before the first update of a run, the reference's log-probs differ from the policy's by more than .02
-    nats per token.
-    """
-    uses = [use for use in _fresh(record) if use.update.step == 0]
-    off = distance(uses, reference, present)
-    if not off > SAME_PROGRAM_NATS:
-        return None
-    use, token = _worst(uses, reference, present)
-    sentence = f"training begins {off:.2g} nats per token away from its reference: that is another model"
-    temperature = record.number("temperature", 1.0)
-    if temperature != 1:
-        sentence += f", or its log-probs are not at temperature {temperature:g}"
-    return Fault(sentence, 0, location(use, token))
-
-
-def reference_moves(record: AuditRecord) -> Fault | None:
-    """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit."""
-    if record.setting("sync_ref_model") is True:
-        return None
-    uses = [use for use in record.uses if use.changed_before and reference(use)]
-    same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
-    if len(uses) < MIN_COMPLETIONS or len(same) < len(uses):
-        return None
-    return Fault(
-        "the reference equals the policy after updates: the KL is 0", same[0].update.step, location(same[0])
-    )
 
 
 def ratios_are_wide(record: AuditRecord) -> Fault | None:
@@ -430,7 +402,5 @@ CHECKS = {
     "sampler_temperature": sampler_reports_another_temperature,
     "sampler_behind": sampler_is_left_behind,
     "sampler_differs": sampler_differs,
-    "reference_differs": reference_is_another,
-    "reference_moves": reference_moves,
     "logprobs_rounded": logprobs_are_rounded,
 }

@@ -34,6 +34,7 @@ from covey.audit.variations import (
     LossCase,
     Variation,
     bounds_exchanged,
+    clipped_alone,
     clipped_outside,
     corrected_the_wrong_way,
     entropy_added,
@@ -384,10 +385,15 @@ def ratio_is_of_another_level(record: AuditRecord) -> Fault | None:
 
 def clip_is_missing(record: AuditRecord) -> Fault | None:
     """The loss is that without a clip, where the settings have one; or the clip takes the larger one of PPO's
-    two objectives.
+    two objectives, or the clipped one alone.
     """
     larger = "the clip takes the larger objective: a ratio is held only where it went against its advantage"
-    return _varied(record, not_clipped, "no ratio is clipped") or _varied(record, clipped_outside, larger)
+    alone = "the loss has the clipped objective alone: what is beyond a bound has no gradient back"
+    return (
+        _varied(record, not_clipped, "no ratio is clipped")
+        or _varied(record, clipped_outside, larger)
+        or _varied(record, clipped_alone, alone)
+    )
 
 
 CHECKS = {

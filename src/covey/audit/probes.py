@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-ANSWERS = ("answer", "solution", "target", "label", "ground_truth", "gold", "expected", "reference_answer")
-"""Columns that are usually a row's answer."""
+ANSWERS = (
+    "answer", "solution", "target", "label", "ground_truth", "gold", "gts", "expected", "reference_answer",
+)  # fmt: skip
+"""Columns that are usually a row's answer; `gts` in a dump of verl."""
 MOST_LISTED = 64
 """Answers of a list."""
 LONGEST_LISTED = 40

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from covey.audit.check import Fault
 from covey.audit.groups import scored_groups, totals, weights_of
 from covey.audit.record import AuditRecord, Sample
+from covey.audit.verdicts import rewards_of_other_texts, texts_are_paid_alike_everywhere
 
 MIN_COMPLETIONS = 8
 """Completions that a check needs before it applies."""
@@ -91,7 +92,11 @@ def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
 
 
 def rewards_are_in_another_order(record: AuditRecord) -> Fault | None:
-    """A function's rewards are, in another order, the rewards that it gives to single completions."""
+    """A function's rewards are, in another order, the rewards that it gives to single completions. Or it pays
+    at least four completions otherwise than their texts deserve: texts are the row's answer, or end with it,
+    and all rewards are those that the completion one place or one group away deserves; or each rollout has
+    as many that are paid the most as correct texts, of at least four that have both kinds.
+    """
     for function in _scored_twice(record):
         scores, moved = function.scores, function.moved
         pairs = zip(sorted(s.paid for s in scores), sorted(s.alone for s in scores), strict=True)
@@ -102,7 +107,7 @@ def rewards_are_in_another_order(record: AuditRecord) -> Fault | None:
             )
             example = f"({first.paid:g} for {first.alone:g})"
             return Fault(f"{sentence} {example}", first.step, {"completion": first.completion})
-    return None
+    return rewards_of_other_texts(record)
 
 
 def every_length_costs_reward(record: AuditRecord) -> Fault | None:
@@ -154,13 +159,15 @@ def rewards_depend_on_the_batch(record: AuditRecord) -> Fault | None:
 
 def other_rows_are_paid_alike(record: AuditRecord) -> Fault | None:
     """The rows have columns besides the prompt, and no completion is paid otherwise with another problem's
-    row, though at least eight are paid more than the least.
+    row, though at least eight are paid more than the least. Or at least four texts that are one row's answer
+    and not another's are paid alike for both, some of them the most, though nine in ten of the other texts
+    are paid the most exactly if they are their row's answer.
     """
     probed = [(step, n, s) for step, n, s in record.samples if s.alone and s.elsewhere and s.row]
     lowest = min((sum_of(record, s.alone) for _, _, s in probed), default=math.nan)
     paid = [(step, n) for step, n, s in probed if sum_of(record, s.alone) > lowest]
     if len(paid) < MIN_COMPLETIONS or any(s.alone != s.elsewhere for _, _, s in probed):
-        return None
+        return texts_are_paid_alike_everywhere(record)
     columns = ", ".join(sorted({name for _, _, s in probed for name in s.row}))
     sentence = "no reward changes if a completion is shown with another problem's row"
     step, n = paid[0]

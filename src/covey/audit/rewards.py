@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covey.audit.check import Fault
+from covey.audit.frameworks import words_of
 from covey.audit.groups import groups_of, totals, weights_of
 from covey.audit.record import AuditRecord, Sample
 from covey.audit.rescored import NOISE, rewards_of, sum_of
@@ -87,13 +88,34 @@ def _squares_within(values: Tensor, groups: Tensor) -> float:
 
 
 def one_reward_never_pays(record: AuditRecord) -> Fault | None:
-    """Of several functions, one gave each of at least 16 completions 0, while the sum of all varied."""
+    """Of several functions, one has the weight 0, or gave each of at least 16 completions the same, while the
+    sum of all varied; or it was logged with the same mean and a std of 0 for at least eight updates.
+    """
+    if not record.samples:
+        return _logged_alike(record)
     if len(record.functions) < 2 or len(set(rewards_of(record))) < 2:
         return None
-    for name in record.functions:
+    for name, weight in zip(record.functions, weights_of(record, record.functions), strict=True):
         scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]
-        if len(scores) >= 2 * MIN_COMPLETIONS and not any(scores):
-            return Fault(f"{name} gave each of {len(scores)} completions 0: it has no effect")
+        if weight == 0 and len(scores) >= 2 * MIN_COMPLETIONS:
+            return Fault(f"{name} has the weight 0: it has no effect")
+        if len(scores) >= 2 * MIN_COMPLETIONS and len(set(scores)) == 1:
+            return Fault(f"{name} gave each of {len(scores)} completions {scores[0]:g}: it has no effect")
+    return None
+
+
+def _logged_alike(record: AuditRecord) -> Fault | None:
+    words = words_of(record.header.framework)
+    values: dict[str, list[float]] = {}
+    for update in record.updates:
+        for name, value in update.metrics.items():
+            values.setdefault(words.metric(name) or "", []).append(math.nan if value is None else value)
+    means = [name for name in values if re.fullmatch("reward/.+/mean", name)]
+    for name in means if len(means) > 1 else ():
+        stds = values.get(name.removesuffix("mean") + "std", [])
+        if len(stds) >= MIN_COMPLETIONS and not any(stds) and len(set(values[name])) == 1:
+            function = name.removeprefix("reward/").removesuffix("/mean")
+            return Fault(f"{function} gave every completion of {len(stds)} updates {values[name][0]:g}")
     return None
 
 

@@ -17,6 +17,7 @@ from covey.audit import (
     groups,
     logprobs,
     losses,
+    references,
     rescored,
     returns,
     rewards,
@@ -24,6 +25,7 @@ from covey.audit import (
     tokens,
     updates,
     uses,
+    verdicts,
 )
 from covey.audit.check import Check, CheckText, Predicate, Report, apply
 from covey.audit.course import findings_from_metrics
@@ -34,11 +36,13 @@ from covey.insight.show import finding_lines
 PREDICATES: Mapping[str, Predicate] = {
     **tokens.CHECKS,
     **logprobs.CHECKS,
+    **references.CHECKS,
     **exchanges.CHECKS,
     **groups.CHECKS,
     **advantages.CHECKS,
     **uses.CHECKS,
     **rescored.CHECKS,
+    **verdicts.CHECKS,
     **rewards.CHECKS,
     **data.CHECKS,
     **returns.CHECKS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median, mode
 
 from covey.audit.check import Fault
@@ -9,6 +10,8 @@ from covey.audit.record import AuditRecord
 
 MIN_CALLS = 2
 """Calls whose terms are known."""
+MIN_STEPS = 3
+"""Optimizer steps of which all have the same number of calls."""
 COEFFICIENTS = {"kl": "beta", "entropy": "algorithm.entropy.coef"}
 """Term of a loss -> the setting with its coefficient."""
 
@@ -65,8 +68,14 @@ def coefficient_is_another(record: AuditRecord) -> Fault | None:
 
 def gradient_is_rescaled(record: AuditRecord) -> Fault | None:
     """Between calls of the loss without a step of the optimizer, the gradient so far is multiplied by a
-    number other than 1: probably it was clipped after each micro-batch.
+    number other than 1: probably it was clipped after each micro-batch. Or it is set to 0, in every such call
+    of at least three optimizer steps of the same number of calls.
     """
+    if _gradient_is_dropped(record):
+        sentence = (
+            "the gradient is set to 0 between the micro-batches of an update: only the last one is trained"
+        )
+        return Fault(sentence)
     unmoved = {call.step for call in record.calls if call.moved is False}
     multiples = [(term.call, term.gradient_scaled) for term in record.terms if term.call in unmoved]
     scaled = [(call, by) for call, by in multiples if by is not None and abs(by - 1) > 1e-3]
@@ -75,6 +84,16 @@ def gradient_is_rescaled(record: AuditRecord) -> Fault | None:
     call, by = scaled[0]
     sentence = f"between micro-batches of an update the gradient is multiplied by {by:.3g}"
     return Fault(f"{sentence} (before call {call}): the last ones count most")
+
+
+def _gradient_is_dropped(record: AuditRecord) -> bool:
+    steps = [n for n, call in enumerate(record.calls) if call.moved]
+    sizes = {later - earlier for earlier, later in pairwise(steps)}
+    kept = {term.call: term.gradient_kept for term in record.terms if term.name == "policy"}
+    between = [kept.get(call.step) for call in record.calls if call.moved is False]
+    # Weights that are too coarse to move in each step would not be still for the same number of calls.
+    is_regular = len(steps) >= MIN_STEPS and len(sizes) == 1 and max(sizes) > 1
+    return is_regular and len(between) >= MIN_CALLS and all(value is False for value in between)
 
 
 def micro_batches_have_own_means(record: AuditRecord) -> Fault | None:

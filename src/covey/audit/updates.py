@@ -15,7 +15,11 @@ MIN_UPDATES = 2
 """Updates that a check of all of them needs."""
 FALLS = 4
 """Updates over which a learning rate falls before it begins anew."""
-IDLE_UPDATES = 8
+NO_GRADIENT = 1e-6
+"""A gradient norm that is the rounding of float32 in sums that cancel."""
+LEAST_ADVANTAGE = 0.1
+"""An advantage that has a gradient which is more than rounding."""
+IDLE_UPDATES = 4
 """Updates without a learning rate that are more than the end of a schedule."""
 LEAST_RATE = 1e-10
 """A learning rate below moves no weight, whatever its precision."""
@@ -47,7 +51,7 @@ def _gain(use: Use) -> float:
 
 def rate_is_zero(record: AuditRecord) -> Fault | None:
     """The learning rate is at most 1e-10 in every update, or in all of the last quarter of the run, at least
-    eight updates.
+    four updates.
     """
     rates = [(u.step, u.learning_rate) for u in record.updates if u.learning_rate is not None]
     idle = list(takewhile(lambda update: update[1] <= LEAST_RATE, reversed(rates)))
@@ -165,12 +169,19 @@ def weights_are_too_coarse(record: AuditRecord) -> Fault | None:
 
 
 def gradient_is_zero(record: AuditRecord) -> Fault | None:
-    """The gradient norm is 0 in every update, though advantages are not all 0."""
+    """The gradient norm is 0 in every update, though advantages are not all 0; or at most 1e-6, though some
+    are above .1.
+    """
     norms = [u.grad_norm for u in record.updates if u.grad_norm is not None]
     advantages = [use.row.advantage for use in record.uses if isinstance(use.row.advantage, float)]
-    if len(norms) < MIN_UPDATES or any(norms) or (advantages and not any(advantages)):
+    if len(norms) < MIN_UPDATES or (advantages and not any(advantages)):
         return None
-    return Fault("the gradient is 0 in every update", record.updates[0].step)
+    if not any(norms):
+        return Fault("the gradient is 0 in every update", record.updates[0].step)
+    if max(norms) > NO_GRADIENT or max(map(abs, advantages), default=0.0) <= LEAST_ADVANTAGE:
+        return None
+    sentence = f"the gradient is {max(norms):.2g} at most, in every update: advantages cancel in the loss"
+    return Fault(sentence, record.updates[0].step)
 
 
 def gradient_is_always_clipped(record: AuditRecord) -> Fault | None:

@@ -97,6 +97,19 @@ def clipped_outside(case: LossCase) -> LossCase | None:
     return varied(case, surrogate=bind(larger))
 
 
+def clipped_alone(case: LossCase) -> LossCase | None:
+    """Return the case with the clipped ratio alone, without the smaller one of PPO's two objectives."""
+    rule = case.algorithm.surrogate
+    if rule.function is not surrogates.clip:
+        return None
+    low, high = (float(rule.settings.get(name, 0.2)) for name in ("clip_low", "clip_high"))
+
+    def alone(ratio: Tensor, advantages: Tensor) -> Tensor:
+        return surrogates.unclipped(ratio.clamp(1 - low, 1 + high), advantages)
+
+    return varied(case, surrogate=bind(alone))
+
+
 def not_corrected(case: LossCase) -> LossCase | None:
     """Return the case without its importance correction."""
     return None if case.mismatch is None else replace(case, mismatch=None)

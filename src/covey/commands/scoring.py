@@ -47,7 +47,7 @@ def score_file(
     """
     functions, data, wording, stage = _find_rewards(words, trust)
     with_tools = tools_shown(stage, functions) if stage is not None else _same_problem
-    functions.reader = Reader(wording.decode)
+    functions = replace(functions, reader=Reader(wording.decode))
     if wording.note:
         say(wording.note)
     scorer = Scorer(functions)

@@ -238,9 +238,14 @@ class Rollout(Section):
         # `tools: calculate` is short for `tools: {functions: [calculate]}`.
         return {"functions": value} if isinstance(value, str | list | tuple) else value
 
+    @property
+    def completions_per_step(self) -> int:
+        """Completions that one batch samples, before filtered groups are replaced."""
+        return self.group_size * self.prompts_per_step
+
     @model_validator(mode="after")
     def _completions(self) -> Rollout:
         # Each is within its own bounds, but the batch is their product.
-        if self.group_size * self.prompts_per_step > MANY:
+        if self.completions_per_step > MANY:
             raise ValueError(f"group_size times prompts_per_step exceeds {MANY:,}")
         return self

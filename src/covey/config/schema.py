@@ -256,7 +256,6 @@ class Guards(Section):
         20.0,
         "Stop above this KL, whatever kl_action says.",
         usual="10 to 50 nats per completion",
-        source="explainers, which put the alarm at 5 to 10 nats",
     )
     kl_action: Literal["warn", "raise_coef", "stop"] = setting(
         "warn",

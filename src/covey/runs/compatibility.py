@@ -22,10 +22,12 @@ from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
+from covey.runs.atomic import write_file
+from covey.runs.fingerprints import changes
 from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
-from covey.runs.inventory import changes
 from covey.runs.owner import OWNER
 from covey.runs.reader import read_environment, recorded_settings
+from covey.system.integrity import sealed
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine, world_size
 from covey.tasks.source import EXAMPLES
@@ -166,6 +168,13 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
         "processes": world_size(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def update_environment(output: Path, **facts: object) -> None:
+    """Add facts to the record of a run's environment, if it has one, or replace them."""
+    record = read_environment(output)
+    if record is not None:
+        write_file(output / "env.json", sealed({**record, **facts}))
 
 
 def operations_library() -> str | None:

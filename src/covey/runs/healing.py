@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from covey.runs.atomic import discard, link, make_folder, sync, write_file
+from covey.runs.compatibility import update_environment
 from covey.runs.folder import STREAMS, RunFolder, checkpoints, step_of
-from covey.runs.inputs import INPUTS
 from covey.runs.pending import forget_completions
 from covey.runs.trust import MARKS
 
@@ -47,7 +47,7 @@ def archive_steps(folder: RunFolder, part: Path, back_to: int) -> None:
         elif step_of(path) > back_to or not back_to:
             discard(path)
     forget_completions(run)
-    # Of the inputs before the change, which would be compared with those after it.
-    (run / INPUTS).unlink(missing_ok=True)
+    # Those before the change would be compared with those after it.
+    update_environment(run, contents=None)
     for moved in (part / "rollouts", part / "checkpoints", run / "rollouts", run / "checkpoints"):
         sync(moved)

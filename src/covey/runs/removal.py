@@ -13,7 +13,6 @@ from covey.runs.attempts import HEALING
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.folder import CURVE, LOCK, RESULT, STREAMS, RunFolder, take_lock
 from covey.runs.healing import ARCHIVE
-from covey.runs.inputs import INPUTS
 from covey.runs.owner import OWNER
 from covey.runs.pending import PENDING
 from covey.runs.reader import recorded_yaml, stages_in
@@ -33,7 +32,6 @@ FILES = (
     START_FILE,
     EXIT_FILE,
     RESULT,
-    INPUTS,
     EXAMPLES,
     HEALING,
     TAGS,

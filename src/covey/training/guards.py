@@ -46,7 +46,7 @@ WORSE_THAN_NOTHING = -0.25
 LOST_STEPS = 5
 
 
-def judge_update(
+def count_skipped_update(
     finite: bool, memory: GuardMemory, limits: Guards, step: int
 ) -> tuple[GuardMemory, Stop | None]:
     """Count updates that were skipped because their loss or gradient was not finite."""

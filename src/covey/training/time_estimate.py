@@ -11,7 +11,7 @@ from covey.config.methods import SAMPLES_EXAMPLES
 from covey.insight.forecast import Workload, evaluations_of
 from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import world_size
 from covey.system.text import duration
 from covey.training.run import Run
@@ -35,7 +35,7 @@ class TokenCost(NamedTuple):
 
 def token_cost(run: Run) -> TokenCost | None:
     """Return what a token costs by the measured rates of products; None where others do the work."""
-    policy = run.learner.policy.unsharded
+    policy = run.learner.network.unsharded
     library = tested_kernels() if policy.decoder is not None and policy.decoder.all_compiled else None
     if library is None or not library.trial.rates:
         return None
@@ -101,7 +101,7 @@ def _each(seconds: float) -> str:
     return f" of {duration(seconds)}" if seconds >= 1 else ""
 
 
-def mean_tokens(rows: Sequence[Prompted]) -> float:
+def mean_tokens(rows: Sequence[EncodedProblem]) -> float:
     """Return the mean tokens of a row, its answers included; 0 without rows."""
     tokens = sum(len(r.tokens) + sum(len(a.tokens) for a in r.answers) for r in rows)
     return tokens / max(len(rows), 1)

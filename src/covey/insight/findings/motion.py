@@ -90,7 +90,8 @@ def ratios_are_wide(run: RunView) -> str | None:
 
 def tokens_are_clipped(run: RunView) -> str | None:
     """More than a fifth of the tokens are clipped."""
-    part = run.late("clip/low") + run.late("clip/high")
+    parts = [run.late("clip/low"), run.late("clip/high")]
+    part = sum(value for value in parts if not math.isnan(value))  # other trainers log one number
     return f"{percent(part)} of the tokens are clipped and contribute no gradient" if part > 0.2 else None
 
 

@@ -1,0 +1,126 @@
+"""Checks of the reference: the policy before the first update, which does not change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import fmean
+from typing import NamedTuple
+
+from covey.audit.check import Fault
+from covey.audit.frameworks import words_of
+from covey.audit.logprobs import (
+    EQUAL_NATS,
+    MIN_SURPRISE,
+    SAME_PROGRAM_NATS,
+    UNEXPLAINED_PART,
+    distance,
+    fresh,
+    pairs,
+    present,
+    reference,
+    surprise,
+    trainer,
+    worst,
+)
+from covey.audit.record import AuditRecord, Use
+from covey.audit.tokens import MIN_COMPLETIONS, location
+
+KL = "kl/token_k3"
+"""covey's name of the KL that trainers log."""
+LARGE_KL = 0.5
+"""More than the noise of log-probs adds to a KL, also if it is a sum over a completion."""
+MIN_TOKENS = 16
+"""Tokens that siblings share, after the same tokens: how exactly a reference repeats itself."""
+
+
+def reference_is_another(record: AuditRecord) -> Fault | None:
+    """Before the first update of a run, the reference's log-probs differ from the policy's by more than .02
+    nats per token; or the KL that is logged with the first update is above .5.
+    """
+    words = words_of(record.header.framework)
+    for update in record.updates[:1] if "ref_logprobs" not in record.fields else ():
+        kl = max((v or 0.0 for name, v in update.metrics.items() if words.metric(name) == KL), default=0.0)
+        if update.step == 0 and kl > LARGE_KL:
+            return Fault(f"the KL is {kl:.3g} in the first update: the reference is another model", 0)
+    uses = [use for use in fresh(record) if use.update.step == 0]
+    off = distance(uses, reference, present)
+    if not off > SAME_PROGRAM_NATS:
+        return None
+    use, token = worst(uses, reference, present)
+    sentence = f"training begins {off:.2g} nats per token away from its reference: that is another model"
+    temperature = record.number("temperature", 1.0)
+    if temperature != 1:
+        sentence += f", or its log-probs are not at temperature {temperature:g}"
+    return Fault(sentence, 0, location(use, token))
+
+
+def reference_moves(record: AuditRecord) -> Fault | None:
+    """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit. Or
+    they do so to a thousandth of a nat per token in an update, and were a hundred times as far away before.
+    Or they differ between rollouts by more than .02 nats per token, for at least four tokens that come after
+    the same prompt and tokens, and five times less for at least 16 within a rollout.
+    """
+    if record.setting("sync_ref_model") is True:
+        return None
+    uses = [use for use in record.uses if use.changed_before and reference(use)]
+    same = [use for use in uses if all(x == y for _, x, y in pairs(use, trainer, reference))]
+    if len(uses) >= MIN_COMPLETIONS and len(same) == len(uses):
+        sentence = "the reference equals the policy after updates: the KL is 0"
+        return Fault(sentence, same[0].update.step, location(same[0]))
+    return _reference_is_replaced(record) or _reference_drifts(record)
+
+
+def _reference_is_replaced(record: AuditRecord) -> Fault | None:
+    farthest = 0.0
+    for update in record.updates:
+        uses = [use for use in record.uses_of(update) if use.changed_before and reference(use)]
+        if len(uses) < MIN_COMPLETIONS or fmean(surprise(use, trainer) for use in uses) < MIN_SURPRISE:
+            continue
+        off = distance(uses, trainer, reference)
+        if off < EQUAL_NATS and off < 0.01 * farthest:
+            sentence = (
+                f"the reference equals the policy, from which it was {farthest:.2g} nats per token away"
+            )
+            sentence += ": it was replaced in the middle of the run"
+            return Fault(sentence, update.step, location(uses[0]))
+        farthest = max(farthest, off)
+    return None
+
+
+class _Seen(NamedTuple):
+    """A token that the reference has judged."""
+
+    value: float
+    use: Use
+    token: int
+
+
+def _reference_drifts(record: AuditRecord) -> Fault | None:
+    """Compare log-probs of tokens that the reference has seen after the same tokens, and so must repeat."""
+    seen: dict[tuple[int, ...], dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
+    for use in fresh(record):
+        prompt, ids = use.sample.prompt_ids, use.row.ids or use.sample.ids
+        for token, value, _ in pairs(use, reference, reference) if prompt and ids else ():
+            context = (*(prompt or ()), -1, *(ids or ())[: token + 1])
+            seen[context][use.row.rollout].append(_Seen(value, use, token))
+    by_context = [list(rollouts.values()) for rollouts in seen.values()]
+    within = [abs(rows[0].value - r.value) for rollouts in by_context for rows in rollouts for r in rows[1:]]
+    again = [
+        (abs(rollouts[0][0].value - rows[0].value), rows[0])
+        for rollouts in by_context
+        for rows in rollouts[1:]
+    ]
+    off = fmean([nats for nats, _ in again] or [0.0])
+    enough = len(again) >= MIN_COMPLETIONS and len(within) >= MIN_TOKENS
+    if not (enough and off > SAME_PROGRAM_NATS and fmean(within) < UNEXPLAINED_PART * off):
+        return None
+    _, farthest = max(again, key=lambda pair: pair[0])
+    sentence = f"the reference gives {len(again)} tokens, after the same tokens, other log-probs than in an"
+    sentence += f" earlier rollout, by {off:.2g} nats"
+    return Fault(f"{sentence}: it moves", farthest.use.update.step, location(farthest.use, farthest.token))
+
+
+CHECKS = {
+    "reference_differs": reference_is_another,
+    "reference_moves": reference_moves,
+}

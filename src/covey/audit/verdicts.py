@@ -1,0 +1,185 @@
+"""Rewards next to the answers of their rows: what is seen without asking a reward function once more.
+
+A text is correct by a plain rule: it is its row's answer, ends with it, or its last number is it. The reward
+function may have another rule, so a plain rule speaks only where it explains all rewards, of other texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from covey.audit.check import Fault
+from covey.audit.groups import groups_of, tensor_of
+from covey.audit.probes import ANSWERS
+from covey.audit.record import AuditRecord, Rollout, Sample
+
+MIN_UNLIKE = 4
+"""Completions that must show a fault."""
+MIN_ROLLOUTS = 4
+"""Rollouts in each of which as many texts are correct as are paid the most."""
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+"""A number as people write it."""
+
+
+def number_of(text: str) -> float | None:
+    """Return the number that a text is, with commas or without."""
+    match = NUMBER.fullmatch(text.strip())
+    return None if match is None else float(text.replace(",", ""))
+
+
+def _last_number(text: str) -> str:
+    return next(reversed(NUMBER.findall(text)), "").rstrip(",")
+
+
+RULES: tuple[Callable[[str, str], bool], ...] = (
+    lambda text, answer: text.strip() == answer,
+    lambda text, answer: text.rstrip().endswith(answer),
+    lambda text, answer: _last_number(text) == answer,
+)
+"""Text, answer -> whether the text is correct."""
+
+
+class Paid(NamedTuple):
+    """The completions of a rollout, with what one reward function gave them."""
+
+    name: str
+    rollout: Rollout
+    best: list[bool]
+    """Whether a completion got the most that the function gave in the run."""
+
+
+def answer_of(sample: Sample) -> str:
+    """Return the answer of a completion's row; '' without one, or with a long one."""
+    answers = (sample.row[name] for name in ANSWERS if name in sample.row)
+    answer = next((a for a in answers if isinstance(a, str | int | float)), "")
+    return str(answer).strip()
+
+
+def paid(record: AuditRecord) -> Iterator[list[Paid]]:
+    """Yield the rollouts of each reward function whose scores differ and are known, with answers, texts."""
+    if any(s.text is None or not answer_of(s) for _, _, s in record.samples):
+        return
+    for name in record.functions:
+        by_rollout = [[s.rewards.get(name) for s in r.completions] for r in record.rollouts]
+        values = tensor_of([score for scores in by_rollout for score in scores])
+        if len(values) and not values.isnan().any() and values.min() < values.max():
+            best = float(values.max()) - 1e-6
+            rows = zip(record.rollouts, by_rollout, strict=True)
+            yield [Paid(name, r, [float(s or 0.0) >= best for s in scores]) for r, scores in rows]
+
+
+def _correct(
+    record: AuditRecord, rollout: Rollout, rule: Callable[[str, str], bool], ends: bool
+) -> list[bool]:
+    """Return whether each text is correct by a rule. ``ends``: only with an end token, where it is known."""
+    eos = record.header.tokens.eos
+    return [
+        rule(s.text or "", answer_of(s)) and not (ends and s.ids and eos and s.ids[-1] not in eos)
+        for s in rollout.completions
+    ]
+
+
+def rewards_of_other_texts(record: AuditRecord) -> Fault | None:
+    """The completions that a function pays the most are those whose neighbour, at the same distance, has the
+    correct text; or each rollout has as many of them as correct texts, and they are others.
+    """
+    for function, rule, ends in product(paid(record), RULES, (False, True)):
+        correct = [_correct(record, one.rollout, rule, ends) for one in function]
+        best = [one.best for one in function]
+        unlike = [(n, i) for n, i in _unlike(best, correct, 0)]
+        if len(unlike) < MIN_UNLIKE or sum(map(sum, correct)) < MIN_UNLIKE:
+            continue
+        n, i = unlike[0]
+        count, name = sum(map(len, best)), function[0].name
+        sentence = f"{name} pays {len(unlike)} of {count} completions otherwise than their texts deserve"
+        evidence = {"completion": i}
+        step = function[n].rollout.step
+        for lag in _lags(function):
+            if not list(_unlike(best, correct, lag)):
+                where = f"{abs(lag)} {'before' if lag > 0 else 'after'}"
+                return Fault(f"{sentence}: rewards are those of the completion {where}", step, evidence)
+        if _is_another_order(best, correct, len(unlike)):
+            return Fault(f"{sentence}, and as many others in each rollout", step, evidence)
+    return None
+
+
+def _lags(function: Sequence[Paid]) -> tuple[int, ...]:
+    """Return distances at which a neighbour may have got a completion's reward: one place, or a group."""
+    groups = groups_of(function[0].rollout.completions)
+    size = max(map(groups.count, set(groups)))
+    return (1, -1, size, -size)
+
+
+def _unlike(
+    best: Sequence[Sequence[bool]], correct: Sequence[Sequence[bool]], lag: int
+) -> Iterator[tuple[int, int]]:
+    """Yield (rollout, place) of completions that are paid otherwise than the text some places before."""
+    for n, (of_rewards, of_texts) in enumerate(zip(best, correct, strict=True)):
+        for i, is_best in enumerate(of_rewards):
+            if 0 <= i - lag < len(of_texts) and is_best != of_texts[i - lag]:
+                yield n, i
+
+
+def _is_another_order(best: Sequence[Sequence[bool]], correct: Sequence[Sequence[bool]], unlike: int) -> bool:
+    """Whether each rollout has as many correct texts as completions that are paid the most."""
+    pairs = [(sum(of_rewards), sum(of_texts)) for of_rewards, of_texts in zip(best, correct, strict=True)]
+    mixed = [(a, len(row)) for (a, _), row in zip(pairs, best, strict=True) if 0 < a < len(row)]
+    return all(a == b for a, b in pairs) and len(mixed) >= MIN_ROLLOUTS and unlike > 0.1 * sum(map(len, best))
+
+
+def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
+    """At least four texts that are one row's answer and not another's are paid alike for both, some of them
+    the most, though nine in ten of the other texts are paid the most exactly if they are their row's answer.
+    """
+    for function in paid(record):
+        by_text: dict[str, list[tuple[str, bool, int, int]]] = {}
+        for one in function:
+            for i, (sample, best) in enumerate(zip(one.rollout.completions, one.best, strict=True)):
+                row = (answer_of(sample), best, one.rollout.step, i)
+                by_text.setdefault((sample.text or "").strip(), []).append(row)
+        told = [rows for text, rows in by_text.items() if len({answer == text for answer, *_ in rows}) == 2]
+        verdicts = [{best for _, best, *_ in rows} for rows in told]
+        if len(told) < MIN_UNLIKE or {True, False} in verdicts or {True} not in verdicts:
+            continue
+        reads = [
+            best == (a == text) for text, rows in by_text.items() if rows not in told for a, best, *_ in rows
+        ]
+        if sum(reads) < 0.9 * len(reads):
+            continue
+        sentence = (
+            f"{function[0].name} pays {len(told)} texts alike where they are the row's answer and where not"
+        )
+        _, _, step, place = told[0][0]
+        return Fault(f"{sentence}: verdicts are cached by the text alone", step, {"completion": place})
+    return None
+
+
+def another_notation_is_not_paid(record: AuditRecord) -> Fault | None:
+    """Of the texts whose last number is their row's answer, at least four write it otherwise than the row, as
+    1,234 for 1234, and none of these is paid the most; at least four write it as the row does, and nine in
+    ten of these are paid the most.
+    """
+    for function in paid(record):
+        same, other = list[bool](), list[tuple[bool, int, int, str, str]]()
+        for one in function:
+            for i, (sample, best) in enumerate(zip(one.rollout.completions, one.best, strict=True)):
+                answer, number = answer_of(sample), _last_number(sample.text or "")
+                value = number_of(answer)
+                if number == answer:
+                    same.append(best)
+                elif value is not None and number_of(number) == value:
+                    other.append((best, one.rollout.step, i, number, answer))
+        if min(len(other), len(same)) < MIN_UNLIKE or any(best for best, *_ in other):
+            continue
+        if sum(same) < 0.9 * len(same):
+            continue
+        _, step, i, number, answer = other[0]
+        sentence = f"{function[0].name} does not pay {len(other)} texts that end with the answer of their row"
+        return Fault(f"{sentence} in another notation, {number} for {answer}", step, {"completion": i})
+    return None
+
+
+CHECKS = {"notation_unpaid": another_notation_is_not_paid}
