@@ -36,7 +36,7 @@ from covey.config.trl_loss import algorithm_of
 from covey.config.unknown import explain_unknown
 from covey.config.unread import reads, unread_settings
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import AnyBound, Bound, bind
+from covey.objective.axis_function import AnyAxisFunction, AxisFunction, bind
 from covey.objective.corrections import truncated
 from covey.system.integrity import sealed_text
 from covey.types import Credit
@@ -58,7 +58,7 @@ class ResolvedConfig:
     """In a pipeline, the folder of the earlier stage whose final model this stage starts from."""
     pipeline_folder: Path | None = None
     """In a pipeline, the folder that contains all its stages."""
-    loss: AnyBound | None = None
+    loss: AnyAxisFunction | None = None
     """The loss of a method that learns from pairs or judged answers."""
     checkpoint: Path | None = None
     """Checkpoint of an unfinished run, whose weights replace the config's model."""
@@ -189,7 +189,7 @@ def with_correction(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list
     return replace(algorithm, correction=(bind(truncated),)), [note]
 
 
-def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
+def _loss(config: Config, origins: Mapping[str, str]) -> AnyAxisFunction | None:
     """Return the loss of a method with its settings.
 
     Raises ConfigError for settings that it does not have.
@@ -201,7 +201,7 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
             raise ConfigError(_with_place(message + ", ".join(COMPARES), origins))
         return None
     try:
-        return Bound(function, checked_settings("loss", function, config.loss))
+        return AxisFunction(function, checked_settings("loss", function, config.loss))
     except ConfigError as error:
         raise ConfigError(_with_place(str(error), origins)) from None
 
