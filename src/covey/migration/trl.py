@@ -122,8 +122,8 @@ def _take_text(m: MigrationResult, key: str, value: object) -> None:
 
 def _rewards(m: MigrationResult, trainer: str, script: str, weights: object) -> list[object]:
     """Return the rewards, functions of the script by its name."""
-    given = m.take(f"{trainer}.reward_funcs", m.take("reward_funcs"))
-    functions = given if isinstance(given, list) else [given]
+    value = m.take(f"{trainer}.reward_funcs", m.take("reward_funcs"))
+    functions = value if isinstance(value, list) else [value]
     names = list[str]()
     for function in functions:
         if isinstance(function, Function):
