@@ -5,9 +5,8 @@
 Each disease is a run, its cure another that differs in one thing; both begin from the same cold start. What
 the run finds first must be the disease's true cause, and a cured run must find nothing. Runs are tiny (48
 completions a step, a model of 50,000 weights) and kept in covey-benchmarks/diseases of the temporary folder,
-so that the same command continues
-after an interruption; findings are those of today's rules on the records. With --write the matrix and the
-pictures go to benchmarks/results/diseases.{md,svg}.
+so that the same command continues after an interruption; findings are those of today's rules on the records.
+With --write the matrix and the pictures go to benchmarks/results/diseases.{md,svg}.
 """
 
 from __future__ import annotations

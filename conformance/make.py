@@ -20,7 +20,7 @@ import numpy as np
 from covey.config.algorithm import build_algorithm, describe
 from covey.objective.algorithms import Algorithm
 from covey.objective.axes import AXES
-from covey.objective.bound import data_names
+from covey.objective.axis_function import data_names
 from covey.objective.preference import PREFERENCES
 from covey.objective.value import value_loss
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Literal
 
 import numpy as np
@@ -328,6 +329,12 @@ class Group:
 
     def __post_init__(self) -> None:
         assert len(self.rewards) == len(self.completions), "one reward a completion"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the problem, and each completion with its reward."""
+        lines = zip(self.completions, self.rewards, strict=True)
+        rows = [f"<tr><td>{reward:.3g}</td><td>{escape(c.text)}</td></tr>" for c, reward in lines]
+        return f"<div>{escape(str(self.problem.prompt))}</div><table>{''.join(rows)}</table>"
 
     @cached_property
     def scorable(self) -> np.ndarray:

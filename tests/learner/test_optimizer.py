@@ -119,9 +119,9 @@ def test_updates_by_hand(dtype: torch.dtype) -> None:
     """Two micro-batches an update, a warm-up, clipping at half of most norms, AdamW: in float64."""
     settings = {"betas": (0.8, 0.95), "weight_decay": 0.1, "grad_clip": 1.0, "warmup_steps": 2}
     train = Train(lr=1e-2, steps=5, schedule="linear", **settings)
-    start = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=dtype)
+    start = torch.tensor([[0.5, -1.0, 2.0, 0.25]], dtype=dtype)  # a matrix, which decays
     optimizer = Optimizer([nn.Parameter(start.clone())], train)
-    w, first, second = start.double(), torch.zeros(4).double(), torch.zeros(4).double()
+    w, first, second = start.double(), torch.zeros(1, 4).double(), torch.zeros(1, 4).double()
     for step, rate in enumerate([0.5, 1.0, 1.0, 2 / 3, 1 / 3]):
         pieces = [torch.tensor([1.0, -2.0, 0.5, 0.0]) * 4**-step, torch.tensor([0.25, 1.0, -1.0, 0.125])]
         for piece in pieces:

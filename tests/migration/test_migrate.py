@@ -209,6 +209,13 @@ def test_a_script_of_trl_is_read_without_running_it(tmp_path: Path) -> None:
     assert any("seed: the script computes it, int(os.environ['SEED'])" in note for note in migrated.notes)
 
 
+def test_a_script_that_grows_is_read_in_bounded_time(tmp_path: Path) -> None:
+    lists = "".join(f"a{i} = [{', '.join([f'a{i + 1}'] * 9)}]\n" for i in range(15))
+    script = f"{lists}a15 = 9**9**9\nargs = GRPOConfig(max_steps=2, reward_weights=a0, seed=a15)\n"
+    _, migrated = migrate(written(tmp_path, "grow.py", script))
+    assert any(note.startswith("seed: the script computes it") for note in migrated.notes)
+
+
 def test_the_first_trainer_whose_fields_fit_reads_a_file_of_trl(tmp_path: Path) -> None:
     theirs = {
         "learning_rate": "5e-7",

@@ -32,7 +32,7 @@ from covey.objective import (
     token_weights,
 )
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL, Entropy

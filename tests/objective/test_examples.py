@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.objective import penalties, reductions
 from covey.objective.advantages import group_centered, group_zscore, standard_deviation
 from covey.objective.algorithms import PRESETS
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.credit import prefix_values, process_zscore
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss

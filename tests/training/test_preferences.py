@@ -26,7 +26,7 @@ from covey.errors import CheckpointError, GuardStop, Stopped
 from covey.learner.batching import Batch, given_batch
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.preference import PREFERENCES
 from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.references import REFERENCE

@@ -23,7 +23,7 @@ from covey.learner.batching import given_batch
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.reward_model import TrainedRewardModel, conversation_ids, with_head
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.preference import bradley_terry
 from covey.rewards.loading import load_rewards
 from covey.rollouts.learned import LEARNED, reward_model_bytes

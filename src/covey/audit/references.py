@@ -96,7 +96,7 @@ class _Seen(NamedTuple):
 
 
 def _reference_drifts(record: AuditRecord) -> Fault | None:
-    """Compare the log-probs of tokens that the reference has seen after the same tokens, and so must repeat."""
+    """Compare log-probs of tokens that the reference has seen after the same tokens, and so must repeat."""
     seen: dict[tuple[int, ...], dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
     for use in fresh(record):
         prompt, ids = use.sample.prompt_ids, use.row.ids or use.sample.ids

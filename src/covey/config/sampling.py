@@ -123,7 +123,7 @@ class ToolUse(Section):
         60.0,
         "Time limit in seconds for all tool calls of a completion, and for all waits of a batch for tools "
         "(each resampling round is a batch); calls beyond it are not run.",
-        usual="30 to 600: the longest that a step may stand still",
+        usual="30 to 600: the longest that a step may block",
     )
     result_tokens: Many = setting(
         256, "Longest tool result in tokens; longer results are truncated.", usual="200 to 2,000"

@@ -265,10 +265,10 @@ class Guards(Section):
     )
     on_finding: Literal["report", "rollback"] = setting(
         "report",
-        "Reaction to a warning or a severe finding: report it; or rollback: go back to the last good "
-        "checkpoint and continue with the suggested setting.",
+        "Reaction to a warning or a severe finding: report prints it; rollback also returns to the last "
+        "good checkpoint and continues with the suggested setting.",
     )
-    heal_tries: Few = setting(3, "Largest number of times that a run goes back because of findings.")
+    max_rollbacks: Few = setting(3, "Largest number of rollbacks because of findings.")
     entropy_floor: NonNegative = setting(
         0.0, "Stop when the entropy of a step's sampling, in nats per token, falls below this."
     )

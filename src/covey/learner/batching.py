@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed, pack
-from covey.objective.bound import Bound, values_of
+from covey.objective.axis_function import AxisFunction, values_of
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
 from covey.sampling.prompts import EncodedProblem, GivenAnswer
@@ -188,7 +188,9 @@ def with_signal(batch: Batch) -> Batch:
     return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
-def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor], noise: Tensor | None = None) -> Batch:
+def select_tokens(
+    batch: Batch, choose: AxisFunction[SelectionData, Tensor], noise: Tensor | None = None
+) -> Batch:
     """Return an optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out.
 
     ``noise`` belongs to the whole rollout batch, uniform in [0, 1), if the function asks for it.

@@ -28,7 +28,7 @@ from covey.models.logprobs import Head, TokenOutputs
 from covey.models.packing import Packed
 from covey.models.reference import Reference
 from covey.models.sharded import copy_into, local_part
-from covey.objective.bound import differentiating
+from covey.objective.axis_function import differentiating
 from covey.system.processes import all_reduce_sum, gather, interleave, is_joint, rank, run_on_all, world_size
 
 WEIGHT = "weight/"

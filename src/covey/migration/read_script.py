@@ -28,10 +28,11 @@ OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
 }
 DEEPEST = 20
-"""Largest number of variables that a value is followed through."""
+"""Largest depth of a value, variables included."""
+MOST_PARTS = 100_000
+"""Largest number of parts that are read: lists of lists of one variable grow without end."""
 
 
 class Expression(NamedTuple):
@@ -50,7 +51,7 @@ def read_script(text: str) -> dict[str, object]:
     """Return the arguments of a script's calls: `function.argument` -> value; {} if it is not Python."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     reader = _Reader(tree)
     settings = dict[str, object]()
@@ -70,6 +71,7 @@ class _Reader:
     """Reads expressions of a script."""
 
     def __init__(self, tree: ast.Module) -> None:
+        self.left = MOST_PARTS
         self.assigned = dict[str, ast.expr]()
         self.functions = set[str]()
         for node in ast.walk(tree):
@@ -97,7 +99,8 @@ class _Reader:
 
     def value(self, node: ast.expr, depth: int = 0) -> object:
         """Return the value of an expression, or an Expression."""
-        if depth > DEEPEST:
+        self.left -= 1
+        if depth > DEEPEST or self.left < 0:
             return Expression(ast.unparse(node))
         if isinstance(node, ast.Constant):
             return node.value

@@ -203,7 +203,7 @@ def gguf_license(file: Path) -> dict[str, str]:
 
     try:
         reader = GGUFReader(file)
-    except (OSError, ValueError):  # replaced since the run began: a card with fewer fields
+    except (OSError, ValueError, IndexError):  # damaged since the run began: a card with fewer fields
         return {}
     fields = {
         name: f"general.{name.replace('_', '.')}" for name in ("license", "license_name", "license_link")

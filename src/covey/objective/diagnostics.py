@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import differentiating
+from covey.objective.axis_function import differentiating
 from covey.objective.loss import token_terms, user_functions_in_loss
 from covey.objective.signs import known_mean, mixes_scripts
 from covey.objective.texts import answers_inside, text_metrics

@@ -10,7 +10,7 @@ import torch
 
 from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import setting_defaults
+from covey.objective.axis_function import setting_defaults
 from covey.objective.data import FilterData
 from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.scorer import Scorer

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import setting_defaults
+from covey.objective.axis_function import setting_defaults
 from covey.objective.credit import Segments, segment_difference
 from covey.rewards.ends import token_ends
 from covey.sampling.base import Request, SampledCompletion, Sampler, SamplingParams, Weights

@@ -28,7 +28,7 @@ ONE_IN = 32
 MAX_FRACTION = 1 / 16
 """Completions computed again per sampled one, averaged over steps; this costs about 2 % of a run's time."""
 FIRST_STEPS = 8
-"""So many steps are measured in any case: a learning rate that is too high shows here."""
+"""Number of first steps that are always measured: a learning rate that is too high shows there."""
 MIN_COMPLETIONS = 8
 MAX_COMPLETIONS = 32
 

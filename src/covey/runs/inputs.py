@@ -25,12 +25,12 @@ from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned
 from covey.runs.compatibility import update_environment
-from covey.runs.fingerprints import changes, fingerprints
+from covey.runs.fingerprints import fingerprints
 from covey.runs.reader import read_environment
 from covey.runs.sources import OURS, is_library_file, origin_of, sources
 from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.definitions import load_tools
-from covey.system.integrity import digest_of
+from covey.system.integrity import changes, digest_of
 from covey.system.processes import is_rank_zero
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError
@@ -150,8 +150,8 @@ def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:
             yield f"reward {spec.name}", spec.function
         elif callable(spec):
             yield f"reward {name_of(spec)}", spec
-    for bound in loaded.algorithm.all_functions:
-        yield f"function {name_of(bound.function)}", bound.function
+    for part in loaded.algorithm.all_functions:
+        yield f"function {name_of(part.function)}", part.function
     tools = loaded.config.rollout.tools
     if tools is not None:
         with suppress(CoveyError):

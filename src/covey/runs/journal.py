@@ -53,12 +53,12 @@ class Journal:
         self.track(step, {f"held_out/{name}": e.value for name, e in evaluation.summary().items()})
 
     def track(self, step: int, values: Mapping[str, float]) -> None:
-        """Give the tracker a copy, if there is one."""
+        """Send a copy to the tracker, if there is one."""
         if self.tracking is not None:
             self.tracking.log(step, values)
 
     def track_by(self, name: str | None, settings: Mapping[str, object], first: int) -> None:
-        """Start to give a tracker copies of the metrics. If it fails, the run says so once and continues."""
+        """Send copies of the metrics to a tracker. If it fails, the run says so once and continues."""
         if name is None or not self.folder.writes:
             return
 
@@ -71,7 +71,7 @@ class Journal:
         self.tracking = Tracking(lambda: tracker_opener(name)(self.folder.path, settings, first), log_failure)
 
     def close(self) -> None:
-        """Let the tracker write what is left, and give the folder back."""
+        """Let the tracker write its last records, and release the folder."""
         if self.tracking is not None:
             self.tracking.close()
         self.folder.close()

@@ -78,7 +78,7 @@ class RolloutLog:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays of the npz. Raises CheckpointError if it is missing, damaged or of other rows."""
+        """All arrays of the npz. Raises CheckpointError if it is missing, damaged or not of these rows."""
         path = self.path.with_suffix(".npz")
         try:
             content = read_below(path.parent.parent, f"{path.parent.name}/{path.name}", stream_bytes())
@@ -189,7 +189,7 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
         except (ValueError, ValidationError):
             raise CheckpointError(f"{path}:{number}: damaged. {_remedy(path)}") from None
         if not _follows(row, rows[-1] if rows else None, step):
-            raise CheckpointError(f"{path}:{number}: damaged, another line stood here. {_remedy(path)}")
+            raise CheckpointError(f"{path}:{number}: damaged: another line was written here. {_remedy(path)}")
         rows.append(row)
     if len(rows) != rows[0]["rows"]:
         raise CheckpointError(f"{path}: {len(rows)} of {rows[0]['rows']} lines are left. {_remedy(path)}")
@@ -197,7 +197,7 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
 
 
 def _follows(row: Mapping[str, object], before: Mapping[str, Any] | None, step: int) -> bool:
-    """Whether a row is the next one of its step: its position alone tells its part of the arrays."""
+    """Whether a row is the next one of its step: its place among the rows tells its part of the arrays."""
     if row["step"] != step:
         return False
     if before is None:

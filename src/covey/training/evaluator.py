@@ -26,7 +26,7 @@ class Evaluator:
     rewards: Rewards
     journal: Journal
     on_sample: Callable[..., None]
-    """Called with the numbers of completions done and in all, and with ``what`` is done."""
+    """Called with the number of finished completions, that of all, and ``what`` is being done."""
 
     @property
     def spare_problems(self) -> Sequence[EncodedProblem]:

@@ -38,9 +38,9 @@ from covey.system.processes import (
 from covey.system.text import duration, percent
 from covey.tasks.source import EXAMPLES
 from covey.training.example_sampling import write_examples
-from covey.training.healing import tell_outcomes
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.resume import load_weights_of
+from covey.training.rollback import tell_outcomes
 from covey.training.run import Run
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved_values
 from covey.config.methods import METHODS, SAMPLES_EXAMPLES, Loop
-from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit
+from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit, resume_command
 from covey.insight.result import (
     Result,
     better_step_hint,
@@ -41,9 +42,9 @@ from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.training import example_sampling, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
-from covey.training.healing import run_with_healing, severe
 from covey.training.options import DEFAULTS, RunOptions
 from covey.training.refusals import check_resume
+from covey.training.rollback import run_with_rollbacks, severe
 from covey.training.run import Run
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -86,7 +87,7 @@ def run_pipeline(
             freeze_existing_objects(),
             restore_model_object(stage.config.model),
         ):
-            results.append(result or run_with_healing(_run_stage, stage, console, stop, options))
+            results.append(result or run_with_rollbacks(_run_stage, stage, console, stop, options))
     if ended[-1] is not None:
         steps = f"{ended[-1].steps} steps"
         console.say(f"{ended[-1].folder} is complete after {steps}; there is nothing left to do")
@@ -179,7 +180,8 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
         console.begin(title, config.train.steps, run.state.step, stops_early, left=run.seconds_left)
         console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
         run.journal.track_by(config.tracker, dict(flatten(resolved_values(loaded))), run.state.step)
-        with stop.listening(partial(_answer_stop, run)):
+        home = loaded.pipeline_folder or config.output
+        with stop.listening(partial(_answer_stop, run), partial(_ended_at_once, run, home)):
             return _train_and_finish(run, LOOPS[loop])
     finally:
         console.end()
@@ -192,6 +194,11 @@ def _answer_stop(run: Run, again: str) -> None:
     """Tell the user at a signal when the run will end; ``again``: the name of a second one."""
     if is_rank_zero():
         run.journal.console.answer(run.progress.describe_stop(again))
+
+
+def _ended_at_once(run: Run, home: Path) -> str:
+    """Return what a second signal loses, and the command that continues the run."""
+    return f"{run.progress.describe_loss()}. Continue with: {resume_command(home)}"
 
 
 def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
@@ -216,7 +223,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             again = evaluate_again(run) if run.evaluates else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)
-                run.supervisor.go_back_for(severe(findings), run.state.step)
+                run.supervisor.roll_back_for(severe(findings), run.state.step)
             run.journal.console.show_work("writing the model")
             with run.journal.clock("final"):
                 return finish_run(run, evaluations, again)

@@ -18,7 +18,7 @@ from covey.learner.learner import Learner, Objective, Requirements
 from covey.models.load import own_reference
 from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
-from covey.objective.bound import AnyBound
+from covey.objective.axis_function import AnyAxisFunction
 from covey.objective.preference import PreferenceData
 from covey.runs.atomic import write_file
 from covey.runs.folder import INEXACT
@@ -29,7 +29,7 @@ from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
 
 PROMPT = -1.0
-"""Stands where an answer's tokens have an advantage: a token of the prompt, which counts in the NLL alone."""
+"""Marks, in place of an advantage, a token of the prompt, which counts in the NLL alone."""
 EXAMPLES_AT_ONCE = 256
 """Examples between two writes of the file of reference log-probs."""
 
@@ -75,7 +75,7 @@ def answer_log_probs(learner: Learner[Policy], batch: Batch) -> Tensor:
 class PreferenceObjective:
     """The mean of a preference loss over the pairs, or the judged answers, of an optimizer step."""
 
-    loss: AnyBound
+    loss: AnyAxisFunction
     reference: Tensor | None = None
     """(N,): log-prob of each whole answer of the step under the reference; None without one."""
     reference_point: float = 0.0
@@ -160,7 +160,7 @@ def with_prompt_trained(example: EncodedProblem) -> EncodedProblem:
 
 
 MOST_UNEVEN = 4 / 3
-"""Ratio of the total weights of good and bad answers up to which KTO's authors call them balanced."""
+"""Largest ratio of the total weights of good and bad answers that KTO's authors call balanced."""
 
 
 def unpaired_notes(examples: Sequence[EncodedProblem], settings: Mapping[str, object]) -> list[str]:
@@ -186,7 +186,7 @@ def unpaired_notes(examples: Sequence[EncodedProblem], settings: Mapping[str, ob
 
 
 def mismatch_answers(examples: Sequence[EncodedProblem], context: int) -> list[EncodedProblem]:
-    """Return each prompt with the answer to another: the one before it in the file, round the end.
+    """Return each prompt with the answer to the one before it in the file; the first gets the last answer.
 
     Answers that would not fit into the context are truncated.
     """

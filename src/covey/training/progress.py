@@ -9,7 +9,7 @@ from covey.runs.clock import Clock
 from covey.system.text import duration
 
 NOTICED = 1.0
-"""Seconds of work below which a loss is not worth a word."""
+"""Seconds of work below which a loss is not mentioned."""
 
 
 class StopForecast(NamedTuple):
@@ -24,12 +24,12 @@ class Progress:
     """Notes when steps, updates and checkpoints of a run began and ended. Other threads may ask it."""
 
     def __init__(self, clock: Clock, steps: int, updates_per_step: int) -> None:
-        """``steps``: of the run. ``updates_per_step``: optimizer steps of each."""
+        """``steps``: number of steps of the run. ``updates_per_step``: optimizer steps in each."""
         self.clock = clock
         self.steps = steps
         self.updates_per_step = updates_per_step
         self.between_steps = True
-        """Whether the state in memory is that after a whole step, its logs included: a run may end here."""
+        """Whether the last step is complete, its logs included, so that the run may end here."""
         self.begin(0, saved=False)
 
     def begin(self, step: int, saved: bool) -> None:
@@ -48,7 +48,7 @@ class Progress:
         self.updates_begun = 0
 
     def micro_batch_begins(self) -> None:
-        """Note that a micro-batch begins, of an update or of what it is prepared with."""
+        """Note that a micro-batch begins, of an update or of its preparation."""
         moment = time.monotonic()
         if self.micro_batch_time > self.clock.since:  # the one before was of the same phase
             self.micro_batch_seconds = moment - self.micro_batch_time
@@ -99,7 +99,7 @@ class Progress:
         return seconds + evaluations * evaluation
 
     def updating_left(self) -> float:
-        """Return the seconds left of the present update; 0 if they are not known."""
+        """Return the seconds left of the current update; 0 if they are not known."""
         spent = time.monotonic() - self.clock.since
         expected = self.clock.last.get("update", 0.0)
         if self.updates_begun:
@@ -123,12 +123,12 @@ class Progress:
             sentences.append(
                 f"{what} is repeated when the run continues ({duration(moment - self.step_time)})"
             )
-        lost = (self.step_time if self.between_steps else moment) - self.saved_time
+        lost = self._unsaved_seconds()
         sentences.append(self._second_signal(again, lost, ending.seconds))
         return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
     def _stop_forecast(self) -> StopForecast:
-        """Return where the run ends, from the times of the steps before."""
+        """Return where the run will end, judged by the times of earlier steps."""
         saved = self.between_steps and self.saved_step == self.step
         saving = 0.0 if saved else self.clock.last.get("save", 0.0)
         phase = self.clock.phase
@@ -142,10 +142,31 @@ class Progress:
         left = self.updating_left() if phase == "update" else other
         return StopForecast("after this step", left + saving)
 
+    def describe_loss(self) -> str:
+        """Return what the run loses if it ends at once: what came after its last checkpoint."""
+        if self.clock.phase == "final":
+            return "the model is not written, and all steps are saved"
+        lost = self._lost_work()
+        if not lost:
+            return "nothing is lost"
+        if self.saved_step is None:
+            return f"lost, as there is no checkpoint yet: {lost}"
+        return f"lost, since step {self.saved_step} was saved: {lost}"
+
+    def _unsaved_seconds(self) -> float:
+        return (self.step_time if self.between_steps else time.monotonic()) - self.saved_time
+
+    def _lost_work(self) -> str:
+        """Return the steps since the last checkpoint, with their time; empty if all of them are saved."""
+        if self.between_steps and self.saved_step == self.step:
+            return ""
+        steps = self.step - (self.saved_step or 0) + (not self.between_steps)
+        work = f"{steps} step{'s' * (steps != 1)}" if steps else "what came before the first step"
+        return f"{work} ({duration(self._unsaved_seconds())})"
+
     def _second_signal(self, again: str, lost: float, waiting: float) -> str:
-        unsaved_steps = self.step - (self.saved_step or 0) + (not self.between_steps)
-        if lost < NOTICED or (self.between_steps and self.saved_step == self.step):
+        work = self._lost_work() if lost >= NOTICED else ""
+        if not work:
             return f"{again} loses nothing more"
-        what = f"{unsaved_steps} step{'s' * (unsaved_steps != 1)}" if unsaved_steps else "what came before it"
         less = "less than that: " if lost < waiting else ""
-        return f"{again} stops at once and loses {less}{what} ({duration(lost)})"
+        return f"{again} stops at once and loses {less}{work}"

@@ -19,8 +19,8 @@ from covey.system.console import RunConsole
 from covey.system.integrity import damage
 from covey.system.processes import on_rank_zero
 from covey.tasks.source import EXAMPLES
-from covey.training.healing import complete_going_back, with_attempts
 from covey.training.options import RunOptions
+from covey.training.rollback import complete_rollback, with_rollbacks
 from covey.training.stage_folders import folder_name
 from covey_verify.errors import ConfigError
 
@@ -35,9 +35,9 @@ def check_resume(
     """
     refuse_other_stages(home, stages)
     # An earlier try may have gone back after a finding, and continued with a setting of its own.
-    currents = [with_attempts(stage) for stage in stages]
+    currents = [with_rollbacks(stage) for stage in stages]
     for current in currents:
-        complete_going_back(current)
+        complete_rollback(current)
         refuse_other_config(current, changes=options.changes)
     results = [on_rank_zero(partial(finished_result, current, console)) for current in currents]
     for number, (current, result) in enumerate(zip(currents, results, strict=True), start=1):
@@ -53,7 +53,7 @@ def check_resume(
 
 
 def refuse_other_stages(home: Path, stages: Sequence[ResolvedConfig]) -> None:
-    """Raise ConfigError if a folder holds runs that are no part of these stages.
+    """Raise ConfigError if a folder holds runs that do not belong to these stages.
 
     Every command that is given the folder would count them as part of the run, or take them for it.
     """
@@ -124,7 +124,7 @@ def refuse_late_changes(stage: ResolvedConfig) -> None:
 
 
 def refuse_stale_stages(stage: ResolvedConfig, later: Sequence[ResolvedConfig]) -> None:
-    """Raise CheckpointError if a stage has a step to make though a later one began from its result."""
+    """Raise CheckpointError if a stage has steps left although a later one began from its result."""
     output = stage.config.output
     if not later or _steps_made(output) >= stage.config.train.steps:
         return  # at most a lost model is written again, and it is the same

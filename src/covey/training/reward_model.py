@@ -30,7 +30,7 @@ from covey.models.reward_model import (
     with_head,
     worked_ids,
 )
-from covey.objective.bound import AnyBound
+from covey.objective.axis_function import AnyAxisFunction
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import EncodedProblem, GivenAnswer, call_for, check_vocabulary, prompt_ids
 from covey.tasks.examples import Example
@@ -59,7 +59,7 @@ def judgements(run: Run) -> StepBuilder:
 class RewardObjective:
     """The loss of pairs, or the cross-entropy of labelled answers and steps."""
 
-    of_pairs: AnyBound | None
+    of_pairs: AnyAxisFunction | None
     requires = Requirements(whole_groups=True)  # a pair is not split
 
     def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, MetricParts]:

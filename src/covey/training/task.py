@@ -68,7 +68,7 @@ def _account_for_columns(task: RunTask, loaded: ResolvedConfig, say: Say) -> Non
 
 
 def rewards_of_run(loaded: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:
-    """Return the rewards of a run; none if the method learns without and the config names none."""
+    """Return the rewards of a run; none if the method needs none and the config names none."""
     config = loaded.config
     named = config.rewards or source.rewards
     if source.examples and (not named or config.method == "reward_model"):

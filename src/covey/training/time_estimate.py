@@ -20,7 +20,7 @@ SAMPLING = 0.6
 UPDATING = 0.55
 """Fractions of the rate of products alone that sampling and updates reach with a model of 135M parameters."""
 WORTH_A_LINE = 60.0
-"""Seconds below which nothing is said. With tiny models other work takes longer than products."""
+"""Seconds below which no estimate is printed. With tiny models other work takes longer than products."""
 
 
 class TokenCost(NamedTuple):
@@ -34,7 +34,7 @@ class TokenCost(NamedTuple):
 
 
 def token_cost(run: Run) -> TokenCost | None:
-    """Return what a token costs by the measured rates of products; None where others do the work."""
+    """Return what a token costs by the measured rates of products; None where other code computes it."""
     policy = run.learner.network.unsharded
     library = tested_kernels() if policy.decoder is not None and policy.decoder.all_compiled else None
     if library is None or not library.trial.rates:
@@ -54,7 +54,7 @@ def token_cost(run: Run) -> TokenCost | None:
 
 
 def step_seconds(run: Run, cost: TokenCost) -> float:
-    """Return the seconds of a training step, no completion ending before ``rollout.max_tokens``."""
+    """Return the seconds of a training step in which no completion ends before ``rollout.max_tokens``."""
     config = run.loaded.config
     prompt_tokens = mean_tokens(run.train_set)
     if config.method != "rl" and config.method not in SAMPLES_EXAMPLES:
@@ -97,7 +97,7 @@ def hours_line(run: Run) -> str:
 
 
 def _each(seconds: float) -> str:
-    """Return the duration of one of them in words, if that is a second at least."""
+    """Return the duration of one of them in words, if that is at least a second."""
     return f" of {duration(seconds)}" if seconds >= 1 else ""
 
 

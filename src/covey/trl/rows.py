@@ -37,7 +37,9 @@ def is_stream(rows: object) -> bool:
 
 def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
     """Return rows as a list, at most ``most`` of a stream. Raises Refused for an endless stream."""
-    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+    if isinstance(rows, Mapping):
+        raise Refused(f"{what}: this is a mapping of tables; give one of them, as rows['train']")
+    if not isinstance(rows, Iterable):
         raise Refused(f"{what}: give a table of rows, not {type(rows).__name__}")
     if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
         return [dict(row) for row in rows.to_dict(orient="records")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from covey.runs.trackers import Tracking, tracker_opener
@@ -14,9 +15,8 @@ def send(tracker: str, names: Sequence[str], runs: Sequence[Path]) -> list[str]:
     failed = list[str]()
     for run in runs:
         run.mkdir(parents=True, exist_ok=True)
-        begin = tracker_opener(tracker)
-        settings = {f"train.{i}": i for i in range(130)}
-        tracking = Tracking(lambda begin=begin, run=run: begin(run, settings, 0), failed.append)
+        begin = partial(tracker_opener(tracker), run, {f"train.{i}": i for i in range(130)}, 0)
+        tracking = Tracking(begin, failed.append)
         for step in range(3):
             tracking.log(step, dict.fromkeys(names, step / 2))
         tracking.close()
