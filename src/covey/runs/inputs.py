@@ -25,12 +25,12 @@ from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned
 from covey.runs.compatibility import update_environment
-from covey.runs.fingerprints import changes, fingerprints
+from covey.runs.fingerprints import fingerprints
 from covey.runs.reader import read_environment
 from covey.runs.sources import OURS, is_library_file, origin_of, sources
 from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.definitions import load_tools
-from covey.system.integrity import digest_of
+from covey.system.integrity import changes, digest_of
 from covey.system.processes import is_rank_zero
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError
