@@ -115,7 +115,7 @@ NEAR = {
     "training/updates": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
     "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
-    "training/pipeline": [
+    "training/stage_folders": [
         f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left",
         STAGES,
     ],
