@@ -59,7 +59,7 @@ def answer_of(sample: Sample) -> str:
 
 
 def paid(record: AuditRecord) -> Iterator[list[Paid]]:
-    """Yield the rollouts of each reward function whose scores differ and are known, with answers and texts."""
+    """Yield the rollouts of each function whose scores differ and are known, with answers and texts."""
     if any(s.text is None or not answer_of(s) for _, _, s in record.samples):
         return
     for name in record.functions:
