@@ -214,8 +214,8 @@ A sixth author, who had read how a run is recorded and saw the names of checks t
 check, made 54 runs with one mistake and 40 without: loops in PyTorch, some of them with a tool, verl's dumps,
 logs, and scripts for TRL. The scripts are in the repository's history before their author read a check.
 **At first sight, with 106 checks, 24 of the 54 were named, 9 had a finding that only says that something
-is another one, or beside the mistake, and 21 none.** Two of the 40 sound runs had an incorrect finding, one of
-them severe; of four more the finding is correct. Checks followed, others read more, and the last column is no
+is another one, or beside the mistake, and 21 none.** Two of the 40 sound runs had an incorrect finding, one
+of them severe; of four more the finding is correct. Checks followed, others read more, and the last column is no
 longer blind. Of those that are not named, six show too little: losses that are 0 either way
 (`MeanOverPadding`, `MicroSum`), too few correct texts (`RewardsShifted`, `RewardCache`), no prompt that is
 sampled again (`ReferenceEma`), the gradients of micro-batches (`ZeroGradAmongMicros`)."""
