@@ -211,14 +211,14 @@ one now. Of 16 with a mistake, 11 were named, 10 of them first, three had `loss_
 GAE's advantages in reverse, and truncated completions that earn 0 where all others earn less."""
 SIXTH = """\
 A sixth author, who had read how a run is recorded and saw the names of checks that the output lists, but no
-check, made 54 runs with one mistake and 40 without: loops in PyTorch, some of them with a tool, verl's dumps,
-logs, and scripts for TRL. The scripts are in the repository's history before their author read a check.
-**At first sight, with 106 checks, 24 of the 54 were named, 9 had a finding that only says that something
-is another one, or beside the mistake, and 21 none.** Two of the 40 sound runs had an incorrect finding, one
-of them severe; of four more the finding is correct. Checks followed, others read more, and the last column is no
-longer blind. Of those that are not named, six show too little: losses that are 0 either way
-(`MeanOverPadding`, `MicroSum`), too few correct texts (`RewardsShifted`, `RewardCache`), no prompt that is
-sampled again (`ReferenceEma`), the gradients of micro-batches (`ZeroGradAmongMicros`)."""
+check, made 54 runs with one mistake and 40 without: loops in PyTorch, some of them with a tool, verl's
+dumps, logs, and scripts for TRL. The scripts are in the repository's history before their author read a
+check. **At first sight, with 106 checks, 24 of the 54 were named, 9 had a finding that only says that
+something is another one, or beside the mistake, and 21 none.** Two of the 40 sound runs had an incorrect
+finding, one of them severe; of four more the finding is correct. Checks followed, others read more, and the
+last column is no longer blind. Of those that are not named, six show too little: losses that are 0 either
+way (`MeanOverPadding`, `MicroSum`), too few correct texts (`RewardsShifted`, `RewardCache`), no prompt that
+is sampled again (`ReferenceEma`), the gradients of micro-batches (`ZeroGradAmongMicros`)."""
 COUNT = """
 
 **Named: {named} of {mistakes}, {first} first. Incorrect findings in {alarms} of {sound} sound runs**
