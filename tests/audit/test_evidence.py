@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from covey.audit.check import apply
+from covey.audit.check import Report, apply
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
 from tests.audit.lines import (
@@ -26,8 +26,13 @@ from tests.audit.lines import (
     sound,
     terms,
     updates,
+    written,
 )
-from tests.audit.test_own_loops import report_of
+
+
+def report_of(lines: Lines, folder: Path) -> Report:
+    return apply(CHECKS, open_run(written(lines, folder / "run.jsonl")))
+
 
 # --- rewards and answers ----------------------------------------------------------------------------
 

@@ -109,15 +109,15 @@ def _has_media(record: AuditRecord, sample: Sample) -> bool:
 
 def _reference_drifts(record: AuditRecord) -> Fault | None:
     """Compare log-probs of tokens that the reference has seen after the same tokens, and so must repeat."""
-    seen: dict[tuple[object, ...], dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
+    by_token: dict[tuple[object, ...], dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
     for use in fresh(record):
         prompt, ids = use.sample.prompt_ids, use.row.ids or use.sample.ids
         if not prompt or not ids or _has_media(record, use.sample):
             continue
         for token, value, _ in pairs(use, reference, reference):
             context = (str(use.sample.row), *prompt, -1, *ids[: token + 1])
-            seen[context][use.row.rollout].append(_Seen(value, use, token))
-    by_context = [list(rollouts.values()) for rollouts in seen.values()]
+            by_token[context][use.row.rollout].append(_Seen(value, use, token))
+    by_context = [list(rollouts.values()) for rollouts in by_token.values()]
     within = [abs(rows[0].value - r.value) for rollouts in by_context for rows in rollouts for r in rows[1:]]
     again = [
         (abs(rollouts[0][0].value - rows[0].value), rows[0])

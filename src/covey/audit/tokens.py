@@ -109,8 +109,8 @@ def end_is_untrained(record: AuditRecord) -> Fault | None:
 
 
 def end_is_appended(record: AuditRecord) -> Fault | None:
-    """An end token behind the limit of tokens is trained, in more than a tenth of the completions that end;
-    or one without a log-prob of the sampler, which all other tokens and some other end tokens have.
+    """An end token next behind the limit of tokens is trained, in more than a tenth of the completions that
+    end; or one without a log-prob of the sampler, which all other tokens and some other end tokens have.
     """
     limit = record.number("max_completion_length", math.inf)
     ends = [s.sampler_logprobs[-1] for _, _, s in record.samples if s.sampler_logprobs and _ends(record, s)]
@@ -118,11 +118,13 @@ def end_is_appended(record: AuditRecord) -> Fault | None:
 
     def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
         end = _end(record, ids)
-        if end is None or any(use.sample.inserted or ()) or len(mask) <= end:
+        # A dialogue may be longer than its turns, and what others have said has mask 0.
+        if end is None or any(use.sample.inserted or ()) or not all(mask[:end]):
             return None
         values = use.sample.sampler_logprobs or []
         unsampled = len(values) > 1 and values[-1] is None and None not in values[:-1]
-        return end if mask[end] and (end >= limit or (some_are_sampled and unsampled)) else -1
+        is_trained = len(mask) > end and mask[end]
+        return end if is_trained and (end == limit or (some_are_sampled and unsampled)) else -1
 
     return _most(record, shows, "an end token that the model has not sampled is trained", 0.1)
 

@@ -18,7 +18,7 @@ CHANCE = 0.02
 
 
 class _Call(NamedTuple):
-    """What the model wrote before a tool's answer, and the answer: ids."""
+    """The ids that the model wrote before the answer of a tool, and those of the answer."""
 
     text: tuple[int, ...]
     answer: tuple[int, ...]
