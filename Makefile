@@ -24,6 +24,7 @@ check: $(READY)  ## style (Python, JavaScript), types, layers, examples in docst
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file .ci/scripts.ini
 	$(BIN)/lint-imports
 	$(BIN)/oxlint src/covey/insight/pages/static
 	$(BIN)/pytest --doctest-modules src packages/verify/src -q --ignore-glob="*/trackers/to_*"  # each needs its own package

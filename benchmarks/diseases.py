@@ -5,9 +5,8 @@
 Each disease is a run, its cure another that differs in one thing; both begin from the same cold start. What
 the run finds first must be the disease's true cause, and a cured run must find nothing. Runs are tiny (48
 completions a step, a model of 50,000 weights) and kept in covey-benchmarks/diseases of the temporary folder,
-so that the same command continues
-after an interruption; findings are those of today's rules on the records. With --write the matrix and the
-pictures go to benchmarks/results/diseases.{md,svg}.
+so that the same command continues after an interruption; findings are those of today's rules on the records.
+With --write the matrix and the pictures go to benchmarks/results/diseases.{md,svg}.
 """
 
 from __future__ import annotations
@@ -262,8 +261,9 @@ def reward_model() -> None:
         tokenizer = build_tokenizer(["<answer>3</answer>"] * 3)
         config = Qwen3Config(
             vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, head_dim=16, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+            num_key_value_heads=2, head_dim=16, pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
+        config.num_labels = 1
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():

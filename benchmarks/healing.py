@@ -27,7 +27,7 @@ from covey.commands.inference import evaluate_once
 from covey.config.load import load_config
 from covey.errors import GuardStop
 from covey.rng import key
-from covey.runs.attempts import read_attempts
+from covey.runs.rollbacks import read_rollbacks
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
 from covey.training.pipeline import run_pipeline
@@ -103,7 +103,7 @@ def row(name: str, seed: int) -> str:
         for arm, settings in arms.items()
     }
     told = "; ".join(
-        f"step {a.step}: {a.finding}, {change(a.line, a.outcome)}" for a in read_attempts(place / "healed")
+        f"step {a.step}: {a.finding}, {change(a.line, a.outcome)}" for a in read_rollbacks(place / "healed")
     )
     near = "yes" if found["healed"] >= found["cured"] - NEAR else "**no**"
     rates = [f"{rate:.0%}" for rate in found.values()]
@@ -114,7 +114,7 @@ def row(name: str, seed: int) -> str:
 
 def change(line: str, outcome: str) -> str:
     """What was changed, and what came of it."""
-    return f"`{line}`{f' ({outcome})' if outcome else ''}" if line else "taken back"
+    return f"`{line}`{f' ({outcome})' if outcome else ''}" if line else "undone"
 
 
 def page(rows: Sequence[str]) -> str:

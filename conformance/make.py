@@ -20,7 +20,7 @@ import numpy as np
 from covey.config.algorithm import build_algorithm, describe
 from covey.objective.algorithms import Algorithm
 from covey.objective.axes import AXES
-from covey.objective.bound import data_names
+from covey.objective.axis_function import data_names
 from covey.objective.preference import PREFERENCES
 from covey.objective.value import value_loss
 
@@ -130,7 +130,8 @@ def source(name: str) -> str:
 
 def described(algorithm: Algorithm) -> dict[str, Any]:
     """Return the axes of an algorithm that a case is about; what is null or empty is left out."""
-    axes = {axis: value for axis, value in describe(algorithm).items() if value and axis not in UNUSED}
+    every = describe(algorithm).items()
+    axes: dict[str, Any] = {axis: value for axis, value in every if value and axis not in UNUSED}
     if "kl" in axes:
         axes["kl"] = {name: value for name, value in axes["kl"].items() if name not in UNUSED}
     return {**axes} if axes.get("old") != "trainer" else {a: v for a, v in axes.items() if a != "old"}

@@ -657,8 +657,8 @@ D = [[log(1.5), 0], [-log(2), 0, log(1.8)], [-log(2)]]
 K3 = [[exp(-d) + d - 1 for d in own] for own in D]
 K3_SLOPE = [[1 - exp(-d) for d in own] for own in D]
 RATIO = [[1.5, 1], [0.5, 1, 1.8], [1]]
-WHOLE = [[log(1.5)] * 2, [log(0.9)] * 3, [-log(2)]]
-TO_SAMPLER = [[log(3), 0], [log(0.4), 0, log(1.8)], [0]]
+WHOLE: list[list[float]] = [[log(1.5)] * 2, [log(0.9)] * 3, [-log(2)]]
+TO_SAMPLER: list[list[float]] = [[log(3), 0], [log(0.4), 0, log(1.8)], [0]]
 HALF = [[0.5 * d for d in own] for own in D]
 
 

@@ -6,10 +6,10 @@ RUN is the folder of a finished run of method rl; runs/demo/2-rl by default.
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -37,7 +37,7 @@ def main(run: Path) -> None:
         record=True, width=118, height=30, force_terminal=True, file=io.StringIO(), highlight=False
     )
     console = RunConsole(quiet=True)
-    console.begin(f"{run.name} (rl)", load_recorded(run).config.train.steps, at_most=True)
+    console.begin(f"{run.name} (rl)", load_recorded(run).config.train.steps, may_end_early=True)
     for number, (metrics, lap) in enumerate(zip(rows[:half], times, strict=False), start=1):
         console.step(number, metrics["reward/mean"], console_facts(metrics, lap), unhealthy_facts(metrics))
     console.recall(rows[:half], [e for e in evals if e["step"] <= half])
@@ -62,4 +62,8 @@ def most_mixed(log: RolloutLog) -> tuple[str, PanelCompletion, PanelCompletion]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo/2-rl"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, nargs="?", default=Path("runs/demo/2-rl"))
+    main(parser.parse_args().run)

@@ -23,7 +23,7 @@ from covey.config.methods import ALL, METHODS, WITH_MODEL
 from covey.config.rows import SettingRow, fact_of, schema_fields, schema_rows
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
-from covey.objective.bound import Bound
+from covey.objective.axis_function import AxisFunction
 from covey.trl.meanings import MEANINGS
 
 LINE = 100
@@ -175,7 +175,7 @@ def functions_of(preset: Any) -> set[object]:
     """Return the functions on all axes of a preset."""
     bound = [*vars(preset).values(), *preset.policy_weights, preset.kl and preset.kl.estimator]
     bound += [b for several in vars(preset).values() if isinstance(several, tuple) for b in several]
-    return {b.function for b in bound if isinstance(b, Bound)}
+    return {b.function for b in bound if isinstance(b, AxisFunction)}
 
 
 def used_by(presets: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ Look at every picture before it is committed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -67,5 +68,10 @@ def main(runs: Path, run: str) -> None:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(Path(given[0] if given else "runs/demo"), given[1] if len(given) > 1 else "2-rl")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="?", default=Path("runs/demo"))
+    parser.add_argument("run", nargs="?", default="2-rl")
+    given = parser.parse_args()
+    main(given.runs, given.run)

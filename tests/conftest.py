@@ -253,6 +253,13 @@ def pytest_configure() -> None:
     pytest.MonkeyPatch().setattr(os, "fsync", lambda _: None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let slow tests take half an hour: on a busy machine they need ten times as long, and do not hang."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(1800))
+
+
 def pytest_collection_finish() -> None:
     """Exclude what was imported, half a million objects, from every garbage collection."""
     gc.collect()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from covey.runs.folder import RESULT, WRITTEN
-from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
+from covey.sampling.prompts import EncodedProblem
 from covey.system.integrity import sealed, sealed_line, sealed_text, unsealed, unsealed_line, unsealed_text
 from covey.types import Completion, Component, Group, Problem
 from covey_verify.types import Score, StepRewards
@@ -45,9 +45,11 @@ def component(
     return Component(own, weight, scores, steps, verdict)
 
 
-def prompted(count: int) -> list[Prompted]:
+def prompted(count: int) -> list[EncodedProblem]:
     """Problems p0, p1, ... whose answer is their number."""
-    return [Prompted(Problem(f"p{i}", f"p{i}", {"answer": str(i)}), np.array([i + 1])) for i in range(count)]
+    return [
+        EncodedProblem(Problem(f"p{i}", f"p{i}", {"answer": str(i)}), np.array([i + 1])) for i in range(count)
+    ]
 
 
 class ScriptedSampler:
@@ -55,19 +57,19 @@ class ScriptedSampler:
 
     def __init__(self, answer: Callable[[np.ndarray, int], str]) -> None:
         self.answer = answer
-        self.version, self.bit_exact, self.shares = 0, False, True
+        self.version, self.bit_exact, self.samples_on_every_rank = 0, False, True
         self.streams: list[int] = []
         self.greedy = False
         """Whether the likeliest tokens are asked for now; an answer may depend on it."""
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield the scripted completions, last first."""
         for r in range(len(requests) - 1, -1, -1):
             for s in range(len(requests[r].streams) - 1, -1, -1):
                 stream = requests[r].streams[s]
                 self.streams.append(stream)
                 self.greedy = requests[r].greedy
-                yield Sampled(r, s, completion(self.answer(requests[r].prompt, stream)))
+                yield SampledCompletion(r, s, completion(self.answer(requests[r].prompt, stream)))
 
 
 def as_stream(records: Iterable[Mapping[str, object]]) -> str:

@@ -39,7 +39,7 @@ LABELLED = [
     {"text": "2+9=1", "label": True},
     {"text": "a red bird", "label": False},
 ]
-FILES = {"corpus.jsonl": CORPUS, "labelled.jsonl": LABELLED}
+FILES: dict[str, list[dict[str, Any]]] = {"corpus.jsonl": CORPUS, "labelled.jsonl": LABELLED}
 """What the stage `filter` selects from, and by."""
 BASE: dict[str, Any] = {
     "data": {"task": "last_digit", "train_size": 64, "test_size": 16},

@@ -147,7 +147,7 @@ def update_covey(lengths: str, dtype: str, folder: Path) -> Work:
         policy.model.zero_grad()
         computed = batch.has_gradient(skips_idle=True)
         for micro in micro_batches(batch, 16_384, 256, computed=computed):
-            inputs = micro.loss_inputs(policy.score(micro.packed.to(policy.device), 1.0))
+            inputs = micro.loss_inputs(policy.token_outputs(micro.packed.to(policy.device), 1.0))
             policy_loss(algorithm, inputs).total.backward()
         return int(batch.mask.sum())
 

@@ -5,8 +5,8 @@ VENV_WITH_TRL/bin/python benchmarks/trl_tests/fields.py src/covey/config/trl_fie
 
 from __future__ import annotations
 
+import argparse
 import enum
-import sys
 import types
 import typing
 from dataclasses import MISSING, fields
@@ -77,4 +77,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    main(parser.parse_args().folder)

@@ -6,9 +6,9 @@ them without a hub. Chat templates are taken from the TRL package that is instal
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -274,5 +274,10 @@ def write_model(folder: Path, family: str, template: str, settings: dict[str, An
 
 
 if __name__ == "__main__":
-    print(write_all(Path(sys.argv[1])))
-    write_for_scripts(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    place = parser.parse_args().folder
+    print(write_all(place))
+    write_for_scripts(place)

@@ -5,6 +5,7 @@ python benchmarks/verifiers/answers.py [gsm8k.jsonl ...]      (math-verify and T
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -34,6 +35,11 @@ def accepted(judge: Judge, answer: str, reference: str) -> bool:
 
 def main() -> None:
     """Print how many equal and different pairs each grader accepts, and what it says of GSM8K."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path)
+    given = parser.parse_args()
     tables = {"equal": pairs(EQUAL), "different": pairs(DIFFERENT)}
     for name, judge in graders().items():
         began = time.process_time()
@@ -42,8 +48,8 @@ def main() -> None:
             count = sum(accepted(judge, answer, reference) for _, reference, answer in table)
             found[kind] = f"{count} of {len(table)}"
         print(name, json.dumps(found), f"{time.process_time() - began:.1f} s")
-    for file in sys.argv[1:]:
-        rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    for file in given.files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
         solutions = [str(row.get("answer")) for row in rows]
         bad = [fault for fault in bad_references([{"answer": s} for s in solutions]) if fault]
         paid = sum(math_answer(s, s, rule="hash4").value == 1.0 for s in solutions)

@@ -8,6 +8,7 @@ sandbox's own are missing on both sides if they are not installed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -50,13 +51,15 @@ def plain(program: Path) -> tuple[bool, str]:
 def main(folder: Path, backends: list[str]) -> None:
     """Run all programs everywhere and print how many differ on each backend, and which."""
     programs = sorted(folder.glob("*.py"))
-    texts = [(p.read_text(errors="replace"), p.with_suffix(".in").read_bytes().decode()) for p in programs]
+    codes = [p.read_text(errors="replace") for p in programs]
+    inputs = [p.with_suffix(".in").read_bytes().decode() for p in programs]
     with ThreadPoolExecutor(available_cpus()) as pool:
         expected = list(pool.map(plain, programs))
         print(json.dumps({"programs": len(programs), "end well": sum(well for well, _ in expected)}))
         for backend in backends:
             sandbox = choose(backend, packages=PACKAGES).sandbox
-            ends = list(pool.map(lambda text: sandbox.script(*text, LIMITS), texts))  # noqa: B023
+            script = sandbox.script
+            ends = list(pool.map(lambda code, text: script(code, text, LIMITS), codes, inputs))  # noqa: B023
             odd = []
             for program, ours, (well, output) in zip(programs, ends, expected, strict=True):
                 if (ours.kind == "ok") != well or (well and ours.value != output):
@@ -71,4 +74,10 @@ def main(folder: Path, backends: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or ["landlock", "bwrap"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("backends", nargs="*", default=["landlock", "bwrap"])
+    given = parser.parse_args()
+    main(given.folder, given.backends)

@@ -9,9 +9,9 @@ as code gets the calls that the tests compare with a literal; problems without o
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from covey_verify.programs.code import code_tests
 from covey_verify.sandbox.choice import choose
+from covey_verify.sandbox.process import ProcessSandbox
 
 
 def broken(solution: str) -> str:
@@ -51,7 +52,8 @@ def main(file: Path, backend: str) -> None:
     """Judge all problems and print the result."""
     sandbox = choose(backend).sandbox
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    if not sandbox.interactive:
+    runs_tests = isinstance(sandbox, ProcessSandbox)
+    if not runs_tests:
         rows = [{**row, "tests": calls} for row in rows if (calls := literal_calls(row["test"]))]
     result: dict[str, object] = {"backend": backend, "problems": len(rows)}
     began, runs = time.monotonic(), 0
@@ -66,7 +68,7 @@ def main(file: Path, backend: str) -> None:
                 score = code_tests(
                     text,
                     sandbox=sandbox,
-                    mode="check" if sandbox.interactive else "function",
+                    mode="check" if runs_tests else "function",
                     form=form,
                     setup=row["prompt"],
                     **settings,
@@ -84,4 +86,10 @@ def main(file: Path, backend: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("problems", type=Path)
+    parser.add_argument("backend", nargs="?", default="auto")
+    given = parser.parse_args()
+    main(given.problems, given.backend)

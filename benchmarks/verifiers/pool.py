@@ -5,6 +5,7 @@ python benchmarks/verifiers/pool.py [checks] [backend]
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -91,4 +92,10 @@ def _is_server(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000, sys.argv[2] if len(sys.argv) > 2 else "landlock")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checks", type=int, nargs="?", default=5000)
+    parser.add_argument("backend", nargs="?", default="landlock")
+    given = parser.parse_args()
+    main(given.checks, given.backend)

@@ -9,8 +9,8 @@ correct completion must not count: in thoughts that never end, taken back, said 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -190,7 +190,11 @@ def campaign(backend: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for place in sys.argv[1:] or ("landlock", "bwrap"):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("backends", nargs="*", default=["landlock", "bwrap"])
+    for place in parser.parse_args().backends:
         result = campaign(place)
         print(json.dumps({k: v for k, v in result.items() if k != "to look at"}))
         for line in result["to look at"]:

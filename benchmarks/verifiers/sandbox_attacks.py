@@ -5,6 +5,7 @@ python benchmarks/verifiers/sandbox_attacks.py [backend ...]
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -54,8 +55,12 @@ def table(found: list[dict[str, object]]) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("backends", nargs="*", default=["bwrap", "landlock", "wasm"])
     campaigns = []
-    for name in sys.argv[1:] or ("bwrap", "landlock", "wasm"):
+    for name in parser.parse_args().backends:
         campaigns.append(campaign(name))
         print(json.dumps(campaigns[-1]), flush=True)
     print(table([c for c in campaigns if "ends" in c]))

@@ -5,6 +5,7 @@ python benchmarks/verifiers/speed.py        (TRL's accuracy_reward is measured w
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -79,6 +80,9 @@ def graders() -> dict[str, Callable[[str, str], object]]:
 
 def main() -> None:
     """Measure and print."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     result: dict[str, object] = {"cores": os.cpu_count(), "python": sys.version.split()[0]}
     result["checks per second"] = {
         name: {kind: rate(judge, pairs) for kind, pairs in MATH.items()} for name, judge in graders().items()

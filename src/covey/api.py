@@ -15,7 +15,7 @@ from covey.system.processes import environment_rank, started_together
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
-    from covey.insight.findings.finding import Finding
+    from covey.insight.findings.finding import Findings
     from covey.insight.result import Result
     from covey.runs.estimates import Evaluation
     from covey.training.observer import Observer
@@ -42,7 +42,12 @@ def train(
 
 
 def resume(
-    run: str | Path, *, quiet: bool = False, strict: bool = False, trust: bool = False, **settings: object
+    run: str | Path | Result,
+    *,
+    quiet: bool = False,
+    strict: bool = False,
+    trust: bool = False,
+    **settings: object,
 ) -> Result:
     """Resume an interrupted run; settings given here are changed, as by `covey resume`.
 
@@ -54,14 +59,15 @@ def resume(
     """
     from covey.runs.trust import start_of
 
-    start = start_of(Path(run), trust, values=with_objects(settings))
-    return run_start(start, Path(run), quiet=quiet, strict=strict)
+    start = start_of(_path(run), trust, values=with_objects(settings))
+    return run_start(start, _path(run), quiet=quiet, strict=strict)
 
 
 def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **settings: object) -> Evaluation:
     """Held-out accuracy of a run's model, of a config's, or of a model with `data` and `rewards` given here.
 
-    ``run`` is the folder of a run, a YAML file, a model's folder or hub id, or a model, with its `tokenizer`.
+    ``run`` is the folder of a run, its result, a YAML file, a model's folder or hub id, or a model, with its
+    `tokenizer`.
     ``trust``: run rewards that a run names although it was not begun here by you.
     The result's `summary()` has greedy accuracy, pass@k and majority vote, each with its interval.
     """
@@ -71,7 +77,8 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     from covey.runs.reader import load_run
     from covey.system.console import RunConsole
 
-    path = Path(run) if isinstance(run, str | Path) else None
+    place = getattr(run, "folder", run)  # of a result
+    path = Path(place) if isinstance(place, str | Path) else None
     # A folder with a config.json is a model; any other existing folder should be a run's.
     if path is not None and path.suffix in (".yaml", ".yml"):
         loaded = load_config(path, values=with_objects(settings))
@@ -83,11 +90,17 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
         return evaluate_once(loaded, RunConsole(quiet))
 
 
-def explain(run: str | Path) -> list[Finding]:
-    """Return the findings of a run: what went wrong, and the config line that helps."""
+def _path(run: str | Path | Result) -> Path:
+    """Return the folder of a run, or of its result."""
+    return Path(run) if isinstance(run, str | Path) else run.folder
+
+
+def explain(run: str | Path | Result) -> Findings:
+    """Return the findings of a run, a folder or a result: what went wrong, and the config line that helps."""
+    from covey.insight.findings.finding import Findings
     from covey.insight.findings.watch import explain_run
 
-    return explain_run(Path(run)).findings
+    return Findings(explain_run(_path(run)).findings)
 
 
 def sample(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Literal
 
 import numpy as np
@@ -29,14 +30,14 @@ class AnswerTokens:
 
     ids: tuple[int, ...]
     """(T,): token ids, with the end of sequence if it was drawn."""
-    drawn: tuple[bool, ...]
+    drawn_mask: tuple[bool, ...]
     """(T,): true for a token that the model drew, false for one that a tool inserted."""
 
     @property
     def inserted(self) -> list[list[int]]:
         """The stretches that a tool inserted, each as [first, one after the last]."""
         # Framed by True, every stretch has two edges, at its ends as well; so they pair up as rows.
-        edges = np.flatnonzero(np.diff(np.array((True, *self.drawn, True)).astype(int)))
+        edges = np.flatnonzero(np.diff(np.array((True, *self.drawn_mask, True)).astype(int)))
         return [list(map(int, span)) for span in edges.reshape(-1, 2)]
 
 
@@ -70,7 +71,7 @@ class Problem:
     """Variables of the chat template besides the messages: `tools`, `documents`, `enable_thinking`, ..."""
     asked_in_text: bool = False
     """Whether the messages were made from a text (`data.chat`, `data.system`); rewards then get texts."""
-    sampled: SampledTokens | None = None
+    sampled_tokens: SampledTokens | None = None
     """Token ids, if an earlier stage of covey sampled the row; None if its texts have to be encoded."""
     thoughts: Thoughts = TAGS
     """The model's marks of thoughts, and whether the prompt opens them; known once that is encoded."""
@@ -173,12 +174,17 @@ class Transcript:
     """The error that the environment raised when asked for its reward, after the model's calls."""
 
 
+ALL_DRAWN = np.ones(0, bool)
+"""``drawn_mask`` of a completion without inserted tokens; the completion makes it as long as its tokens."""
+
+
 @dataclass(frozen=True)
 class Completion:
     """The tokens that follow a problem's prompt; they are never re-tokenized.
 
-    >>> call = Completion(np.array([5, 8, 9, 6]), np.zeros(4), "", "stop", sampled=np.array([1, 0, 0, 1]) > 0)
-    >>> call.length, call.tokens[call.drawn].tolist()
+    >>> mask = np.array([True, False, False, True])
+    >>> call = Completion(np.array([5, 8, 9, 6]), np.zeros(4), "", "stop", drawn_mask=mask)
+    >>> call.length, call.tokens[call.drawn_mask].tolist()
     (2, [5, 6])
     """
 
@@ -192,22 +198,19 @@ class Completion:
     finish: Literal["stop", "length"]
     """``stop``: ended by itself. ``length``: truncated at the token limit."""
     provenance: Provenance = Provenance()
-    sampled: np.ndarray | None = None
+    drawn_mask: np.ndarray = field(default_factory=lambda: ALL_DRAWN)
     """(T,) bool: the tokens that the model drew. The others were inserted (a tool's output, a turn of the
-    user): the model reads them, and they are neither trained nor counted. None: all were drawn."""
+    user): the model reads them, and they are neither trained nor counted."""
     sampling_mask: SamplingMask | None = None
     """Ids that could be drawn at each position (at an inserted token only itself); None if all could."""
     transcript: Transcript = Transcript()
 
     def __post_init__(self) -> None:
-        optional_arrays = (self.tokens, self.logprobs, self.sampled, self.provenance.versions)
-        arrays = [values for values in optional_arrays if values is not None]
+        if self.drawn_mask is ALL_DRAWN:
+            object.__setattr__(self, "drawn_mask", np.ones(len(self.tokens), bool))
+        versions = () if self.provenance.versions is None else (self.provenance.versions,)
+        arrays = (self.tokens, self.logprobs, self.drawn_mask, *versions)
         assert len({len(values) for values in arrays}) == 1, "one value a token"
-
-    @property
-    def drawn(self) -> np.ndarray:
-        """(T,) bool: ``sampled``, with all tokens true in place of None."""
-        return np.ones(len(self.tokens), bool) if self.sampled is None else self.sampled
 
     @property
     def token_versions(self) -> np.ndarray:
@@ -222,19 +225,20 @@ class Completion:
     @property
     def length(self) -> int:
         """Number of drawn tokens."""
-        return len(self.tokens) if self.sampled is None else int(self.sampled.sum())
+        return int(self.drawn_mask.sum())
 
     @property
     def parts(self) -> list[tuple[bool, np.ndarray]]:
         """The runs of tokens that were all drawn (True) or all inserted (False), in order.
 
-        >>> one = Completion(np.array([5, 8, 9]), np.zeros(3), "", "stop", sampled=np.array([1, 0, 0]) > 0)
+        >>> mask = np.array([True, False, False])
+        >>> one = Completion(np.array([5, 8, 9]), np.zeros(3), "", "stop", drawn_mask=mask)
         >>> [(drawn, tokens.tolist()) for drawn, tokens in one.parts]
         [(True, [5]), (False, [8, 9])]
         """
-        edges = np.flatnonzero(np.diff(self.drawn)) + 1
+        edges = np.flatnonzero(np.diff(self.drawn_mask)) + 1
         # A completion without tokens is split into one empty run, which is dropped.
-        runs = zip(np.split(self.drawn, edges), np.split(self.tokens, edges), strict=True)
+        runs = zip(np.split(self.drawn_mask, edges), np.split(self.tokens, edges), strict=True)
         return [(bool(drawn[0]), tokens) for drawn, tokens in runs if len(tokens)]
 
     def until(self, length: int) -> Completion:
@@ -250,7 +254,7 @@ class Completion:
             tokens=self.tokens[:length],
             logprobs=self.logprobs[:length],
             provenance=replace(self.provenance, versions=None if versions is None else versions[:length]),
-            sampled=None if self.sampled is None else self.sampled[:length],
+            drawn_mask=self.drawn_mask[:length],
             sampling_mask=None if mask is None else mask.until(length),
         )
 
@@ -258,14 +262,14 @@ class Completion:
         """Join this completion with the one that continues it.
 
         >>> said, tool = Completion(np.array([5]), np.zeros(1), "a", "stop"), np.array([8, 9])
-        >>> said.then(Completion(tool, np.zeros(2), "", "stop", sampled=tool < 0)).drawn.tolist()
+        >>> said.then(Completion(tool, np.zeros(2), "", "stop", drawn_mask=tool < 0)).drawn_mask.tolist()
         [True, False, False]
         """
         both, join = (self, more), np.concatenate
         masks = [c.sampling_mask for c in both if c.sampling_mask is not None]
         assert len(masks) != 1, "one sampler drew both"
-        lags = any(c.provenance.versions is not None for c in both)
-        versions = join([c.token_versions for c in both]) if lags else None
+        by_token = any(c.provenance.versions is not None for c in both)
+        versions = join([c.token_versions for c in both]) if by_token else None
         # The first part says where it began (version, server), the second how it ended.
         return Completion(
             join([c.tokens for c in both]),
@@ -273,7 +277,7 @@ class Completion:
             self.text + more.text,
             more.finish,
             replace(self.provenance, versions=versions),
-            join([c.drawn for c in both]) if any(c.sampled is not None for c in both) else None,
+            join([c.drawn_mask for c in both]),
             SamplingMask.join(masks) if masks else None,
             replace(more.transcript, turns=self.transcript.turns + more.transcript.turns),
         )
@@ -326,6 +330,12 @@ class Group:
     def __post_init__(self) -> None:
         assert len(self.rewards) == len(self.completions), "one reward a completion"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the problem, and each completion with its reward."""
+        lines = zip(self.completions, self.rewards, strict=True)
+        rows = [f"<tr><td>{reward:.3g}</td><td>{escape(c.text)}</td></tr>" for c, reward in lines]
+        return f"<div>{escape(str(self.problem.prompt))}</div><table>{''.join(rows)}</table>"
+
     @cached_property
     def scorable(self) -> np.ndarray:
         """(G,) bool: which completions got a reward."""
@@ -340,7 +350,7 @@ class Group:
     def correct(self) -> np.ndarray:
         """(G,) bool: the verdict is above one half."""
         assert self.has_verdict, f"which of {list(self.components)} says what is correct?"
-        # NaN (not judged) becomes 0 and so counts as incorrect.
+        # NaN (no verdict) becomes 0 and so counts as incorrect.
         return np.nan_to_num(self._verdicts[0]) > 0.5
 
     @property
@@ -350,15 +360,15 @@ class Group:
         return marked or [c.values for c in self.components.values()] or [self.rewards]
 
     @property
-    def judged(self) -> np.ndarray:
+    def verdict_mask(self) -> np.ndarray:
         """(G,) bool: which completions got a verdict; a reward they may have without one."""
         assert self.has_verdict, f"which of {list(self.components)} says what is correct?"
         return ~np.isnan(self._verdicts[0])
 
     @property
     def pass_rate(self) -> float:
-        """Fraction of the judged completions that are correct; 0 if none is judged."""
-        return float(self.correct[self.judged].mean()) if self.judged.any() else 0.0
+        """Fraction of the completions with a verdict that are correct; 0 if none has one."""
+        return float(self.correct[self.verdict_mask].mean()) if self.verdict_mask.any() else 0.0
 
     @cached_property
     def dead(self) -> bool:

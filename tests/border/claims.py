@@ -17,7 +17,7 @@ from covey.config.load import ResolvedConfig, load_config
 from covey.runs.examples import LoggedSample, as_jsonl, example_row
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.sampling.prompts import GivenAnswer, Prompted, encode, encode_examples
+from covey.sampling.prompts import EncodedProblem, GivenAnswer, encode, encode_examples
 from covey.tasks.source import load_source
 from covey.types import AnswerTokens
 from covey_verify.errors import CoveyError
@@ -115,7 +115,7 @@ def _ends_once(world: World, answer: GivenAnswer) -> None:
     assert max(tokens) < len(world.tokenizer)
 
 
-def _has_its_form(world: World, case: Case, example: Prompted, said: str) -> None:
+def _has_its_form(world: World, case: Case, example: EncodedProblem, said: str) -> None:
     """The answer stands once, behind thoughts that are opened and closed once at most."""
     prompt = world.decoded(example.tokens)
     turn = prompt[len(prompt.rstrip()) - len(world.turns.opening.rstrip()) :] if world.turns.opening else ""

@@ -96,6 +96,7 @@ def test_a_chat_run_prints_and_describes_what_it_was_trained_on(tmp_path: Path, 
     assert str(tmp_path) not in card and "from `../base`" in card
     assert head["license"] == "apache-2.0"
     assert head["datasets"] == ["rows.jsonl"]
+    assert ", 1 step, seed" in card
     assert head["pipeline_tag"] == "text-generation"
     snippet = card.partition("```python\n")[2].partition("```")[0]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -119,6 +120,8 @@ def test_cards_of_adapters_and_of_later_stages(tmp_path: Path, monkeypatch: pyte
         head = yaml.safe_load((final / "README.md").read_text().split("---")[1])
         assert head["base_model"] == "some/base"
         card = (final / "adapter" / "README.md").read_text()
+        named = json.loads((final / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
+        assert named == own, "not a folder of this machine"
         assert str(tmp_path) not in card + (final / "README.md").read_text() and f"from `{own}`" in card
         snippet = card.partition("```python\n")[2].partition("```")[0].replace("some/base", str(base))
         monkeypatch.chdir(tmp_path / run)

@@ -54,7 +54,6 @@ def test_print_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_torchrun_trains_from_its_file(config: Path) -> None:
     told = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     assert main(["launch", str(config), "--launch.processes", "2", "--output", "runs/two"]) == 0

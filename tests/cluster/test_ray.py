@@ -35,7 +35,6 @@ def wait_for(what: Callable[[], bool], run: subprocess.Popen[str], seconds: floa
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_node_is_killed_in_the_middle_and_the_run_ends_with_the_same_bits(
     nodes: TwoNodes, tmp_path: Path
 ) -> None:
@@ -58,7 +57,6 @@ def test_a_node_is_killed_in_the_middle_and_the_run_ends_with_the_same_bits(
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_trainers_on_both_nodes_begin_again_when_one_is_killed(nodes: TwoNodes, tmp_path: Path) -> None:
     """Two processes take two CPUs each, so that each node of three has one; then both fit nowhere else."""
     config = write(tmp_path / "whole", threads=2, launch={"processes": 2})

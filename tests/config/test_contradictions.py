@@ -13,7 +13,7 @@ from covey.config.contradictions import ACTS_AT_ONE, contradictions, notes_on, r
 from covey.objective import ratios, surrogates, token_weights
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
-from covey.objective.bound import bind, data_names, setting_defaults
+from covey.objective.axis_function import bind, data_names, setting_defaults
 
 OTHER: dict[str, Any] = {
     "clip_low": 0.01,

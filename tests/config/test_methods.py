@@ -13,7 +13,7 @@ from covey.config.algorithm import rows_of
 from covey.config.load import load_config
 from covey.config.methods import METHODS, SAMPLES_EXAMPLES, Kind, Method
 from covey.objective.preference import PREFERENCES
-from covey.proof.losses import AnswerScore, lone_loss, pair_loss
+from covey.proof.losses import AnswerLogprob, lone_loss, pair_loss
 from covey.tasks.examples import COLUMNS_OF
 from covey.training.example_sampling import SELECTIONS
 from covey.training.pipeline import LOOPS
@@ -48,7 +48,7 @@ def lacks(name: str) -> list[str]:
 
 
 def shadow_knows(name: str) -> bool:
-    answer = AnswerScore(torch.tensor(-1.0, dtype=torch.float64), reference=-1.0, length=1)
+    answer = AnswerLogprob(torch.tensor(-1.0, dtype=torch.float64), reference=-1.0, length=1)
     settings = {row.key.removeprefix("loss."): row.default for row in rows_of(PREFERENCES[name], "loss")}
     try:
         if METHODS[name].learns_from[0] == "judged":

@@ -20,7 +20,7 @@ from covey_verify.errors import ConfigError
 
 def test_every_name_of_trl_is_in_the_table_once() -> None:
     assert trl.CHECKED_IN == trl.NAMES - trl.OLDER
-    kinds = [*trl.SAME, *trl.LOSS, *trl.OTHERS]
+    kinds = [*trl.SAME, *trl.LOSS, *trl.ARGUMENTS]
     assert len(kinds) == len(set(kinds)) == len(trl.NAMES)
 
 
@@ -41,8 +41,8 @@ def test_the_table_is_that_of_the_installed_trl() -> None:
 def test_what_to_write_instead_are_settings() -> None:
     settings = set(key_paths())
     assert set(trl.SAME.values()) <= settings
-    for name, other in trl.OTHERS.items():
-        keys = re.findall(r"(?:train|rollout|eval|data)(?:\.\w+)+", other.remark)
+    for name, argument in trl.ARGUMENTS.items():
+        keys = re.findall(r"(?:train|rollout|eval|data)(?:\.\w+)+", argument.remark)
         assert set(keys) <= settings, name
 
 
@@ -223,7 +223,7 @@ def test_trls_steps_are_updates() -> None:
         load_config(overrides=["--max_steps", "8", "--num_iterations", "2", "--train.updates_per_batch", "2"])
 
 
-@pytest.mark.parametrize("name", sorted(trl.OTHERS))
+@pytest.mark.parametrize("name", sorted(trl.ARGUMENTS))
 def test_no_other_name_is_guessed_at(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[f"--{name}", "1"])

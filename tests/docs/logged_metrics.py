@@ -14,7 +14,7 @@ from tests.objective.inputs import made_inputs, t
 import covey
 from covey.objective import corrections
 from covey.objective.algorithms import PRESETS
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.diagnostics import (
     gradient_shares,
     group_metrics,

@@ -14,7 +14,7 @@ from tests.docs.logged_metrics import logged
 import covey
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
-from covey.objective.bound import Bound
+from covey.objective.axis_function import AxisFunction
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "algorithms").glob("*.md"))
@@ -32,7 +32,7 @@ def sections() -> dict[str, str]:
     return found
 
 
-def short(choice: Bound | None) -> str:
+def short(choice: AxisFunction | None) -> str:
     if choice is None:
         return ""
     values = [f"{v:g}" if isinstance(v, float) else str(v) for v in choice.settings.values() if v is not None]

@@ -44,7 +44,7 @@ def test_beyond_what_was_drawn_the_interval_holds_the_truth(shape: tuple[float, 
     assert inside >= 27
 
 
-def test_no_success_is_no_proof_of_never() -> None:
+def test_groups_without_a_success_may_still_be_live() -> None:
     """32 problems, 8 failures each: all groups tied, and 11 % may still be live (Wilson, 0 of 32)."""
     found = dead_share([{0.0: 8}] * 32, 8)
     assert found.value == 1

@@ -18,14 +18,12 @@ from covey.errors import Stopped
 from covey.insight.advice import advice
 from covey.insight.answers import Advice, PromptForm, Readings, answer_forms
 from covey.insight.forecast import Workload, evaluations_of
-from covey.insight.gpus import Subject
 from covey.insight.preview import Longer, Measured, Preview
 from covey.insight.preview_report import lines, record
-from covey.learner.memory import Shape
 from covey.rewards.scorer import Rewards, ScoringStats
 from covey.rollouts.learned import rewards_of
-from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
+from covey.sampling.prompts import EncodedProblem
 from covey.system.console import RunConsole
 from covey.types import Completion, Group, Problem
 from covey_verify.extract import Thoughts
@@ -115,14 +113,6 @@ def test_another_temperature_is_recommended_where_it_is_clearly_better() -> None
     assert any("at temperature 0.7, 16 problems: pass rate 0 %" in line for line in lines(found))
     few = replace(of(dead[:3]), others={1.3: live[:3]})
     assert "temperature" not in advice(few)[0].remedy, "three problems prove nothing"
-
-
-def test_of_completions_without_a_token_no_time_is_computed() -> None:
-    shape = Shape(10, 10, 5, 1, 2, 1, 1, 2, 4, bytes_each=4, compiled=True)
-    empty = [lengthened(scored([1, 0, 1, 0]), "stop", [])]
-    assert replace(of(empty), subject=Subject(shape, [3])).elsewhere() == []
-    some = [lengthened(scored([1, 0, 1, 0]), "stop", [1])]
-    assert replace(of(some), subject=Subject(shape, [3])).elsewhere()
 
 
 def test_what_resampling_costs() -> None:
@@ -222,7 +212,7 @@ def test_a_real_preview_measures_everything_and_writes_nothing(tmp_path: Path, c
     assert not (tmp_path / "out").exists()
 
 
-def test_what_there_is_after_a_stop(tmp_path: Path) -> None:
+def test_a_stopped_preview_shows_the_groups_so_far(tmp_path: Path) -> None:
     stage = rl_stage(
         load_config(values={**FAST, "rewards": (varied,), "rollout": {**FAST["rollout"], "max_running": 8}})
     )
@@ -283,14 +273,14 @@ class SlowModel:
     def monotonic(self) -> float:
         return self.now
 
-    def sample(self, requests: list[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: list[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         tokens = min(self.length, params.max_tokens)
         self.now += tokens * (self.reading + self.seconds * sum(len(r.streams) for r in requests))
         finish = "stop" if tokens < params.max_tokens else "length"
         for number, request in enumerate(requests):
             for sample in range(len(request.streams)):
                 own = Completion(np.arange(tokens), np.full(tokens, -0.5, np.float32), "51", finish)
-                yield Sampled(number, sample, own)
+                yield SampledCompletion(number, sample, own)
 
 
 @dataclass
@@ -319,7 +309,7 @@ def pilot_of(
     monkeypatch.setattr("covey.commands.preview_sampling.time", model)
     settings = {"rollout": {"max_tokens": 512, **rollout}}
     stage = load_config(values={"model": "tiny", "rewards": rewards, **settings})
-    problems = [Prompted(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
+    problems = [EncodedProblem(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
     own = rewards_of(stage, stage.config.rewards)
     return Pilot(MeasuredRun(stage, model, own, Quiet()), problems)  # type: ignore[arg-type]
 

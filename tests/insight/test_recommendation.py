@@ -1,4 +1,4 @@
-"""Which method for what there is: the explainers' cases, configs that load, memory as it was measured."""
+"""Which method for what there is: configs that load, memory as it was measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from covey_verify.errors import ConfigError
         ({"worked": 100}, "SFT"),
     ],
 )
-def test_what_there_is_decides(have: dict, name: str) -> None:
+def test_the_data_at_hand_decide_the_recommended_method(have: dict, name: str) -> None:
     assert recommend(Resources(**have), 0, 0)[0]["recommended"] == name
 
 

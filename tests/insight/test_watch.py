@@ -49,7 +49,9 @@ def test_a_resumed_run_says_what_one_in_one_go_says(tmp_path: Path, stopped_afte
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
-def test_what_is_said_is_what_the_records_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_findings_are_those_computed_from_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = start(tmp_path / "run", **SHORT)[0].folder
     found = read_stream(folder, "findings.jsonl")
     said = next(f for f in found if f["id"] == "truncated")
@@ -75,6 +77,14 @@ def test_the_distance_from_the_start_is_that_of_the_log_probs(tmp_path: Path) ->
     assert distances[2] != 0
 
 
+def test_a_small_batch_is_measured_in_fewer_steps(tmp_path: Path) -> None:
+    # 8 completions of 4 x 8 are kept; with 32 a step, one in 16 means every fourth step after the eighth.
+    settings = {"rollout": {"group_size": 8, "prompts_per_step": 4}, "train": {"steps": 14, "lr": 0.0}}
+    folder = start(tmp_path / "run", algorithm="grpo", **settings)[0].folder
+    steps = [m["step"] for m in read_stream(folder, "metrics.jsonl") if "kl/start" in m]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8, 12]
+
+
 def test_without_an_update_nothing_has_moved(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", algorithm="grpo", train={"steps": 4, "lr": 0.0})[0].folder
     distances = [m["kl/start"] for m in read_stream(folder, "metrics.jsonl")[1:]]
@@ -98,7 +108,7 @@ def test_kept_completions_are_those_of_the_first_step(tmp_path: Path, top_p: flo
 
 
 def test_a_log_that_is_gone_ends_the_watch_and_nothing_else(tmp_path: Path) -> None:
-    assert Drift(tmp_path).metrics(None, 1.0) == {}  # type: ignore[arg-type]
+    assert Drift(tmp_path).metrics(None, 1.0, 0, 16) == {}  # type: ignore[arg-type]
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "step_000000.jsonl").write_text("{broken")
     assert first_completions(tmp_path) is None

@@ -26,7 +26,7 @@ from covey.learner.batching import (
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Group, Problem, SamplingMask
 
 GRPO = build_algorithm("dr_grpo")
@@ -94,7 +94,7 @@ def test_a_sampling_mask_follows_its_tokens_into_every_piece(name: str) -> None:
         for part in minibatches(whole, count, np.array([2, 0, 1])):
             for budget in (1, 9, 25, 60, 1 << 30):
                 for micro in micro_batches(part, budget, 9):
-                    found = micro.packed.unpack(policy.score(micro.packed, 0.8).logprobs).detach()
+                    found = micro.packed.unpack(policy.token_outputs(micro.packed, 0.8).logprobs).detach()
                     torch.testing.assert_close(found, micro.rows.sampler_logprobs, rtol=0, atol=2e-4)
                     seen += len(micro.rows)
     assert seen == 3 * 5 * 12
@@ -187,10 +187,10 @@ def test_supervised_batches_train_every_answer_token() -> None:
     assert micro.packed.targets.tolist() == [4, 5, 6, 7]
 
 
-def example(prompt: list[int], *answers: list[int]) -> Prompted:
+def example(prompt: list[int], *answers: list[int]) -> EncodedProblem:
     """A problem with given answers, the first of them the better one."""
     given = tuple(GivenAnswer(np.array(a), np.ones(len(a), dtype=bool)) for a in answers)
-    return Prompted(Problem("p", "p"), np.array(prompt), given, (1.0, 0.0)[: len(given)])
+    return EncodedProblem(Problem("p", "p"), np.array(prompt), given, (1.0, 0.0)[: len(given)])
 
 
 def test_a_pair_stays_together_and_its_prompt_is_computed_once() -> None:
@@ -208,7 +208,7 @@ def test_a_pair_stays_together_and_its_prompt_is_computed_once() -> None:
 
 def test_what_a_tool_says_in_an_answer_is_read_and_not_trained() -> None:
     answer = GivenAnswer(np.array([4, 5, 6, 7]), np.array([True, False, False, True]))
-    batch = given_batch([Prompted(Problem("p", "p"), np.array([1]), (answer,), (1.0,))])
+    batch = given_batch([EncodedProblem(Problem("p", "p"), np.array([1]), (answer,), (1.0,))])
     assert batch.mask.tolist() == [[True, False, False, True]]
     assert batch.totals(1).tokens == 2
     (micro,) = micro_batches(batch, 100, 1)

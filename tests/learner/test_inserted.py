@@ -21,12 +21,12 @@ from covey.config.schema import Train
 from covey.learner.advantage import off_centre, with_advantages
 from covey.learner.batching import OldDistribution, collate, micro_batches
 from covey.learner.learner import Learner
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, sampled_entropy
 from covey.objective.loss import policy_loss
 from covey.rewards.contract import Context, Reward
-from covey.sampling.base import Sampled
+from covey.sampling.base import SampledCompletion
 from covey.sampling.local import LocalSampler
 from covey.types import Baselines, Completion, Group
 from covey_verify.texts.length import soft_overlong
@@ -42,7 +42,7 @@ def with_tool(one: Completion, at: int = 1) -> Completion:
         one,
         tokens=np.insert(one.tokens, at, TOOL),
         logprobs=np.insert(one.logprobs, at, np.zeros(inserted, np.float32)),
-        sampled=np.insert(np.ones(len(one.tokens), bool), at, np.zeros(inserted, bool)),
+        drawn_mask=np.insert(np.ones(len(one.tokens), bool), at, np.zeros(inserted, bool)),
     )
 
 
@@ -84,8 +84,8 @@ def test_no_preset_has_a_gradient_at_an_inserted_token(name: str) -> None:
     (micro,) = micro_batches(batch, 1000, 9)
     logprobs = (away - 1.5).requires_grad_()
     flat = logprobs[micro.packed.place]
-    scores = TokenScores(*(flat for _ in TokenScores._fields))
-    policy_loss(algorithm, micro.loss_inputs(scores)).total.backward()
+    outputs = TokenOutputs(*(flat for _ in TokenOutputs._fields))
+    policy_loss(algorithm, micro.loss_inputs(outputs)).total.backward()
     assert logprobs.grad is not None
     assert bool(logprobs.grad[batch.mask].any())
     assert not logprobs.grad[~batch.mask].any()
@@ -95,9 +95,9 @@ def test_the_model_reads_inserted_tokens() -> None:
     policy, one = policy_of("qwen3"), completion(length=4)
     learner = Learner(policy, Train())
     plain, called = (replace(group([1.0], [4]), completions=(c,)) for c in (one, with_tool(one, 2)))
-    scores = [learner.score(collate([g]), 1.0).logprobs[0] for g in (plain, called)]
-    torch.testing.assert_close(scores[0][:2], scores[1][:2])
-    assert not torch.allclose(scores[0][2:4], scores[1][5:7], atol=1e-4)
+    logprobs = [learner.token_outputs(collate([g]), 1.0).logprobs[0] for g in (plain, called)]
+    torch.testing.assert_close(logprobs[0][:2], logprobs[1][:2])
+    assert not torch.allclose(logprobs[0][2:4], logprobs[1][5:7], atol=1e-4)
 
 
 def test_length_rewards_count_what_was_drawn() -> None:
@@ -137,7 +137,7 @@ def test_a_run_with_tools_is_recorded_read_back_and_proved(
 ) -> None:
     sample = LocalSampler.sample
 
-    def calling(self: LocalSampler, *arguments: Any) -> Iterator[Sampled]:
+    def calling(self: LocalSampler, *arguments: Any) -> Iterator[SampledCompletion]:
         for sampled in sample(self, *arguments):
             one = sampled.completion
             called = with_tool(one) if one.tokens[0] % 2 else one

@@ -40,13 +40,13 @@ def test_a_sampler_of_another_make_is_not_taken_for_exact_because_the_policy_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[object] = []
-    score = Learner.score
+    token_outputs = Learner.token_outputs
 
     def counted(*arguments: object) -> object:
         passes.append(arguments)
-        return score(*arguments)
+        return token_outputs(*arguments)
 
-    monkeypatch.setattr(Learner, "score", counted)
+    monkeypatch.setattr(Learner, "token_outputs", counted)
     two = {"steps": 1, "updates_per_batch": 2}
     monkeypatch.setattr(LocalSampler, "bit_exact", True)
     start(tmp_path / "exact", rewards=(varied,), algorithm="dapo", train=two)

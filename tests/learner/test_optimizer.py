@@ -20,10 +20,10 @@ from covey.learner.batching import MicroBatch, given_batch
 from covey.learner.learner import Learner, Requirements
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 
@@ -78,8 +78,8 @@ class Times:
     factor: float
     requires = Requirements()
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[torch.Tensor, str]:
-        return self.factor * scores.logprobs.mean(), "seen"
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[torch.Tensor, str]:
+        return self.factor * outputs.logprobs.mean(), "seen"
 
 
 def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights() -> None:
@@ -88,7 +88,7 @@ def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights()
     policy = Policy(sharpened(CONFIGS["qwen3"]), tokenizer)
     learner = Learner(policy, Train(lr=1e-2))
     answer = GivenAnswer(np.array([7, 8]), np.ones(2, dtype=bool))
-    batch = given_batch([Prompted(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
+    batch = given_batch([EncodedProblem(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
     for factor, version in ((0.0, 0), (1.0, 1), (0.0, 2), (None, 2)):
         before = policy.parameters[0].detach().clone()
         if factor is not None:
@@ -119,9 +119,9 @@ def test_updates_by_hand(dtype: torch.dtype) -> None:
     """Two micro-batches an update, a warm-up, clipping at half of most norms, AdamW: in float64."""
     settings = {"betas": (0.8, 0.95), "weight_decay": 0.1, "grad_clip": 1.0, "warmup_steps": 2}
     train = Train(lr=1e-2, steps=5, schedule="linear", **settings)
-    start = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=dtype)
+    start = torch.tensor([[0.5, -1.0, 2.0, 0.25]], dtype=dtype)  # a matrix, which decays
     optimizer = Optimizer([nn.Parameter(start.clone())], train)
-    w, first, second = start.double(), torch.zeros(4).double(), torch.zeros(4).double()
+    w, first, second = start.double(), torch.zeros(1, 4).double(), torch.zeros(1, 4).double()
     for step, rate in enumerate([0.5, 1.0, 1.0, 2 / 3, 1 / 3]):
         pieces = [torch.tensor([1.0, -2.0, 0.5, 0.0]) * 4**-step, torch.tensor([0.25, 1.0, -1.0, 0.125])]
         for piece in pieces:
@@ -136,6 +136,18 @@ def test_updates_by_hand(dtype: torch.dtype) -> None:
         w = w * (1 - rate * 1e-2 * 0.1) - rate * 1e-2 * move
     torch.testing.assert_close(optimizer.masters[0].double(), w, rtol=0, atol=1e-6)
     torch.testing.assert_close(optimizer.parameters[0].data, w.to(dtype), rtol=0, atol=1e-6)
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    parameters = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))]
+    optimizer = Optimizer(parameters, Train(lr=0.5, weight_decay=0.5))
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    parameters[0].grad = torch.tensor([[1.0, 0.0], [0.0, 0.0]])  # a gradient of 0 alone would not step
+    optimizer.accumulate()
+    optimizer.step(0.5)
+    assert float(parameters[0].data[1, 1]) == 0.75
+    assert torch.equal(parameters[1].data, torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", [EIGHT_BIT])

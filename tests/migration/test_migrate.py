@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from covey.cli import main
-from covey.commands.migrate import migrate
 from covey.config.load import load_config
+from covey.migration.migrate import migrate
 from covey.migration.read_settings import read_settings
 from covey_verify.errors import ConfigError
 
@@ -163,25 +163,85 @@ def test_axolotl_becomes_supervised_preferences_or_grpo(tmp_path: Path) -> None:
 
 def test_names_of_trl_become_coveys(tmp_path: Path) -> None:
     theirs = {"model_name_or_path": "some/model", "learning_rate": 1e-5, "num_generations": 4, "beta": 0.0}
-    text, _ = migrate(written(tmp_path, "run.yaml", yaml.safe_dump(theirs)))
+    more = {"max_steps": 40, "warmup_ratio": 0.1, "use_peft": True, "lora_r": 8, "min_p": 0.1}
+    text, migrated = migrate(written(tmp_path, "run.yaml", yaml.safe_dump({**theirs, **more})))
     config = yaml.safe_load(text)
+    assert (config["train"]["steps"], config["train"]["warmup_steps"]) == (40, 4)
+    assert config["train"]["schedule"] == "linear", "TRL's default"
+    assert config["lora"] == {"rank": 8}
+    assert list(migrated.without) == ["min_p: 0.1"]
     assert config["model"] == "some/model"
     assert config["train"]["lr"] == 1e-5
     assert config["rollout"]["group_size"] == 4
     assert load_config(values=config).algorithm == load_config(values=theirs).algorithm
 
 
+SCRIPT = """
+import os
+from trl import GRPOConfig, GRPOTrainer
+raise RuntimeError("a script that is read is not run")
+STEPS = 2 * 50
+def correct(completions, answer, **kwargs):
+    return [float(a in c) for c, a in zip(completions, answer)]
+common = dict(learning_rate=5e-6, num_generations=8, seed=int(os.environ["SEED"]))
+args = GRPOConfig(os.path.join("out", "grpo"), **common, max_steps=STEPS, per_device_train_batch_size=8,
+                  gradient_accumulation_steps=4, loss_type="dr_grpo", min_p=0.1, beta=-0.0)
+rows = load_dataset("openai/gsm8k", "main", split="train").map(ask)
+lora = LoraConfig(r=8, lora_dropout=0.1)
+GRPOTrainer("Qwen/Qwen3-0.6B", [correct], args=args, train_dataset=rows, peft_config=lora)
+"""
+
+
+def test_a_script_of_trl_is_read_without_running_it(tmp_path: Path) -> None:
+    text, migrated = migrate(written(tmp_path, "train_grpo.py", SCRIPT), "trl")
+    values = yaml.safe_load(text)
+    assert values["rewards"] == [{"train_grpo.py:correct": 1.0}]
+    loaded = load_config(values={**values, "rewards": []})
+    config = loaded.config
+    assert (config.model, str(config.output)) == ("Qwen/Qwen3-0.6B", "out/grpo")
+    assert (config.train.steps, config.train.lr, config.train.schedule) == (100, 5e-6, "linear")
+    assert (config.rollout.prompts_per_step, config.rollout.group_size) == (4, 8)
+    assert loaded.algorithm.reduce.name == "constant_length"
+    assert str(config.data.train) == "hub:openai/gsm8k?config=main&split=train"
+    assert config.lora is not None
+    assert config.lora.rank == 8
+    assert sorted(setting.partition(":")[0] for setting in migrated.without) == ["lora_dropout", "min_p"]
+    assert any("seed: the script computes it, int(os.environ['SEED'])" in note for note in migrated.notes)
+
+
+def test_a_script_that_grows_is_read_in_bounded_time(tmp_path: Path) -> None:
+    lists = "".join(f"a{i} = [{', '.join([f'a{i + 1}'] * 9)}]\n" for i in range(15))
+    script = f"{lists}a15 = 9**9**9\nargs = GRPOConfig(max_steps=2, reward_weights=a0, seed=a15)\n"
+    _, migrated = migrate(written(tmp_path, "grow.py", script))
+    assert any(note.startswith("seed: the script computes it") for note in migrated.notes)
+
+
+def test_the_first_trainer_whose_fields_fit_reads_a_file_of_trl(tmp_path: Path) -> None:
+    theirs = {
+        "learning_rate": "5e-7",
+        "f_alpha_divergence_coef": 0.5,
+        "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+    }
+    theirs |= {"lr_scheduler_type": "cosine_with_min_lr", "gradient_accumulation_steps": 2}
+    text, _ = migrate(written(tmp_path, "dpo.yaml", yaml.safe_dump(theirs)))
+    config = yaml.safe_load(text)
+    assert config["method"] == "dpo"
+    assert config["train"]["schedule"] == {"cosine": 0.1}
+    assert config["train"]["lr"] == 5e-7
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("run.sh", "echo hello\n", "no settings found"),
-        ("train.py", "trainer = GRPOTrainer()\n", "import from covey.trl instead of trl"),
+        ("train.py", "trainer = make_trainer()\n", "TRL's config in Python"),
+        ("train.py", "args = (\n", "TRL's config in Python"),
         (
             "run.sh",
             "torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=m\n",
             "method: sft here",
         ),
-        ("run.yaml", "learning_rate: fast\n", "learning_rate: .* a valid number"),
+        ("run.yaml", "learning_rate: fast\n", "learning_rate = 'fast': TRL's .* has float"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, name: str, text: str, says: str) -> None:

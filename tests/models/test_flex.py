@@ -98,9 +98,9 @@ def test_a_model_with_it_scores_and_learns_the_same(model: str, recompute: bool,
     def run(ops: Ops) -> list[torch.Tensor]:
         policy = policy_of(model)
         policy.decoder.ops, policy.decoder.recompute = ops, recompute
-        scores = policy.score(packed, 0.8)
-        (scores.logprobs + 0.3 * scores.entropy).sum().backward()
-        return [scores.logprobs.detach(), *(p.grad for p in policy.parameters if p.grad is not None)]
+        outputs = policy.token_outputs(packed, 0.8)
+        (outputs.logprobs + 0.3 * outputs.entropy).sum().backward()
+        return [outputs.logprobs.detach(), *(p.grad for p in policy.parameters if p.grad is not None)]
 
     for expected, got in zip(run(TorchOps()), run(FlexOps()), strict=True):
         assert float((got - expected).norm() / expected.norm()) < 2e-5

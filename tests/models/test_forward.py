@@ -65,22 +65,22 @@ def test_shared_prompts_of_ragged_groups_score_like_single_sequences(name: str) 
     answers = [[*random_prompts(9, 1, 30, seed=1), random_prompts(0)[0]], [], random_prompts(2, 11, seed=2)]
     answers[2].insert(1, random_prompts(0)[0])
     packed = pack(prompts, answers)
-    scores = packed.unpack(policy.score(packed, temperature=1.0).logprobs)
+    logprobs = packed.unpack(policy.token_outputs(packed, temperature=1.0).logprobs)
     row = 0
     for prompt, group in zip(prompts, answers, strict=True):
         for answer in group:
             expected = reference_logprobs(policy.model, prompt, answer)
-            torch.testing.assert_close(scores[row, : len(answer)], expected, atol=1e-5, rtol=1e-5)
-            assert not scores[row, len(answer) :].any()
+            torch.testing.assert_close(logprobs[row, : len(answer)], expected, atol=1e-5, rtol=1e-5)
+            assert not logprobs[row, len(answer) :].any()
             row += 1
-    assert row == len(scores)
+    assert row == len(logprobs)
 
 
 @pytest.mark.parametrize("name", [*OURS, *OTHERS])
 def test_gradient_is_that_of_single_sequences(name: str) -> None:
     policy = policy_of(name)
     prompts, answers = random_prompts(5, 8), [random_prompts(6, 3, seed=1), random_prompts(4, seed=2)]
-    policy.score(pack(prompts, answers), temperature=1.0).logprobs.sum().backward()
+    policy.token_outputs(pack(prompts, answers), temperature=1.0).logprobs.sum().backward()
     trained = {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
     ours = {n: p.grad.clone() for n, p in trained.items()}
     policy.model.zero_grad()
@@ -115,19 +115,22 @@ def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) ->
     (prompt, answer), longer = random_prompts(9, 6), random_prompts(31)[0]
 
     def scored() -> torch.Tensor:
-        return policy.score(pack([prompt], [[answer]]), 1.0).logprobs.detach()
+        return policy.token_outputs(pack([prompt], [[answer]]), 1.0).logprobs.detach()
 
     first = scored()
     torch.testing.assert_close(first, reference_logprobs(policy.model, prompt, answer), atol=1e-5, rtol=1e-5)
-    policy.score(pack([longer], [[longer[:17]]]), 1.0)  # to the last token that is turned alike
+    policy.token_outputs(pack([longer], [[longer[:17]]]), 1.0)  # to the last token that is turned alike
     assert torch.equal(scored(), first)
     # A cache has room for more than the context; what is drawn is still what is scored.
-    request, params = Request(longer, [key(0, g) for g in range(3)], room=17), SamplingParams(max_tokens=40)
+    request, params = (
+        Request(longer, [key(0, g) for g in range(3)], max_tokens=17),
+        SamplingParams(max_tokens=40),
+    )
     for *_, c in LocalSampler(policy).sample([request], params):
-        trained = policy.score(pack([longer], [[c.tokens]]), 1.0).logprobs.detach().numpy()
+        trained = policy.token_outputs(pack([longer], [[c.tokens]]), 1.0).logprobs.detach().numpy()
         np.testing.assert_array_equal(c.logprobs, trained)
     with pytest.raises(ConfigError, match="49 tokens, but beyond 48"):
-        policy.score(pack([longer], [[longer[:19]]]), 1.0)
+        policy.token_outputs(pack([longer], [[longer[:19]]]), 1.0)
     with pytest.raises(ConfigError, match="beyond 48"):
         list(LocalSampler(policy).sample([Request(longer, [key(0, 0)])], params))
 
@@ -139,18 +142,18 @@ def test_a_run_may_turn_all_sequences_by_the_long_table(tmp_path: Path) -> None:
     policy = load_policy(loaded)
     assert policy.context == 128
     prompt, answer = random_prompts(9, 100)
-    every = policy.score(pack([prompt], [[answer]]), 1.0).logprobs.detach()
+    every = policy.token_outputs(pack([prompt], [[answer]]), 1.0).logprobs.detach()
     expected = reference_logprobs(sharpened(BY_LENGTH["longrope"]), prompt, answer)
     torch.testing.assert_close(every, expected, atol=1e-5, rtol=1e-5)
-    short = policy.score(pack([prompt], [[answer[:20]]]), 1.0).logprobs.detach()
+    short = policy.token_outputs(pack([prompt], [[answer[:20]]]), 1.0).logprobs.detach()
     torch.testing.assert_close(short, expected[:20], atol=1e-5, rtol=1e-5)
     request = Request(prompt, [key(0, g) for g in range(3)])
     for *_, c in LocalSampler(policy).sample([request], SamplingParams(max_tokens=60)):
-        trained = policy.score(pack([prompt], [[c.tokens]]), 1.0).logprobs.detach().numpy()
+        trained = policy.token_outputs(pack([prompt], [[c.tokens]]), 1.0).logprobs.detach().numpy()
         np.testing.assert_array_equal(c.logprobs, trained)
     save_policy(policy, tmp_path / "final")
     again = load_policy(load_config(values={"model": str(tmp_path / "final")}))
-    assert torch.equal(again.score(pack([prompt], [[answer]]), 1.0).logprobs, every)
+    assert torch.equal(again.token_outputs(pack([prompt], [[answer]]), 1.0).logprobs, every)
     with pytest.raises(ConfigError, match="longrope: long: qwen3 has no long rotary table"):
         load_policy(load_config(values={"model": "tiny", "longrope": "long"}), ["1+2=3"])
 
@@ -182,7 +185,7 @@ def test_the_token_that_pads_learns_where_it_is_read(kind: str) -> None:
     if kind == "torch":
         policy.decoder.ops = TorchOps()
     prompt, answer = np.array([5, 9, 7]), np.array([9, 8, 6])
-    policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs.sum().backward()
+    policy.token_outputs(pack([prompt], [[answer]]), temperature=1.0).logprobs.sum().backward()
     reference_logprobs(plain.model, prompt, answer).sum().backward()
     ours, expected = (m.get_input_embeddings().weight.grad for m in (model, plain.model))
     assert float(expected[9].abs().max()) > 0.01
@@ -215,7 +218,7 @@ def test_a_cap_counts_where_the_modules_heed_it(name: str, cap: str, ours: bool)
     policy = Policy(model, policy_of("qwen3").tokenizer)
     assert (policy.decoder is not None) == ours
     prompt, answer = random_prompts(9, 20)
-    found = policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs
+    found = policy.token_outputs(pack([prompt], [[answer]]), temperature=1.0).logprobs
     torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
 
 
@@ -235,7 +238,7 @@ def test_what_a_config_says_counts_where_the_modules_read_it(name: str, stray: d
     policy = Policy(model, policy_of("qwen3").tokenizer)
     assert policy.decoder is not None
     prompt, answer = random_prompts(9, 20)
-    found = policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs
+    found = policy.token_outputs(pack([prompt], [[answer]]), temperature=1.0).logprobs
     torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
 
 
@@ -252,9 +255,9 @@ def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl
     prompt, answer = random_prompts(9, 20)
     packed = pack([prompt], [[answer]])
     with torch.no_grad():
-        outputs = (reference.hidden_states(packed), reference.head) if exact_kl else None
-    scores = policy.score(packed, 0.7, outputs)
-    (scores.entropy + 3 * scores.full_kl + scores.logprobs).sum().backward()
+        compared = (reference.hidden_states(packed), reference.head) if exact_kl else None
+    outputs = policy.token_outputs(packed, 0.7, compared)
+    (outputs.entropy + 3 * outputs.full_kl + outputs.logprobs).sum().backward()
     ours = {n: p.grad.clone() for n, p in policy.model.named_parameters()}
     policy.model.zero_grad()
     tokens = torch.tensor(np.concatenate((prompt, answer)))[None]
@@ -263,7 +266,7 @@ def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl
     full_kl = (mine.exp() * (mine - other.detach())).sum(-1) * exact_kl
     logprobs = mine.gather(1, torch.tensor(answer)[:, None])[:, 0]
     expected = (logprobs, entropy, collision, full_kl)
-    for found, wanted in zip(scores[:4], expected, strict=True):
+    for found, wanted in zip(outputs[:4], expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     (entropy + 3 * full_kl + logprobs).sum().backward()
     for n, p in policy.model.named_parameters():
@@ -297,7 +300,7 @@ def replaced(policy: Policy) -> list[str]:
 
     def outputs() -> tuple[torch.Tensor, np.ndarray]:
         (drawn,) = LocalSampler(policy).sample(asked, SamplingParams(3))
-        return policy.score(packed, 1.0).logprobs.detach(), drawn.completion.logprobs
+        return policy.token_outputs(packed, 1.0).logprobs.detach(), drawn.completion.logprobs
 
     before, unseen = outputs(), []
     for name, parameter in list(policy.model.named_parameters()):
@@ -340,7 +343,7 @@ def test_hooks_of_a_layer_fire_in_training_and_decoding(compiled: bool) -> None:
     seen: list[bool] = []
     for layer in policy.decoder.layers:
         layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
-    policy.score(pack(random_prompts(5), [random_prompts(7, seed=1)]), 1.0).logprobs.sum().backward()
+    policy.token_outputs(pack(random_prompts(5), [random_prompts(7, seed=1)]), 1.0).logprobs.sum().backward()
     assert seen == [True, True]
     list(LocalSampler(policy).sample([Request(random_prompts(5)[0], [1])], SamplingParams(3)))
     assert seen[2:] == [False] * 2 * 3  # the prompt gives the first token, two steps the others
@@ -369,7 +372,7 @@ def test_recomputed_layers_give_the_same_gradient_to_the_bit(name: str) -> None:
     for recompute in (False, True):
         policy.decoder.recompute = recompute
         policy.model.zero_grad()
-        policy.score(packed, 1.0).logprobs.sum().backward()
+        policy.token_outputs(packed, 1.0).logprobs.sum().backward()
         gradients.append([p.grad.clone() for p in policy.parameters])
     assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))
 
@@ -379,7 +382,7 @@ def expect_own_modules(model: torch.nn.Module) -> None:
     policy = Policy(model, full_tokenizer())
     tokens = random_prompts(12)[0]
     with torch.no_grad():
-        found = policy.score(pack([tokens[:1]], [[tokens[1:]]]), 1.0).logprobs
+        found = policy.token_outputs(pack([tokens[:1]], [[tokens[1:]]]), 1.0).logprobs
         expected = reference_logprobs(model, tokens[:1], tokens[1:])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert policy.decoder is None

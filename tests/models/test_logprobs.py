@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from covey.models import logprobs
-from covey.models.compiled import score_compiled
+from covey.models.compiled import compiled_token_outputs
 from covey.models.kernels.calls import available
 from covey.models.linear import FusedLinear
-from covey.models.logprobs import score_tokens
+from covey.models.logprobs import token_outputs
 from covey.models.ops import soft_cap
 from covey.types import SamplingMask
 
@@ -24,13 +24,13 @@ def small_head(vocabulary: int = 50, width: int = 8) -> tuple[nn.Linear, torch.T
 
 def test_values_are_those_of_the_definition() -> None:
     head, hidden, targets = small_head()
-    scores = score_tokens(hidden, head, targets, temperature=0.7)
+    outputs = token_outputs(hidden, head, targets, temperature=0.7)
     logprobs_all = (head(hidden) / 0.7).log_softmax(-1)
     probs = logprobs_all.exp()
-    torch.testing.assert_close(scores.logprobs, logprobs_all[torch.arange(33), targets])
-    torch.testing.assert_close(scores.entropy, -(probs * logprobs_all).sum(-1))
-    torch.testing.assert_close(scores.collision, (probs**2).sum(-1))
-    assert not scores.full_kl.any()
+    torch.testing.assert_close(outputs.logprobs, logprobs_all[torch.arange(33), targets])
+    torch.testing.assert_close(outputs.entropy, -(probs * logprobs_all).sum(-1))
+    torch.testing.assert_close(outputs.collision, (probs**2).sum(-1))
+    assert not outputs.full_kl.any()
 
 
 def test_chunks_change_neither_values_nor_gradients(monkeypatch) -> None:
@@ -39,8 +39,8 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch) -> None:
 
     def gradients(chunk: int) -> tuple[torch.Tensor, ...]:
         monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
-        scores = score_tokens(hidden, head, targets, 1.0, reference)
-        total = (scores.logprobs * 2 + scores.entropy - scores.collision + 3 * scores.full_kl).sum()
+        outputs = token_outputs(hidden, head, targets, 1.0, reference)
+        total = (outputs.logprobs * 2 + outputs.entropy - outputs.collision + 3 * outputs.full_kl).sum()
         return (total.detach(), *torch.autograd.grad(total, (hidden, head.weight)))
 
     for whole, chunked in zip(gradients(1 << 24), gradients(50 * 4), strict=True):
@@ -51,8 +51,8 @@ def test_full_kl_is_zero_for_the_same_model_and_positive_for_another() -> None:
     head, hidden, targets = small_head()
     head.requires_grad_(False)
     hidden = hidden.detach()
-    same = score_tokens(hidden, head, targets, 1.0, (hidden, head)).full_kl
-    other = score_tokens(hidden, head, targets, 1.0, (torch.randn(33, 8), head)).full_kl
+    same = token_outputs(hidden, head, targets, 1.0, (hidden, head)).full_kl
+    other = token_outputs(hidden, head, targets, 1.0, (torch.randn(33, 8), head)).full_kl
     assert float(same.abs().max()) < 1e-6
     assert bool((other > 0).all())
 
@@ -61,7 +61,7 @@ def test_full_kl_is_the_reverse_kl_of_the_definition() -> None:
     head, hidden, targets = small_head()
     torch.manual_seed(1)
     elsewhere = torch.randn(33, 8)
-    got = score_tokens(hidden, head, targets, 0.7, (elsewhere, head)).full_kl
+    got = token_outputs(hidden, head, targets, 0.7, (elsewhere, head)).full_kl
     policy, reference = ((head(h) / 0.7).log_softmax(-1) for h in (hidden, elsewhere))
     torch.testing.assert_close(got, (policy.exp() * (policy - reference)).sum(-1))
 
@@ -96,10 +96,10 @@ def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
         return logits if cap is None else soft_cap(logits, cap)
 
     if compiled:
-        found = score_compiled(hidden, FusedLinear(head), targets, 0.7, mask, cap, None)
+        found = compiled_token_outputs(hidden, FusedLinear(head), targets, 0.7, mask, cap, None)
     else:
         other = (other_hidden, lambda h: limited(other_head(h)))
-        found = score_tokens(hidden, lambda h: limited(head(h)), targets, 0.7, other, mask)
+        found = token_outputs(hidden, lambda h: limited(head(h)), targets, 0.7, other, mask)
     weights = torch.linspace(-1, 1, 33)
     total = (weights * (2 * found.logprobs + found.entropy + 3 * found.full_kl)).sum()
     total.backward()

@@ -48,7 +48,7 @@ def sequences() -> Packed:
 def scored(policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probs, and the gradients of some sum of them."""
     policy.model.zero_grad()
-    found = policy.score(sequences(), 1.0).logprobs
+    found = policy.token_outputs(sequences(), 1.0).logprobs
     (found * torch.linspace(-1, 1, len(found))).sum().backward()
     return found.detach(), {n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}
 
@@ -85,7 +85,7 @@ def test_relatives_of_lora_are_computed_by_peft(relative: str) -> None:
     ids = torch.tensor([random_prompts(12)[0].tolist()])
     with torch.no_grad():
         expected = adapter(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    found = policy.score(pack([ids[0, :1].numpy()], [[ids[0, 1:].numpy()]]), 1.0).logprobs
+    found = policy.token_outputs(pack([ids[0, :1].numpy()], [[ids[0, 1:].numpy()]]), 1.0).logprobs
     torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=0)
     found.sum().backward()
     assert all(p.grad is not None for p in adapter.parameters() if p.requires_grad)
@@ -129,7 +129,7 @@ def test_a_token_is_sampled_and_trained_by_the_same_bits(rounds: bool) -> None:
     for found in LocalSampler(policy).sample(requests, SamplingParams(max_tokens=12)):
         prompt, completion = requests[found.request].prompt, found.completion
         with torch.no_grad():
-            again = policy.score(pack([prompt], [[completion.tokens]]), 1.0).logprobs
+            again = policy.token_outputs(pack([prompt], [[completion.tokens]]), 1.0).logprobs
         np.testing.assert_array_equal(again.numpy(), completion.logprobs)
 
 
@@ -168,11 +168,11 @@ def test_gradients_do_not_depend_on_threads() -> None:
 def test_the_reference_is_the_model_without_them_and_they_come_back() -> None:
     policy = adapted(4)
     with torch.no_grad():
-        on = policy.score(sequences(), 1.0).logprobs
+        on = policy.token_outputs(sequences(), 1.0).logprobs
         with policy.adapter.disable_adapter():
-            off = policy.score(sequences(), 1.0).logprobs
-        assert torch.equal(off, policy_of("qwen3").score(sequences(), 1.0).logprobs)
-        assert torch.equal(on, policy.score(sequences(), 1.0).logprobs)
+            off = policy.token_outputs(sequences(), 1.0).logprobs
+        assert torch.equal(off, policy_of("qwen3").token_outputs(sequences(), 1.0).logprobs)
+        assert torch.equal(on, policy.token_outputs(sequences(), 1.0).logprobs)
         assert not torch.equal(on, off)
 
 

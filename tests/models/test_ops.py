@@ -52,11 +52,11 @@ def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype, 
         policy = Policy(model, template.tokenizer)
         assert policy.decoder is not None
         policy.decoder.ops = policy.decoder.ops if compiled else TorchOps()
-        scores = policy.score(packed, 0.8)
-        weights = torch.linspace(-1, 1, len(scores.logprobs))
-        ((scores.logprobs + 0.3 * scores.entropy) * weights).sum().backward()
+        outputs = policy.token_outputs(packed, 0.8)
+        weights = torch.linspace(-1, 1, len(outputs.logprobs))
+        ((outputs.logprobs + 0.3 * outputs.entropy) * weights).sum().backward()
         gradients = (p.grad.float() for p in policy.parameters if p.grad is not None)
-        return scores.logprobs.detach(), scores.entropy.detach(), scores.collision.detach(), *gradients
+        return outputs.logprobs.detach(), outputs.entropy.detach(), outputs.collision.detach(), *gradients
 
     plain, ours = run(compiled=False), run(compiled=True)
     assert len(plain) == len(ours) > 10
@@ -88,7 +88,7 @@ def test_sampled_log_probs_are_the_trainers_bits(
     every = [c for group in sampled for c in group]
     mask = SamplingMask.join([c.sampling_mask for c in every if c.sampling_mask is not None])
     packed = pack(prompts, [[c.tokens for c in group] for group in sampled], mask if truncation else None)
-    found = policy.score(packed, 0.9).logprobs.detach().numpy()
+    found = policy.token_outputs(packed, 0.9).logprobs.detach().numpy()
     assert np.array_equal(found, np.concatenate([c.logprobs for c in every]))
 
 

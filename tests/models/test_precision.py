@@ -44,7 +44,7 @@ def test_sampled_log_probs_are_the_trainers_bits(name: str) -> None:
     for request, _, completion in LocalSampler(policy, 4).sample(requests, SamplingParams(20)):
         groups[request].append(completion)
     packed = pack(prompts, [[c.tokens for c in group] for group in groups])
-    found = policy.score(packed, 1.0).logprobs.detach().numpy()
+    found = policy.token_outputs(packed, 1.0).logprobs.detach().numpy()
     assert np.array_equal(found, np.concatenate([c.logprobs for group in groups for c in group]))
 
 
@@ -52,7 +52,7 @@ def test_values_and_gradients_are_near_those_of_float32_and_differ() -> None:
     packed = pack(random_prompts(5, 8), [random_prompts(9, 30, seed=1), random_prompts(4, seed=2)])
     outcomes = []
     for policy in (policy_of("qwen3"), rounded("qwen3")):
-        logprobs = policy.score(packed, 1.0).logprobs
+        logprobs = policy.token_outputs(packed, 1.0).logprobs
         logprobs.sum().backward()
         outcomes.append([logprobs.detach(), *(p.grad for p in policy.parameters)])
     assert all(x.dtype == torch.float32 for x in outcomes[1])
@@ -64,7 +64,9 @@ def test_the_reference_rounds_as_the_policy_does() -> None:
     policy = rounded("qwen3")
     packed = pack(random_prompts(5), [random_prompts(9, seed=1)])
     with torch.no_grad(), Reference(policy).active() as reference:
-        assert torch.equal(reference.score(packed, 1.0).logprobs, policy.score(packed, 1.0).logprobs)
+        assert torch.equal(
+            reference.token_outputs(packed, 1.0).logprobs, policy.token_outputs(packed, 1.0).logprobs
+        )
 
 
 def test_nothing_but_the_factors_is_rounded() -> None:

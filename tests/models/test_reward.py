@@ -26,12 +26,12 @@ from covey.config.schema import Data
 from covey.models.pretrained import load_exclusively, load_pretrained
 from covey.models.reward_model import TrainedRewardModel
 from covey.models.tiny import build_tokenizer
-from covey.rewards.loading import load_rewards
+from covey.rewards.loading import ModelCache, load_rewards
 from covey.rewards.scorer import completion_of
 from covey.rollouts.learned import LEARNED, rewards_of
-from covey.rollouts.learned.reward_models import AT_ONCE, load_shared
+from covey.rollouts.learned.reward_models import AT_ONCE, load_shared, model_of_settings
 from covey.runs.estimates import Basis
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.tasks.examples import Example
 from covey.tasks.files import read_problems
 from covey.training.evaluation import basis_of
@@ -39,7 +39,7 @@ from covey.training.reward_model import encode_judged
 from covey.types import Problem, Transcript
 from covey_verify.errors import ConfigError
 from tests.conftest import SMALL
-from tests.models.judged import WORKED, judged
+from tests.models.judged import WORKED, judged, judged_by
 from tests.training.runs import start
 
 CLASSES = {
@@ -168,12 +168,13 @@ def test_a_process_reward_model_is_asked_at_the_end_of_each_step(tmp_path: Path,
 @pytest.mark.parametrize("kind", CLASSES)
 def test_what_a_model_cannot_judge_is_left_out_and_never_zero(tmp_path: Path, kind: str) -> None:
     saved(tmp_path / "judge", kind)
-    group = judged(tmp_path, kind, ["1+2 = 3 " * 200, "3"])
+    rewards = load_rewards([{kind: {"model": "judge"}}], tmp_path, learned=LEARNED)
+    group = judged_by(rewards, ["1+2 = 3 " * 200, "3"])
     assert [s.status for s in group.components[kind].scores] == ["not_applicable", "ok"]
     assert np.isnan(group.rewards).tolist() == [True, False]
     with torch.no_grad():
-        next(load_shared(kind, "judge", tmp_path, "auto").model.parameters()).fill_(float("nan"))
-    group = judged(tmp_path, kind, ["3", WORKED])
+        next(model_of_settings(kind, rewards[0].settings).model.parameters()).fill_(float("nan"))
+    group = judged_by(rewards, ["3", WORKED])
     assert [s.status for s in group.components[kind].scores] == ["infra_error"] * 2
     assert np.isnan(group.rewards).all()
 
@@ -188,13 +189,13 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
         ("other", "process_reward_model", "but this needs a head that judges steps"),
     ]:
         with pytest.raises(ConfigError, match=says):
-            load_shared(kind, name, tmp_path, "cpu")
+            load_shared(ModelCache(tmp_path), kind, name, "cpu")
     torch.manual_seed(0)
     from transformers import Qwen3ForCausalLM
 
     Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"but this needs a head that judges whole answers"):
-        load_shared("reward_model", "other", tmp_path, "cpu")
+        load_shared(ModelCache(tmp_path), "reward_model", "other", "cpu")
 
 
 def test_models_load_one_at_a_time_as_data_only(tmp_path: Path) -> None:
@@ -216,13 +217,14 @@ def test_models_load_one_at_a_time_as_data_only(tmp_path: Path) -> None:
 
 def test_threads_that_ask_for_a_reward_model_share_one(tmp_path: Path) -> None:
     saved(tmp_path / "judge", "reward_model")
+    cache = ModelCache(tmp_path)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: load_shared("reward_model", "judge", tmp_path, "cpu"), range(4)))
+        found = list(threads.map(lambda _: load_shared(cache, "reward_model", "judge", "cpu"), range(4)))
     assert len({id(model) for model in found}) == 1
 
 
 def test_what_a_folder_holds_when_a_run_begins_is_what_judges_wherever_it_lies(tmp_path: Path) -> None:
-    problem = Prompted(Problem("p", "1+2="), np.array([1]))
+    problem = EncodedProblem(Problem("p", "1+2="), np.array([1]))
     prompts, completions = ["1+2=", "1+2="], ["3", "4"]
 
     def judge(folder: Path) -> tuple[Basis, list[float | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,7 +155,7 @@ def judged(chat_template: str, text: str, spec: Any) -> tuple[float | None, str]
     tokens = np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
     completion = Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
     rewards = load_rewards([spec], Path.cwd())
-    rewards.reader = Reader(policy.decode)
+    rewards = replace(rewards, reader=Reader(policy.decode))
     group = rewards.score_group(prompted.problem, prompted.tokens, [completion])
     (score,) = group.components[rewards[0].name].scores
     return score.value, score.status

@@ -42,14 +42,14 @@ def test_ids_without_a_token_are_not_drawn(params: SamplingParams, compiled: boo
     if params.temperature == 0:
         return
     batch = collate([Group(Problem("p", ""), request.prompt, tuple(found), np.arange(32.0))])
-    scores = Learner(policy, Train()).score(batch, 1.0)
-    for row, completion in zip(scores.logprobs.numpy(), found, strict=True):
+    outputs = Learner(policy, Train()).token_outputs(batch, 1.0)
+    for row, completion in zip(outputs.logprobs.numpy(), found, strict=True):
         own = row[: len(completion.tokens)]
         if policy.bit_exact:
             assert np.array_equal(own, completion.logprobs), "the same distribution, bit for bit"
         assert np.allclose(own, completion.logprobs, atol=1e-5)
     most = np.log(policy.drawable_ids)
-    assert float(scores.entropy[batch.mask].max()) <= most + 1e-4, (
+    assert float(outputs.entropy[batch.mask].max()) <= most + 1e-4, (
         "nothing is left for what stands for nothing"
     )
 

@@ -41,35 +41,37 @@ def test_a_network_of_its_own_gives_what_its_classifier_gives(kind: str, tmp_pat
     policy = policy_of(kind)
     critic = value_model_from(policy)
     packed = pack(PROMPTS, COMPLETIONS)
-    assert not critic.score(packed, 1.0).values.any()  # before it has learned
+    assert not critic.token_outputs(packed, 1.0).values.any()  # before it has learned
     with torch.no_grad():
         critic.head.weight.normal_()
         critic.head.bias.fill_(0.3)
-    values = critic.score(packed, 1.0).values
+    values = critic.token_outputs(packed, 1.0).values
     assert values.tolist() == pytest.approx(expected(critic.model), abs=1e-4)
     critic.model.save_pretrained(tmp_path / "critic")
     same = load_value_model("critic", tmp_path, policy)
-    assert torch.equal(same.score(packed, 1.0).values, values)
+    assert torch.equal(same.token_outputs(packed, 1.0).values, values)
     assert isinstance(same, ValueModel)
 
 
 def test_a_head_on_the_policy_reads_its_states_and_pulls_on_them_as_asked() -> None:
     policy = policy_of("qwen3")
     packed = pack(PROMPTS, COMPLETIONS)
-    assert policy.score(packed, 1.0).values is None
+    assert policy.token_outputs(packed, 1.0).values is None
     add_value_head(policy)
     with torch.no_grad():
         policy.value.weight.normal_()
     own = value_model_from(policy)
     with torch.no_grad():
         own.head.weight.copy_(policy.value.weight)
-    assert policy.score(packed, 1.0).values.tolist() == pytest.approx(own.score(packed, 1.0).values.tolist())
+    assert policy.token_outputs(packed, 1.0).values.tolist() == pytest.approx(
+        own.token_outputs(packed, 1.0).values.tolist()
+    )
     gradients = {}
     for pull in (0.0, 0.25, 1.0):
         policy.value.pull = pull
         policy.model.zero_grad()
         policy.value.zero_grad()
-        policy.score(packed, 1.0).values.square().sum().backward()
+        policy.token_outputs(packed, 1.0).values.square().sum().backward()
         grads = [p.grad for p in policy.model.parameters() if p.grad is not None]
         gradients[pull] = float(torch.stack([g.norm() for g in grads]).norm()) if grads else 0.0
         assert policy.value.weight.grad.any()
@@ -85,7 +87,7 @@ def test_a_reward_model_becomes_a_critic_with_its_head(tmp_path: Path) -> None:
     critic = load_value_model("judge", tmp_path, policy)
     whole = torch.tensor([[3, 4, 5, 7, 8]])
     said = float(judge(input_ids=whole).logits[0, 0].detach())
-    values = critic.score(pack(PROMPTS, COMPLETIONS), 1.0).values
+    values = critic.token_outputs(pack(PROMPTS, COMPLETIONS), 1.0).values
     assert values[2].item() == pytest.approx(said, abs=1e-5)
 
 

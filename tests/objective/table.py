@@ -20,7 +20,7 @@ from torch import Tensor
 
 from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, OldDistribution, collate, micro_batches, select_tokens
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.objective import (
     advantages,
     corrections,
@@ -32,7 +32,7 @@ from covey.objective import (
     token_weights,
 )
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL, Entropy
@@ -256,8 +256,8 @@ def evaluated(
     for micro in micro_batches(batch, budget, LONGEST, computed=computed, whole_groups=whole_groups):
         place = micro.packed.place
         mine = identities(micro.rows)
-        scores = TokenScores(*(leaf[mine][:, : place.shape[1]][place] for leaf in policy))
-        loss = policy_loss(algorithm, micro.loss_inputs(scores)).total
+        outputs = TokenOutputs(*(leaf[mine][:, : place.shape[1]][place] for leaf in policy))
+        loss = policy_loss(algorithm, micro.loss_inputs(outputs)).total
         loss.backward()
         total += loss.detach()
     return total, gradient(policy)

@@ -20,7 +20,7 @@ from covey.objective import (
 )
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL, Entropy
 from covey_verify.errors import ConfigError

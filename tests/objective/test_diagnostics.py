@@ -11,7 +11,7 @@ import torch
 
 from covey.objective import corrections, penalties, ratios
 from covey.objective.algorithms import PRESETS
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.diagnostics import (
     correlations,
     gradient_coefficient,

@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.objective import penalties, reductions
 from covey.objective.advantages import group_centered, group_zscore, standard_deviation
 from covey.objective.algorithms import PRESETS
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.credit import prefix_values, process_zscore
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
@@ -130,7 +130,7 @@ def our_inputs(of_completions: Tensor) -> LossInputs:
     return LossInputs(NEW, MASK, a, OLD, TOTALS, torch.ones(8), ref_logprobs=REF)
 
 
-def test_the_first_explainers_code() -> None:
+def test_a_published_grpo_loss_with_k3_and_clip() -> None:
     torch.testing.assert_close(first_advantages(REWARDS, 4), by_group(group_zscore, ddof=1, eps=1e-4))
     torch.testing.assert_close(first_advantages(REWARDS, 4, divide=False), by_group(group_centered))
     a = first_advantages(REWARDS, 4)
@@ -138,13 +138,13 @@ def test_the_first_explainers_code() -> None:
     torch.testing.assert_close(got, first_loss(NEW, OLD, REF, a, MASK), rtol=1e-13, atol=0)
 
 
-def test_the_second_explainers_code() -> None:
+def test_a_published_zscore_with_the_population_std() -> None:
     rewards = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
     theirs = [(r - np.mean(rewards)) / (np.std(rewards) + 1e-8) for r in rewards]
     assert group_zscore(t(*rewards), ddof=0, eps=1e-8).tolist() == pytest.approx(theirs, rel=1e-13)
 
 
-def test_the_fourth_explainers_code() -> None:
+def test_a_published_grpo_loss_with_the_kl_as_a_term_of_its_own() -> None:
     # One group of K rollouts; the KL term with its own weight and the same aggregation.
     beta, rewards, rows = 0.02, REWARDS[:4], slice(0, 4)
     a = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
@@ -162,7 +162,7 @@ def test_the_fourth_explainers_code() -> None:
     torch.testing.assert_close(ours, loss, rtol=1e-13, atol=0)
 
 
-def test_the_fifth_explainers_formula() -> None:
+def test_a_published_formula_with_a_token_mean_and_k1() -> None:
     # Averaged over all tokens, the KL as the plain log-ratio.
     a, beta = by_group(group_zscore, eps=0.0), 0.1
     ratio = (NEW - OLD).exp()

@@ -19,7 +19,7 @@ from covey.learner.advantage import with_advantages
 from covey.learner.batching import collate
 from covey.objective import advantages, corrections, penalties, ratios, surrogates
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covey.objective import corrections, penalties, ratios, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import Bound, bind
+from covey.objective.axis_function import AxisFunction, bind
 from covey.objective.data import LossInputs
 from covey.objective.diagnostics import gradient_coefficient
 from covey.objective.loss import penalty, policy_loss, token_terms
@@ -129,7 +129,7 @@ def test_choices_are_equal_if_they_compute_the_same() -> None:
     assert bind(surrogates.clip) != "clip"
     assert len({bind(surrogates.clip), bind(surrogates.clip, clip_low=0.2)}) == 1
     with pytest.raises(TypeError, match="no setting"):
-        Bound(surrogates.clip, {"clip_lo": 0.1})
+        AxisFunction(surrogates.clip, {"clip_lo": 0.1})
 
 
 def test_a_choice_takes_its_data_by_name() -> None:

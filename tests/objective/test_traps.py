@@ -16,7 +16,7 @@ from covey.learner.advantage import with_advantages
 from covey.learner.batching import collate
 from covey.objective import advantages, corrections, penalties, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.data import LossInputs
 from covey.objective.dialects import DIALECTS
 from covey.objective.loss import policy_loss

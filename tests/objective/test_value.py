@@ -13,7 +13,7 @@ from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, collate
 from covey.objective.advantages import token_zscore
 from covey.objective.algorithms import PRESETS
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.diagnostics import value_metrics
 from covey.objective.value import Critic, gae, value_loss, value_targets
 from covey_verify.types import StepRewards

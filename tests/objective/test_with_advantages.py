@@ -14,7 +14,7 @@ from covey.learner.advantage import with_advantages
 from covey.learner.batching import Batch, collate
 from covey.objective import advantages, credit, penalties
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.penalties import KL
 from covey.types import Baselines, Group
 from covey_verify.errors import DataError

@@ -184,7 +184,7 @@ def trained_and_repeated(
         "steps": steps + 1,  # so that the last one repeated leaves a checkpoint
         "save_every": steps,
         "warmup_steps": 2,
-        "schedule": "cosine",
+        "schedule": {"cosine": 0.1},
         "weight_decay": 0.01,
         **settings.pop("train", {}),
     }

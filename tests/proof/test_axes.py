@@ -18,7 +18,7 @@ from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
 from covey.proof.check_run import check_run
 from covey.runs.rollouts import read_rollouts
-from covey.sampling.base import Sampled
+from covey.sampling.base import SampledCompletion
 from covey.sampling.local import LocalSampler
 from covey.system.console import RunConsole
 from tests.proof.cases import PROCESS, TRAINABLE, Model, mixed, trained_and_repeated
@@ -77,7 +77,7 @@ def another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sampler record log-probs that are off by up to half a nat."""
     sample = LocalSampler.sample
 
-    def off(self: LocalSampler, *arguments: Any) -> Iterator[Sampled]:
+    def off(self: LocalSampler, *arguments: Any) -> Iterator[SampledCompletion]:
         for sampled in sample(self, *arguments):
             completion = sampled.completion
             recorded = completion.logprobs + np.float32(0.5) * np.sin(completion.tokens).astype(np.float32)
@@ -126,7 +126,9 @@ def test_the_ratio_to_another_engines_sampler_is_not_one_at_first(
 
 
 @pytest.mark.parametrize("rollout", [{"top_p": 0.8, "temperature": 0.8}, {"mask_truncated": True}])
-def test_what_was_left_out_is_left_out_alike(tmp_path: Path, model: Model, rollout: dict[str, Any]) -> None:
+def test_the_shadow_leaves_out_undrawable_tokens_and_truncated_completions(
+    tmp_path: Path, model: Model, rollout: dict[str, Any]
+) -> None:
     """Tokens that could not be drawn, for policy and reference; truncated completions, in baselines too."""
     algorithm = {
         "name": "grpo",

@@ -99,21 +99,23 @@ def test_a_truncated_sampler_is_checked_too(tmp_path: Path, capsys, monkeypatch,
 
 
 def test_a_model_whose_rows_depend_on_their_company_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:
-    score = Policy.score
+    token_outputs = Policy.token_outputs
 
     def crowded(self, packed, temperature, reference=None):
-        scores = score(self, packed, temperature, reference)
-        return scores._replace(logprobs=scores.logprobs * (1 + len(packed.place) / 1000))
+        outputs = token_outputs(self, packed, temperature, reference)
+        return outputs._replace(logprobs=outputs.logprobs * (1 + len(packed.place) / 1000))
 
-    monkeypatch.setattr(Policy, "score", crowded)
+    monkeypatch.setattr(Policy, "token_outputs", crowded)
     code, found = findings(tmp_path, capsys)
     assert code == 1
     assert "the importance ratio" in {f["sentence"][:20] for f in found if not f["holds"]}
 
 
 def test_a_sampler_at_another_temperature_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:
-    score = Policy.score
-    monkeypatch.setattr(Policy, "score", lambda self, packed, t, ref=None: score(self, packed, t * 1.1, ref))
+    token_outputs = Policy.token_outputs
+    monkeypatch.setattr(
+        Policy, "token_outputs", lambda self, packed, t, ref=None: token_outputs(self, packed, t * 1.1, ref)
+    )
     code, found = findings(tmp_path, capsys)
     assert code == 1
     assert [f["sentence"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]

@@ -15,7 +15,7 @@ from covey.models.load import load_policy
 from covey.proof.agreement import Agreement
 from covey.proof.check_run import check_run
 from covey.runs.rollouts import read_rollouts
-from covey.sampling.base import Sampled
+from covey.sampling.base import SampledCompletion
 from covey.sampling.local import LocalSampler
 from covey.sampling.tools import turns
 from covey.system.console import RunConsole
@@ -62,7 +62,7 @@ def test_a_version_that_did_not_draw_its_tokens_is_found(
 ) -> None:
     sample = LocalSampler.sample
 
-    def newer(self: LocalSampler, *arguments: Any) -> Iterator[Sampled]:
+    def newer(self: LocalSampler, *arguments: Any) -> Iterator[SampledCompletion]:
         for sampled in sample(self, *arguments):
             completion = sampled.completion
             known = completion.provenance

@@ -15,7 +15,7 @@ CAMPAIGNS = Path(__file__).parents[2] / "benchmarks" / "reliability"
 
 def campaign(name: str, *options: str) -> dict:
     command = [sys.executable, "-W", "ignore", str(CAMPAIGNS / f"{name}.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.endswith("}\n"), done.stdout[-2000:] + done.stderr[-2000:]
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["ok"] == (done.returncode == 0)
@@ -77,6 +77,5 @@ def test_a_longer_run_keeps_no_file_and_no_thread() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_threads_and_workers_change_no_bit() -> None:
     assert campaign("same_bits", "hashes")["ok"]

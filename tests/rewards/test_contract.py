@@ -210,7 +210,7 @@ def test_score_steps_become_step_rewards() -> None:
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(True), np.float64(1), 1])
-def test_what_counts_as_one(value) -> None:
+def test_true_and_numpy_numbers_are_valid_rewards(value) -> None:
     def one(completion):
         return value
 
@@ -218,7 +218,7 @@ def test_what_counts_as_one(value) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, "1", [1.0], np.zeros(2), Score(math.nan)])
-def test_what_counts_as_nothing_is_an_error(value) -> None:
+def test_a_reward_that_is_no_finite_number_is_an_error(value) -> None:
     def bad(completion):
         return value
 

@@ -21,7 +21,7 @@ def test_thoughts_that_the_header_behind_a_tool_opens_have_to_end(last: str, ans
         said[0] + last,
         "stop",
         transcript=Transcript(turns),
-        sampled=np.array([1, 1, 0, 0, 1, 1]) > 0,
+        drawn_mask=np.array([1, 1, 0, 0, 1, 1]) > 0,
     )
     problem = Problem("p", "?", {}, thoughts=Thoughts(begun=True))
     reply = Reader(lambda inserted: "8<think>\n").read(problem, completion)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,9 @@ def test_every_token_belongs_to_the_step_it_ends_in(text: str) -> None:
 def test_steps_reach_the_group_as_token_ends() -> None:
     tokenizer = build_tokenizer([WORKED] * 3, vocab_size=300)
     rewards = load_rewards(["calculations"], Path())
-    rewards.reader = Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
+    rewards = replace(
+        rewards, reader=Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
+    )
     texts = (WORKED, WORKED.replace("=72>>", "=73>>"), "no steps")
     completions = []
     for text in texts:

@@ -25,7 +25,7 @@ from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.groups import OnProgress
 from covey.rollouts.loop import Rollouts
 from covey.runs.pending import PendingCompletions
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.types import Completion, Provenance, SamplingMask, Transcript
 
 
@@ -44,7 +44,7 @@ class Versioned:
         self.hold = threading.Event()
         self.hold.set()
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         self.begun += [len(requests)]
         asked = [(long(x), r, s) for r, q in enumerate(requests) for s, x in enumerate(q.streams)]
         version = self.version
@@ -59,7 +59,7 @@ class Versioned:
             tokens = np.full(length, requests[r].prompt[0])
             drawn_by = Provenance(version, versions)
             done = Completion(tokens, np.zeros(length, np.float32), text, "stop", drawn_by)
-            yield Sampled(r, s, done)
+            yield SampledCompletion(r, s, done)
 
 
 def some_right(prompt: np.ndarray, stream: int) -> str:
@@ -262,16 +262,16 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
         Transcript(({"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}), {"n": 1}, "x"),
     )
     keeps = PendingCompletions(tmp_path)
-    keeps.add(12, request, params, Sampled(0, 1, one))
+    keeps.add(12, request, params, SampledCompletion(0, 1, one))
     with (tmp_path / "pending" / "00000012.jsonl").open("ab") as file:
         file.write(b'\n0123456789abcdef {"torn')
-    keeps.add(12, request, params, Sampled(0, 0, one))
+    keeps.add(12, request, params, SampledCompletion(0, 0, one))
     again = PendingCompletions(tmp_path)
     for sample in (0, 1):
         found = again.find(12, request, sample, params)
         assert found is not None
         assert found.transcript == one.transcript
-        for name in ("tokens", "logprobs", "token_versions", "sampled"):
+        for name in ("tokens", "logprobs", "token_versions", "drawn_mask"):
             assert (getattr(found, name) == getattr(one, name)).all()
             assert getattr(found, name).dtype == getattr(one, name).dtype
         assert (found.text, found.finish, found.provenance.version) == (one.text, one.finish, 2)

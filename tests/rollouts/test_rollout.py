@@ -23,8 +23,7 @@ from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.rollouts.metrics import staleness
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
-from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem, Provenance
 from covey_verify.contract import reward as declared
@@ -203,7 +202,7 @@ def test_completions_without_a_verdict_say_nothing_about_their_problem() -> None
     answer = ScriptedSampler(lambda _, stream: "unclear" if stream % 2 else "fine")
     batch = first(Rollouts(prompted(3), answer, rewards, config, build_algorithm("grpo"), 0))
     assert all(g.scorable.all() for g in batch.groups)
-    assert any(0 < g.judged.sum() < 8 for g in batch.groups)
+    assert any(0 < g.verdict_mask.sum() < 8 for g in batch.groups)
     assert batch.position.difficulty == {"0": (1.0, 1, 1), "2": (1.0, 1, 1)}
 
 
@@ -306,7 +305,9 @@ def test_continuations_from_cuts_give_values() -> None:
 
     def batch_of() -> RolloutBatch:
         source = rollouts(sampler, prompted(3), spec)
-        source.rewards.reader = Reader(lambda tokens: "0")  # of every whole completion
+        source.rewards = replace(
+            source.rewards, reader=Reader(lambda tokens: "0")
+        )  # of every whole completion
         return first(source)
 
     batch = batch_of()
@@ -327,10 +328,10 @@ def test_continuations_that_nobody_could_judge_do_not_count() -> None:
     nan = float("nan")
     judged = {1: [1.0, nan], 2: [nan, nan], 3: [1.0, 0.0]}
 
-    def score(problems: Sequence[Prompted], *_: object) -> list[Group]:
+    def score(requests: Sequence[Request], *_: object) -> list[Group]:
         return [
-            Group(p.problem, p.tokens, (completion(),) * 2, np.array(judged[len(p.tokens) - 1]))
-            for p in problems
+            Group(r.problem, r.prompt, (completion(),) * 2, np.array(judged[len(r.prompt) - 1]))
+            for r in requests
         ]
 
     whole = Group(Problem("p", "?"), np.array([7]), (completion(length=4),), np.ones(1))
@@ -353,10 +354,12 @@ def test_a_continuation_ends_at_a_stop_string_that_its_prefix_begins() -> None:
         return "".join(map(chr, tokens))
 
     class Writes(ScriptedSampler):
-        def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
             for number in range(len(requests)):
                 ids = np.array(list(map(ord, "D, and more")))
-                yield Sampled(number, 0, Completion(ids, np.zeros(len(ids), np.float32), "", "length"))
+                yield SampledCompletion(
+                    number, 0, Completion(ids, np.zeros(len(ids), np.float32), "", "length")
+                )
 
     kept = np.array(list(map(ord, "so EN")))
     whole = Completion(kept, np.zeros(len(kept), np.float32), "so EN", "length")

@@ -81,7 +81,7 @@ def test_a_runs_model_computes_as_in_its_run(run: Path, loader) -> None:
     assert said == []
 
 
-def test_what_is_asked_for_wins(run: Path) -> None:
+def test_the_given_precision_overrides_the_recorded_one(run: Path) -> None:
     loaded = load_run(run, values={"precision": "float32"})
     with model_of(loaded, pytest.fail) as policy:
         assert not policy.rounds

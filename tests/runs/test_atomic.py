@@ -48,15 +48,47 @@ def test_a_signal_removes_what_is_half_written(tmp_path: Path, number: signal.Si
     assert signal.getsignal(number) == before
 
 
+def written_by(code: str, target: Path) -> str:
+    """The name of the temporary folder of a process that ended while it wrote, after it ran ``code``."""
+    program = f"""
+import os, pathlib, sys
+from covey.runs.atomic import committed_folder
+{code}
+with committed_folder(pathlib.Path(sys.argv[1])) as folder:
+    print(folder.name, flush=True)
+    os._exit(0)
+"""
+    output = subprocess.run([sys.executable, "-c", program, target], check=True, capture_output=True)
+    return output.stdout.decode().strip()
+
+
+ELSEWHERE = "os.uname = lambda: os.uname_result(('Linux', 'another-machine', '', '', ''))"
+
+
 def test_what_a_killed_writer_has_left_is_cleared_for_its_target_alone(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    for name in (f".tmp-x.{ended.pid}", f".tmp-x.{os.getpid()}", f".tmp-y.{ended.pid}", ".tmp-x.mine"):
-        (tmp_path / name).mkdir()
-    clear_killed(tmp_path / "x")
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == sorted([f".tmp-x.{os.getpid()}", f".tmp-y.{ended.pid}", ".tmp-x.mine"])
+    target = tmp_path / "x"
+    written_by("", target)
+    kept = {written_by("", tmp_path / "y"), ".tmp-x.mine"}
+    (tmp_path / ".tmp-x.mine").mkdir()
+    with committed_folder(target) as mine:
+        clear_killed(target)
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, mine.name}
     clear_killed(tmp_path / "none" / "x")
+
+
+def test_the_work_of_a_writer_on_another_machine_stays(tmp_path: Path) -> None:
+    """On a shared file system its process cannot be seen: one of its number is here, or none."""
+    target = tmp_path / "x"
+    theirs = written_by(ELSEWHERE, target)
+    write_two(target, "mine")
+    clear_killed(target)
+    assert {path.name for path in tmp_path.iterdir()} == {theirs, "x"}
+    same_number = f"{ELSEWHERE}\nos.getpid = lambda: {os.getpid()}"
+    other = written_by(same_number, tmp_path / "z")
+    write_two(tmp_path / "z", "mine")
+    assert (tmp_path / other).is_dir()
+    clear_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "z"}
 
 
 def test_a_committed_folder_replaces_the_old_one_and_is_intact(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.training.objects import ROWS, SMALL
 
 import covey
 from covey.cli import main
-from covey.runs.content import content_parts, hash_of
+from covey.runs.fingerprints import fingerprint_of, hash_of
 from covey_verify.errors import ConfigError
 
 SOURCE = """
@@ -109,8 +110,18 @@ def test_a_file_that_a_run_has_used_may_not_change_under_its_verdict(tmp_path: P
     assert "reward r.py:ok: the code changed" in capsys.readouterr().err
 
 
+def test_a_changed_data_file_is_named_by_its_place_in_the_project(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = Path("rows.jsonl")
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    train(tmp_path / "run", make(7), data={"train": "rows.jsonl"})
+    rows.write_text(rows.read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"other rewards or data: rows\.jsonl changed"):
+        train(tmp_path / "run", make(7), data={"train": "rows.jsonl"})
+
+
 def same(one: object, other: object) -> bool:
-    return content_parts(one) == content_parts(other)
+    return fingerprint_of(one) == fingerprint_of(other)
 
 
 def test_callables_are_compared_by_what_they_do() -> None:

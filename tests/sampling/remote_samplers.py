@@ -10,7 +10,7 @@ import torch
 from covey.config.sampling import Servers
 from covey.models.policy import Policy
 from covey.rng import key
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.sampling.remote import RemoteSampler
 from covey.sampling.servers import Transport
 from covey_verify.web import ask
@@ -35,13 +35,15 @@ def sampler(
     stubs: list[Stub],
     folder: Path,
     transport: Transport = ask,
-    lags: bool = False,
+    from_snapshot: bool = False,
     **settings: object,
 ) -> RemoteSampler:
     urls = tuple(s.url for s in stubs)
     servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
     probes = random_prompts(4, 6, 8)
-    made = RemoteSampler(policy, servers, folder / "sync", probes, 1.0, 12, transport=transport, lags=lags)
+    made = RemoteSampler(
+        policy, servers, folder / "sync", probes, 1.0, 12, transport=transport, from_snapshot=from_snapshot
+    )
     made.said = []
     made.fleet.on_event = made.said.append
     return made
@@ -54,5 +56,5 @@ def moved(policy: Policy) -> None:
             parameter.mul_(1.05)
 
 
-def together(found: list[Sampled]) -> dict[tuple[int, int], np.ndarray]:
+def together(found: list[SampledCompletion]) -> dict[tuple[int, int], np.ndarray]:
     return {(x.request, x.sample): x.completion.tokens for x in found}

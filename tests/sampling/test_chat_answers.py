@@ -12,7 +12,7 @@ from covey.config.schema import Config, Data
 from covey.models.policy import Policy, save_policy
 from covey.models.tiny import CHAT_TEMPLATE, END, PAD, build_tokenizer
 from covey.sampling.notes import unseen_by_model
-from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
+from covey.sampling.prompts import EncodedProblem, GivenAnswer, encode_examples
 from covey.tasks.examples import AnswerText, Example, examples_of, with_prompt
 from covey.types import Problem
 from covey_verify.errors import DataError
@@ -34,7 +34,7 @@ def with_template(template: str) -> Policy:
     return Policy(model, tokenizer)
 
 
-def learned(policy: Policy, answer: AnswerText) -> tuple[Prompted, GivenAnswer]:
+def learned(policy: Policy, answer: AnswerText) -> tuple[EncodedProblem, GivenAnswer]:
     """What is trained of an answer to ``ASKED``."""
     (example,) = examples_of([Problem("p", ASKED, {"completion": answer})], "sft", Data(), 0.0)
     (found,) = encode_examples(policy, [example], Config())

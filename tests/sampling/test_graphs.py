@@ -137,11 +137,11 @@ def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.M
         running.owners = [(0, i) for i in range(6)]
         step = GraphStep(_step(policy, policy.decoder, cache), Recorder(), 8, 50, policy.device)
         for _ in range(2):
-            logits = step(running.latest[: running.count], 40)
+            logits = step(running.slots.latest[: running.count], 40)
             cache.advance(6)
             running._draw(logits, 0)
         assert logits.shape == (6, 300)
-        assert isinstance(running.logprobs, FakeTensor)
+        assert isinstance(running.slots.logprobs, FakeTensor)
         with pytest.raises(DataDependentOutputException):
             int(cache.lengths.max())
         with pytest.raises(DynamicOutputShapeException):

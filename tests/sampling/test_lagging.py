@@ -12,7 +12,7 @@ import torch
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.system.fault_injection import Faults
 from tests.conftest import policy_of, random_prompts
@@ -24,15 +24,15 @@ class Training:
     """A policy whose weights move, as a learner's do."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.version = policy, 0
+        self.network, self.version = policy, 0
         self.begin_step = {0: policy.snapshot()}
 
     def update(self) -> None:
         with torch.no_grad():
-            for number, parameter in enumerate(self.policy.parameters):
+            for number, parameter in enumerate(self.network.parameters):
                 parameter.mul_(1.02 if number % 2 else 0.97)
         self.version += 1
-        self.begin_step[self.version] = self.policy.snapshot()
+        self.begin_step[self.version] = self.network.snapshot()
 
 
 class Between(Faults):
@@ -41,7 +41,7 @@ class Between(Faults):
     def __init__(self, training: Training, *tokens: int) -> None:
         super().__init__()
         self.training, self.tokens, self.count = training, tokens, 0
-        self.sampler = LocalSampler(training.policy.snapshot(), faults=self, lags=True)
+        self.sampler = LocalSampler(training.network.snapshot(), faults=self, from_snapshot=True)
 
     def in_memory(self, place: str) -> None:
         self.count += 1
@@ -57,10 +57,10 @@ def asked(groups: int = 4, size: int = 3) -> list[Request]:
 
 def scored(policy: Policy, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        return policy.score(pack([prompt], [[tokens]]), 1.0).logprobs.numpy()
+        return policy.token_outputs(pack([prompt], [[tokens]]), 1.0).logprobs.numpy()
 
 
-def agree(found: list[Sampled], requests: list[Request], passed: Mapping[int, Policy]) -> set[int]:
+def agree(found: list[SampledCompletion], requests: list[Request], passed: Mapping[int, Policy]) -> set[int]:
     """Each token's log-prob is that of the weights it is said to be of; the versions there were."""
     seen = set[int]()
     for r, _, c in found:
@@ -93,7 +93,7 @@ def test_what_is_under_way_continues_under_new_weights(name: str, slots: int) ->
 def test_without_new_weights_nothing_differs_from_the_trained_policy() -> None:
     policy = policy_of("qwen3")
     own = {(r, s): c for r, s, c in LocalSampler(policy).sample(asked(), PARAMS)}
-    for r, s, c in LocalSampler(policy.snapshot(), lags=True).sample(asked(), PARAMS):
+    for r, s, c in LocalSampler(policy.snapshot(), from_snapshot=True).sample(asked(), PARAMS):
         assert (c.tokens == own[r, s].tokens).all()
         assert (c.logprobs == own[r, s].logprobs).all()
         assert own[r, s].provenance.versions is None
@@ -114,8 +114,8 @@ def test_the_tokens_that_could_be_drawn_are_kept_across_a_change() -> None:
 def test_a_thread_never_sees_half_an_update() -> None:
     training = Training(policy_of("qwen3"))
     # With few slots it samples for long enough that a busy machine has time for updates.
-    sampler = LocalSampler(training.policy.snapshot(), max_running=4, lags=True)
-    found, done = list[Sampled](), threading.Event()
+    sampler = LocalSampler(training.network.snapshot(), max_running=4, from_snapshot=True)
+    found, done = list[SampledCompletion](), threading.Event()
 
     def work() -> None:
         found.extend(sampler.sample(asked(12, 4), PARAMS))

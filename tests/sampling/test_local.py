@@ -38,7 +38,7 @@ def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) 
 def test_a_completion_keeps_its_own_limit_when_it_moves_into_the_slot_of_another() -> None:
     policy, params = policy_of("qwen3"), SamplingParams(max_tokens=30)
     prompts, rooms = random_prompts(3, 4, 5, 6), (2, 25, 11, 7)
-    asked = [replace(r, room=n) for r, n in zip(requests(prompts, size=1), rooms, strict=True)]
+    asked = [replace(r, max_tokens=n) for r, n in zip(requests(prompts, size=1), rooms, strict=True)]
     for (r, _), completion in sampled(policy, asked, params).items():
         whole = naive(policy, prompts[r], key(7, 0, r, 0), params).tokens[: rooms[r]]
         assert completion.tokens.tolist() == whole.tolist()
@@ -122,7 +122,7 @@ def test_log_probs_are_those_of_the_trainer(policy: Policy) -> None:
     prompts = random_prompts(6, 13)
     for (r, _), completion in sampled(policy, requests(prompts), params).items():
         packed = pack([prompts[r]], [[completion.tokens]])
-        scored = policy.score(packed, params.temperature).logprobs.detach().numpy()
+        scored = policy.token_outputs(packed, params.temperature).logprobs.detach().numpy()
         np.testing.assert_allclose(completion.logprobs, scored, atol=1e-5)
 
 

@@ -20,7 +20,7 @@ from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling import fleet, remote
-from covey.sampling.base import Sampled
+from covey.sampling.base import SampledCompletion
 from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
@@ -203,7 +203,7 @@ def test_a_restart_command_that_hangs_leaves_nothing_behind(tmp_path: Path) -> N
 
 def lagging(policy: Policy, stubs: list[Stub], folder: Path) -> RemoteSampler:
     """The sampler of a run that samples while it trains: it follows a snapshot, segment by segment."""
-    return sampler(policy.snapshot(), stubs, folder, lags=True, timeout=60.0, patience=30.0)
+    return sampler(policy.snapshot(), stubs, folder, from_snapshot=True, timeout=60.0, patience=30.0)
 
 
 class Trained(Version):
@@ -211,7 +211,7 @@ class Trained(Version):
 
     def __init__(self, policy: Policy, version: int) -> None:
         super().__init__(version)
-        self.policy = policy
+        self.network = policy
 
 
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])
@@ -242,7 +242,7 @@ def test_completions_under_way_continue_under_new_weights(
             for version in set(c.provenance.versions.tolist()):
                 own = c.provenance.versions == version
                 with torch.no_grad():
-                    theirs = passed[version].score(pack([prompt], [[c.tokens]]), 1.0).logprobs.numpy()
+                    theirs = passed[version].token_outputs(pack([prompt], [[c.tokens]]), 1.0).logprobs.numpy()
                 np.testing.assert_allclose(c.logprobs[own], theirs[own], atol=1e-4)
 
 
@@ -265,7 +265,7 @@ def test_a_server_that_keeps_old_weights_is_noticed_in_the_middle_of_a_pass(
         with torch.no_grad():
             for x in found:
                 own, prompt = x.completion.provenance.versions == 1, asked(4, 2)[x.request].prompt
-                theirs = policy.score(pack([prompt], [[x.completion.tokens]]), 1.0).logprobs.numpy()
+                theirs = policy.token_outputs(pack([prompt], [[x.completion.tokens]]), 1.0).logprobs.numpy()
                 np.testing.assert_allclose(x.completion.logprobs[own], theirs[own], atol=1e-4)
 
 
@@ -275,7 +275,7 @@ def test_an_evaluation_may_be_sampled_beside_the_training(
     monkeypatch.setattr(remote, "SEGMENT", 5)
     with running(Stub(copied(policy))) as stub:
         made = lagging(policy, [stub], tmp_path)
-        found: list[Sampled] = []
+        found: list[SampledCompletion] = []
         thread = threading.Thread(target=lambda: found.extend(made.sample(asked(4, 2), PARAMS)))
         thread.start()
         moved(policy)

@@ -164,7 +164,7 @@ def test_a_slow_server_is_given_up_and_the_rest_goes_elsewhere(
         assert slow.url in made.said[0]
 
 
-def test_nobody_left_is_an_error_that_names_them_all(policy: Policy, tmp_path: Path) -> None:
+def test_the_error_names_all_servers_if_none_is_left(policy: Policy, tmp_path: Path) -> None:
     servers = Servers(url=("http://127.0.0.1:9", "http://127.0.0.1:19"), patience=0.0)
     made = RemoteSampler(policy, servers, tmp_path, random_prompts(6), 1.0, 8)
     with pytest.raises(SamplersLost, match=r"127.0.0.1:9: .*127.0.0.1:19: .*repeat the command"):

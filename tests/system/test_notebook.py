@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import numpy as np
+
 import covey
+from covey.insight.findings.finding import Finding
 from covey.system.console import RunConsole
+from covey.types import Completion, Group, Problem
 
 
 class Cell:
@@ -51,5 +55,18 @@ def test_results_show_themselves(tmp_path) -> None:
     shown = result._repr_html_()
     assert "&lt;run&gt;: " in shown
     assert "<svg" in shown
-    evaluation = covey.evaluate(tmp_path / "<run>", quiet=True, rewards=[mine], data=data)
+    evaluation = covey.evaluate(result, quiet=True, rewards=[mine], data=data)
     assert "<div>greedy: " in evaluation._repr_html_()
+    findings = covey.explain(result)
+    assert findings._repr_html_().count("<div>") == max(len(findings), 1)
+
+
+def test_groups_and_findings_show_themselves() -> None:
+    completions = tuple(Completion(np.array([1]), np.zeros(1), text, "stop") for text in ("<a>", "b"))
+    group = Group(Problem("1", "1 < 2?"), np.array([1]), completions, np.array([1.0, 0.25]))
+    assert "<div>1 &lt; 2?</div>" in group._repr_html_()
+    assert "<td>0.25</td><td>b</td>" in group._repr_html_()
+    finding = Finding("dead", 3, "warning", "Groups < 2 are dead", remedy="rollout.group_size: 16")
+    assert finding._repr_html_() == (
+        "<div>step 3, warning: Groups &lt; 2 are dead. Try: rollout.group_size: 16</div>"
+    )

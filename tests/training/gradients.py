@@ -6,17 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Problem
 
 
-def pairs(*sizes: tuple[int, int, int]) -> list[Prompted]:
+def pairs(*sizes: tuple[int, int, int]) -> list[EncodedProblem]:
     """Pairs with a prompt, a chosen and a rejected answer of so many random tokens."""
     rng = np.random.default_rng(0)
     found = []
     for n, (prompt, *answers) in enumerate(sizes):
         given = tuple(GivenAnswer(rng.integers(5, 300, size=k), np.ones(k, dtype=bool)) for k in answers)
-        found.append(Prompted(Problem(f"p{n}", "p"), rng.integers(5, 300, size=prompt), given, (1.0, 0.0)))
+        found.append(
+            EncodedProblem(Problem(f"p{n}", "p"), rng.integers(5, 300, size=prompt), given, (1.0, 0.0))
+        )
     return found
 
 

@@ -152,6 +152,8 @@ def test_adapters_are_exported_as_they_are_finished(tmp_path: Path) -> None:
     assert main(["export", str(run), "--step", "4", "-o", str(out), "--gguf", "q8_0"]) == 0
     assert GGUFReader(out / "run-q8_0.gguf").fields["general.name"].contents() == "run"
     assert "A checkpoint of the run `run`" in (out / "adapter/README.md").read_text()
+    assert "library_name: transformers" in (out / "README.md").read_text()
+    assert "library_name: peft" in (out / "adapter/README.md").read_text()
     final = load_file(run / "final/model.safetensors")
     assert all((final[n] == w).all() for n, w in load_file(tmp_path / "out/model.safetensors").items())
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

@@ -32,7 +32,7 @@ from covey.runs.estimates import (
     wilson,
 )
 from covey.sampling.base import SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.training.evaluation import basis_of, evaluate, majority
 from covey.types import Completion, Problem, Transcript
 from covey_verify.extract import TAGS, Thoughts
@@ -310,7 +310,7 @@ def test_a_basis_follows_sources_settings_and_rows_and_nothing_else(
         (folder / "mine.py").write_text(mine)
         (folder / "helped.py").write_text(text)
         rewards = load_rewards([{"mine.py:right": settings}], folder)
-        problem = Prompted(Problem("p:1", "2+2=", {"answer": answer}), np.array([1]))
+        problem = EncodedProblem(Problem("p:1", "2+2=", {"answer": answer}), np.array([1]))
         return basis_of([problem], rewards)
 
     first = basis("least = 1", "a")

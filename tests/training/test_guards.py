@@ -23,7 +23,7 @@ from covey.runs.state import run_state
 from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.signals import StopSignal
-from covey.training.guards import KLAlarm, Stop, Warn, apply_guards, judge_update, kl_alarm
+from covey.training.guards import KLAlarm, Stop, Warn, apply_guards, count_skipped_update, kl_alarm
 from covey.training.metrics import console_facts
 from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
@@ -193,10 +193,10 @@ def test_a_raised_coefficient_comes_back(seen: list[float], coefficients: list[f
 
 def test_guards_are_functions_of_what_they_are_given() -> None:
     limits = Guards(bad_updates=2, dead_steps=2, entropy_floor=0.5)
-    memory, stop = judge_update(False, GuardMemory(), limits, step=3)
+    memory, stop = count_skipped_update(False, GuardMemory(), limits, step=3)
     assert (memory, stop) == (GuardMemory(bad_updates=1), None)
-    assert isinstance(judge_update(False, memory, limits, step=4)[1], Stop)
-    assert judge_update(True, memory, limits, step=4) == (GuardMemory(), None)
+    assert isinstance(count_skipped_update(False, memory, limits, step=4)[1], Stop)
+    assert count_skipped_update(True, memory, limits, step=4) == (GuardMemory(), None)
     metrics = {"entropy/sampled": 1.0, "kl/completion_k1": 7.0}
     memory, (warning,) = apply_guards(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps", str)
     assert memory == GuardMemory(dead_steps=1, kl_alarm=1)

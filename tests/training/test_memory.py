@@ -57,16 +57,17 @@ CONFIG = Config.model_validate(
 LARGEST_STEP = largest_step(CONFIG, [3, 5], [])
 
 
-def test_what_a_token_leaves_behind() -> None:
+def test_bytes_of_activations_per_token_by_hand() -> None:
     # 4 D = 128, 2 (H + 2 K) E = 256, H E = 64, 3 F = 192: 640 numbers a layer, 2 layers of 4 bytes.
     assert token_bytes(SHAPE, recompute=False) == 640 * 2 * 4
     assert token_bytes(SHAPE, recompute=True) == 2 * 32 * 2 * 4
 
 
-def test_plain_torch_keeps_some_of_a_bfloat16_model_in_float32() -> None:
-    assert count_float32_numbers(32, 64, 4, adapted=True) == 0  # all of it is float32 anyway
-    assert count_float32_numbers(32, 64, 2, adapted=False) == 2 * 32
-    assert count_float32_numbers(32, 64, 2, adapted=True) == 2 * 32 + 6 * 32 + 64
+def test_some_of_a_bfloat16_model_is_kept_in_float32() -> None:
+    assert count_float32_numbers(32, 64, 4, adapted_apart=True) == 0  # all of it is float32 anyway
+    assert count_float32_numbers(32, 64, 2, adapted_apart=False) == 2 * 32
+    assert count_float32_numbers(32, 64, 2, adapted_apart=True) == 2 * 32 + 6 * 32 + 64
+    assert count_float32_numbers(32, 64, 2, adapted_apart=True, compiled=True) == 6 * 32 + 64
     coarse = SHAPE._replace(bytes_each=2, compiled=False)
     wide = coarse._replace(float32_numbers=100)
     assert token_bytes(wide, False) == token_bytes(coarse, False) + 2 * 100 * 4
@@ -281,7 +282,7 @@ def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
     asked = largest_step(config, [3, 5], [30, 10, 40])
     assert asked == (5, 70, 40, ())  # the two largest examples; the largest of them goes through whole
     for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
-        roles = forecast(SHAPE, config, asked, tokens, 1, judges=7)
+        roles = forecast(SHAPE, config, asked, tokens, 1, reward_models=7)
         expected = beyond_gradient(passing) if passing == 70 else update_bytes(SHAPE, passing, False)
         assert roles["update"] == expected
         assert roles["reward models"] == 7
@@ -340,6 +341,16 @@ def test_activations_are_less_than_forecast_where_a_completion_is_longer_than_a_
     assert (
         0 < last["memory/activations_mib"] * 2**20 < roles["update"] + roles["gradient"] + roles["sampling"]
     )
+
+
+def test_the_inputs_that_adapters_convert_are_forecast(tmp_path: Path) -> None:
+    """The forecast was 30 % too low: peft keeps the inputs of a bfloat16 model's layers in float32."""
+    pytest.importorskip("peft")
+    settings = {"dtype": "bfloat16", "lora": {"rank": 8}, "train": {"steps": 1}, "eval": {"problems": 1}}
+    start(tmp_path / "run", rollout={"group_size": 8, "max_tokens": 60}, **settings)
+    last = json.loads((tmp_path / "run/timings.jsonl").read_text().splitlines()[-1])
+    roles = json.loads((tmp_path / "run/env.json").read_text())["memory"]
+    assert 0 < last["memory/activations_mib"] * 2**20 < roles["update"] + roles["gradient"]
 
 
 def parameters(folder: Path) -> int:

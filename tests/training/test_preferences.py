@@ -26,11 +26,11 @@ from covey.errors import CheckpointError, GuardStop, Stopped
 from covey.learner.batching import Batch, given_batch
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.preference import PREFERENCES
 from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.references import REFERENCE
-from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
+from covey.sampling.prompts import EncodedProblem, GivenAnswer, encode_examples
 from covey.tasks.examples import examples_of, with_prompt
 from covey.training.examples_loop import sum_of_parts
 from covey.training.preference import (
@@ -67,7 +67,7 @@ def log_probs(model: torch.nn.Module, prompt: np.ndarray, answer: np.ndarray) ->
     return scores.gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
-def with_reference(examples: list[Prompted], reference: Policy) -> tuple[Batch, Tensor]:
+def with_reference(examples: list[EncodedProblem], reference: Policy) -> tuple[Batch, Tensor]:
     """The batch of these examples, and the log-prob of each answer under a reference."""
     rows = [(e.tokens, a.tokens) for e in examples for a in e.answers]
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_any_split_into_micro_batches_is_the_same_step(method: str) -> None:
 
 
 def test_the_reference_point_is_that_of_prompts_with_other_answers() -> None:
-    examples = [Prompted(e.problem, e.tokens, e.answers[:1], (1.0,)) for e in pairs(*RAGGED)]
+    examples = [EncodedProblem(e.problem, e.tokens, e.answers[:1], (1.0,)) for e in pairs(*RAGGED)]
     found = mismatch_answers(examples, 99)
     assert [f.problem.id for f in found] == ["p0", "p1", "p2"]
     assert [f.answers[0].tokens.tolist() for f in found] == [
@@ -164,7 +164,7 @@ TRL: list[tuple[str, list[str], dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def trl_inputs(examples: list[Prompted]) -> dict[str, Tensor]:
+def trl_inputs(examples: list[EncodedProblem]) -> dict[str, Tensor]:
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     rows = [
@@ -276,7 +276,7 @@ def test_losses_and_gradients_are_those_of_trls_kto_trainer(tmp_path: Path) -> N
 
     policy, reference = policies()
     given = [
-        Prompted(e.problem, e.tokens, e.answers[:1], (float(n != 1),))
+        EncodedProblem(e.problem, e.tokens, e.answers[:1], (float(n != 1),))
         for n, e in enumerate(pairs((3, 4, 2), (1, 5, 5), (6, 3, 3), (2, 6, 1)))
     ]
     rows = datasets.Dataset.from_list(
@@ -313,7 +313,7 @@ def test_losses_and_gradients_are_those_of_trls_kto_trainer(tmp_path: Path) -> N
     expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
     batch, known = with_reference(others, reference)
     learner = Learner(policy, Train())
-    point = ((learner.score(batch, 1.0).logprobs * batch.mask).sum(-1) - known).mean()
+    point = ((learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1) - known).mean()
     loss, gradient, _ = ours("kto", policy, *with_reference(given, reference), point=float(point), **settings)
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
     close(gradient, gradient_of(expected, trainer.model))
@@ -578,11 +578,11 @@ def test_settings_of_the_loss_are_checked(tmp_path: Path, capsys: pytest.Capture
     assert main(["train", str(tmp_path / "none.yaml")]) == 2
 
 
-def judged(good: int, bad: int, prompts: int) -> list[Prompted]:
+def judged(good: int, bad: int, prompts: int) -> list[EncodedProblem]:
     answer = GivenAnswer(np.array([5]), np.array([True]))
     labels = [1.0] * good + [0.0] * bad
     return [
-        Prompted(Problem(str(n), "?"), np.array([n % prompts]), (answer,), (label,))
+        EncodedProblem(Problem(str(n), "?"), np.array([n % prompts]), (answer,), (label,))
         for n, label in enumerate(labels)
     ]
 
@@ -599,7 +599,7 @@ def judged(good: int, bad: int, prompts: int) -> list[Prompted]:
     ],
 )
 def test_uneven_labels_and_a_lone_prompt_are_said(
-    rows: list[Prompted], weights: tuple[float, float], says: tuple[str, ...]
+    rows: list[EncodedProblem], weights: tuple[float, float], says: tuple[str, ...]
 ) -> None:
     settings = {"desirable_weight": weights[0], "undesirable_weight": weights[1]}
     notes = unpaired_notes(rows, settings)

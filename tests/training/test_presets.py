@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.training.runs import alike, fingerprint, interrupted, metrics_of, start, varied
 
 from covey.config.load import load_config
-from covey.sampling.base import Sampled
+from covey.sampling.base import SampledCompletion
 from covey.sampling.local import LocalSampler
 from covey.system.console import RunConsole
 from covey_verify.errors import ConfigError
@@ -63,7 +63,7 @@ def another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sampler record log-probs that are a little off, as one with its own kernels does."""
     sample = LocalSampler.sample
 
-    def off(self: LocalSampler, *arguments: Any) -> Iterator[Sampled]:
+    def off(self: LocalSampler, *arguments: Any) -> Iterator[SampledCompletion]:
         for sampled in sample(self, *arguments):
             recorded = sampled.completion.logprobs * np.float32(1.0001) - np.float32(1e-5)
             yield sampled._replace(completion=replace(sampled.completion, logprobs=recorded))

@@ -23,7 +23,7 @@ from covey.learner.batching import given_batch
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.reward_model import TrainedRewardModel, conversation_ids, with_head
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.preference import bradley_terry
 from covey.rewards.loading import load_rewards
 from covey.rollouts.learned import LEARNED, reward_model_bytes
@@ -118,8 +118,8 @@ def test_a_pair_that_a_policy_sampled_is_read_as_it_will_be_judged() -> None:
     model = reward_model()
     (plain,) = encode_judged(model, PAIRS[:1])
     tokens = {"chosen": AnswerTokens((9,), (True,)), "rejected": AnswerTokens((8, 7), (True, True))}
-    problem = replace(PAIRS[0].problem, sampled=SampledTokens("another", (5, 6), tokens))
-    sampled = replace(PAIRS[0], problem=problem, sampled=tuple(tokens.values()))
+    problem = replace(PAIRS[0].problem, sampled_tokens=SampledTokens("another", (5, 6), tokens))
+    sampled = replace(PAIRS[0], problem=problem, sampled_tokens=tuple(tokens.values()))
     (encoded,) = encode_judged(model, [sampled])
     assert encoded.tokens.tolist() == plain.tokens.tolist()
     assert [a.tokens.tolist() for a in encoded.answers] == [a.tokens.tolist() for a in plain.answers]

@@ -18,7 +18,7 @@ from covey.models.policy import Policy
 from covey.models.tiny import CHAT_TEMPLATE, build_model
 from covey.runs.examples import LoggedSample, as_jsonl, correct_examples, preference_pairs
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.sampling.prompts import Prompted, encode_examples
+from covey.sampling.prompts import EncodedProblem, encode_examples
 from covey.tasks.examples import examples_of
 from covey.tasks.files import read_problems
 from covey.tasks.sampled import SAMPLED
@@ -60,9 +60,9 @@ def sampled_in(folder: Path) -> set[tuple[tuple[int, ...], ...]]:
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Prompted]:
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[EncodedProblem]:
     """What loops over given examples train, put down here."""
-    seen: list[Prompted] = []
+    seen: list[EncodedProblem] = []
 
     def noted(train: Callable[[Run], None], run: Run) -> None:
         seen.extend(run.train_set)
@@ -104,7 +104,7 @@ def asked(folder: Path, name: str) -> Path:
     ],
 )
 def test_the_next_stage_trains_the_ids_that_were_sampled(
-    tmp_path: Path, trained: list[Prompted], kind: str, settings: str, method: str, learns: str
+    tmp_path: Path, trained: list[EncodedProblem], kind: str, settings: str, method: str, learns: str
 ) -> None:
     model, data = folder_of(MADE[kind], tmp_path / "model"), SETTINGS[settings]
     file = asked(tmp_path, data.get("prompt", "prompt"))
@@ -159,7 +159,7 @@ def test_rows_whose_texts_or_tokens_were_changed_are_refused(
         0, 0, "p", "1+1=", "2", "stop", 1.0, {"r": 1.0}, (), AnswerTokens((7, 2), (True, True)), (3, 4), "x"
     )
     (row,) = correct_examples([[sample]], "r", Keep(), {})
-    assert read_problems(written(tmp_path, row), Data())[0].sampled == SampledTokens(
+    assert read_problems(written(tmp_path, row), Data())[0].sampled_tokens == SampledTokens(
         "x", (3, 4), {"completion": AnswerTokens((7, 2), (True, True))}
     )
     with pytest.raises(DataError, match=r"rows.jsonl:1: .*was changed after.*Remove sampled_tokens"):
@@ -186,5 +186,5 @@ def test_a_way_through_parquet_or_csv_keeps_the_tokens(tmp_path: Path) -> None:
     second = LoggedSample(0, 0, "q", said, "3", "stop", 1.0, {"r": 1.0}, (), plain, (3, 4), "x")
     rows = correct_examples([[first, second]], "r", Keep(), {})
     parquet.write_table(table.from_pylist(rows), tmp_path / "rows.parquet")
-    found = [p.sampled.answers["completion"] for p in read_problems(tmp_path / "rows.parquet", Data())]
+    found = [p.sampled_tokens.answers["completion"] for p in read_problems(tmp_path / "rows.parquet", Data())]
     assert found == [answer, plain]

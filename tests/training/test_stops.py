@@ -30,7 +30,7 @@ def asked_at(monkeypatch: pytest.MonkeyPatch, stop: StopSignal, step: int, updat
 
     def micro_batch_begins(progress: Progress) -> None:
         begins(progress)
-        if progress.clock.phase == "update" and (progress.step, progress.updated) == (step, updates):
+        if progress.clock.phase == "update" and (progress.step, progress.updates_begun) == (step, updates):
             stop.request("stopped by the test")
             answers.append(progress.describe_stop("Ctrl-C again"))
 
@@ -91,7 +91,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
 
 def course_of(times: Times, steps: int = 10) -> Progress:
     """Two steps of 40 s: 20 s of sampling and 20 s of two updates; the first is saved, which took 4 s."""
-    progress = Progress(Clock(), steps, updates=2)
+    progress = Progress(Clock(), steps, updates_per_step=2)
     for step in (1, 2):
         progress.step_begins()
         with progress.clock("rollout"):
@@ -119,6 +119,7 @@ def test_an_answer_says_when_the_run_ends_and_what_a_second_signal_loses(times: 
             "Stopping now, and saving step 2 (about 4 s). Step 3 is repeated when the run continues (15 s). "
             "Ctrl-C again stops at once and loses 1 step (40 s)"
         )
+        assert progress.describe_loss() == "lost, since step 1 was saved: 1 step (40 s)"
     with progress.clock("update"):
         progress.micro_batch_begins()
         times.now += 5
@@ -156,7 +157,7 @@ def test_an_answer_says_where_waiting_costs_more_than_it_saves(times: Times) -> 
 
 def test_the_time_left_has_the_evaluations_in_it(times: Times) -> None:
     """The evaluation before training counted as a part of the first step, and those to come not at all."""
-    progress = Progress(Clock(), 5, updates=1)
+    progress = Progress(Clock(), 5, updates_per_step=1)
     with progress.clock("eval"):
         times.now += 30
     assert progress.seconds_left(evaluations=2) is None

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.training.objects import ROWS, varied
 from tests.trl.scripts import by_form
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, get_scheduler
 
 from covey.config.algorithm import describe
 from covey.config.load import load_config
+from covey.config.schema import Train
 from covey.config.trl import DEFAULTS, SAME
+from covey.learner.schedule import learning_rate
 from covey.trl import (
     DPOConfig,
     GRPOConfig,
@@ -140,12 +143,54 @@ def test_what_means_something_else_is_said() -> None:
     args = GRPOConfig(warmup_ratio=0.1, weight_decay=0.01, lr_scheduler_type="cosine", max_steps=20)
     found = settings_of(args, 100)
     assert (found["train.warmup_steps"], found["train.weight_decay"]) == (2, 0.01)
-    assert [note.partition(":")[0] for note in args.notes()] == ["weight_decay", "warmup_ratio"]
+    assert [note.partition(":")[0] for note in args.notes()] == ["warmup_ratio"]
     assert settings_of(GRPOConfig(warmup_steps=5), 100)["train.warmup_steps"] == 5
     # TRL's `constant` ignores the warm-up too.
     assert "train.warmup_steps" not in settings_of(
         GRPOConfig(warmup_steps=5, lr_scheduler_type="constant"), 100
     )
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "options", "course", "floor"),
+    [
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1}, "cosine", 0.1),
+        ("cosine_with_min_lr", '{"min_lr": 1e-6}', "cosine", 0.1),
+        ("polynomial", {}, "linear", 0.01),
+        ("constant_with_warmup", None, "constant", 0.0),
+    ],
+)
+def test_a_scheduler_may_end_above_zero(scheduler: str, options: object, course: str, floor: float) -> None:
+    args = GRPOConfig(
+        learning_rate=1e-5,
+        lr_scheduler_type=scheduler,
+        lr_scheduler_kwargs=options,
+        max_steps=9,
+        warmup_steps=3,
+    )
+    found = settings_of(args, 100)
+    assert found["train.schedule"] == ({course: pytest.approx(floor)} if floor else course)
+    model = torch.nn.Linear(1, 1)
+    theirs = get_scheduler(
+        scheduler, torch.optim.SGD(model.parameters(), 1e-5), 3, 9, args.lr_scheduler_kwargs
+    )
+    ours = Train(steps=9, lr=1e-5, warmup_steps=3, schedule=found["train.schedule"])
+    for step in range(3, 9):  # the warm-ups differ by a step
+        assert learning_rate(step, ours) == pytest.approx(theirs.lr_lambdas[0](step) * 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "options"),
+    [
+        ("inverse_sqrt", {}),
+        ("polynomial", {"power": 2}),
+        ("cosine", {"num_cycles": 3}),
+        ("cosine_with_min_lr", {}),
+    ],
+)
+def test_another_scheduler_is_refused(scheduler: str, options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="lr_scheduler_kwargs"):
+        settings_of(GRPOConfig(lr_scheduler_type=scheduler, lr_scheduler_kwargs=options, max_steps=3), 100)
 
 
 @pytest.mark.parametrize(

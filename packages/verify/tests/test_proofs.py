@@ -69,7 +69,7 @@ def test_a_proof_is_paid(judged: Callable[..., Score], proof: str) -> None:
         ("repeat (assert True by exact I).", "timeout", ""),
     ],
 )
-def test_what_is_none_gets_nothing_and_a_reason(judged, proof: str, status: str, says: str) -> None:
+def test_a_text_that_is_no_proof_gets_0_and_a_reason(judged, proof: str, status: str, says: str) -> None:
     score = judged(proof, seconds=2.0)
     assert (score.value, score.status) == (0.0, status) and says in score.detail
 

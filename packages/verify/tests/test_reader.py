@@ -89,6 +89,14 @@ def test_hostile_texts_are_bounded(text: str) -> None:
 NAMES = ["x", "y", "a", "n", "alpha"]
 NUMBERS = st.fractions(min_value=-20, max_value=20, max_denominator=12).map(number)
 LEAVES = st.sampled_from(NAMES).map(name) | NUMBERS
+POLYNOMIALS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: Node("sum", tuple(parts))),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: product(*parts)),
+    ),
+    max_leaves=7,
+)
 FORMULAS = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
@@ -176,6 +184,16 @@ def test_a_formula_that_is_a_little_off_is_never_equal(formula: Node, seed: int,
         read_answer(Writer(seed).write(formula)), read_answer(Writer(seed + 1).write(other))
     )
     assert found is not True
+
+
+@settings(max_examples=100, deadline=None)
+@given(POLYNOMIALS, st.integers(), st.fractions(max_denominator=30).filter(bool))
+def test_polynomials_that_differ_are_decided_without_algebra(
+    polynomial: Node, seed: int, off: Fraction
+) -> None:
+    other = Node("sum", (polynomial, number(off)))
+    texts = Writer(seed).write(polynomial), Writer(seed + 1).write(other)
+    assert Comparison().compare(*map(read_answer, texts)) is False, texts
 
 
 @given(st.integers(-(10**30), 10**30))

@@ -139,12 +139,14 @@ def test_a_key_goes_to_no_other_address_and_is_in_no_error() -> None:
 
 
 def test_what_is_no_json_or_too_long_is_refused() -> None:
-    bodies = {"/json": b'{"a": 1}', "/text": b"x" * 10_000, "/empty": b" "}
+    bodies = {"/json": b'{"a": 1}', "/text": b"x" * 10_000, "/empty": b" ", "/deep": b"[" * 100_000}
     with serving(lambda _, head: [reply(bodies[head.split()[1]])]) as server:
         assert ask(f"{server.url}/json") == {"a": 1}
         assert ask(f"{server.url}/empty") is None
         with pytest.raises(ValueError, match="Expecting value"):
             ask(f"{server.url}/text")
+        with pytest.raises(ValueError, match="nests too deeply"):
+            ask(f"{server.url}/deep")
         with pytest.raises(TooLong, match="more than 9999 bytes"):
             ask(f"{server.url}/text", largest=9999)
     for wrong in ("file:///etc/passwd", "http://", "http:///x", "ftp://127.0.0.1/"):

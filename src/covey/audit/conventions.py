@@ -18,7 +18,7 @@ from covey.config.trl_loss import algorithm_of
 from covey.objective import corrections, reductions, surrogates
 from covey.objective.advantages import group_centered
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.dialects import DIALECTS
 from covey_verify.errors import ConfigError
 

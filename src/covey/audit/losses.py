@@ -48,7 +48,7 @@ from covey.audit.variations import (
     varied,
 )
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import bind
+from covey.objective.axis_function import bind
 from covey.objective.data import LossInputs
 from covey.objective.reductions import Totals, token_mean
 

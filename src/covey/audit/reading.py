@@ -31,7 +31,9 @@ def read_record(path: Path) -> AuditRecord:
     lines = read_regular(path, stream_bytes()).split(b"\n")
     last_line = lines.pop()
     if not lines and not last_line.strip():
-        raise DataError(f"{path}: the file is empty; a record begins with a header line, see docs/audit.md")
+        raise DataError(
+            f"{path}: the file is empty; a record begins with a header line, see docs/audit-record.md"
+        )
     notes = []
     if last_line.strip() and not _is_json(last_line):
         notes.append(f"{path}:{len(lines) + 1}: the last line is not complete and is left out")
@@ -71,7 +73,7 @@ def _header(path: Path, text: bytes) -> Header:
     if value.get("format") != FORMAT:
         raise DataError(
             f'{path}:1: not a record of a run; the first line must be {{"format": "{FORMAT}", '
-            f'"version": {VERSION}, ...}}, see docs/audit.md'
+            f'"version": {VERSION}, ...}}, see docs/audit-record.md'
         )
     if value.get("version") != VERSION:
         raise DataError(

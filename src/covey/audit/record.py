@@ -1,6 +1,6 @@
 """The record of a run that any trainer can write: JSONL, a header, then a line for each rollout and update.
 
-All fields but a line's `kind` and `step` are optional. `docs/audit.md` describes each of them.
+All fields but a line's `kind` and `step` are optional. `docs/audit-record.md` describes each of them.
 """
 
 from __future__ import annotations

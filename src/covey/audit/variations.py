@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covey.objective import ratios, surrogates
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import Bound, bind
+from covey.objective.axis_function import AxisFunction, bind
 from covey.objective.data import LossInputs
 from covey.objective.loss import Loss, policy_loss
 from covey.objective.reductions import constant_length
@@ -75,7 +75,9 @@ def bounds_exchanged(case: LossCase) -> LossCase | None:
     low, high = settings.get("clip_low"), settings.get("clip_high")
     if low is None or low == high:
         return None
-    return varied(case, surrogate=Bound(surrogates.clip, {**settings, "clip_low": high, "clip_high": low}))
+    return varied(
+        case, surrogate=AxisFunction(surrogates.clip, {**settings, "clip_low": high, "clip_high": low})
+    )
 
 
 def not_clipped(case: LossCase) -> LossCase | None:

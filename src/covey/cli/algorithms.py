@@ -13,7 +13,7 @@ from rich.table import Table
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.contradictions import notes_on
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import AnyBound
+from covey.objective.axis_function import AnyAxisFunction
 
 COLUMNS = ("advantage", "whiten", "ratio", "surrogate", "kl", "reduce", "extra")
 
@@ -46,11 +46,11 @@ def _row(algorithm: Algorithm) -> Iterator[str]:
     yield " ".join(_short(c) for c in extra if c) or "-"
 
 
-def _short(bound: AnyBound | None) -> str:
-    if bound is None:
+def _short(part: AnyAxisFunction | None) -> str:
+    if part is None:
         return "-"
-    values = [f"{v:g}" if isinstance(v, float) else str(v) for v in bound.settings.values()]
-    return " ".join([bound.name, "/".join(values)]).strip()
+    values = [f"{v:g}" if isinstance(v, float) else str(v) for v in part.settings.values()]
+    return " ".join([part.name, "/".join(values)]).strip()
 
 
 def show_one(name: str, as_json: bool, dialect: str | None = None) -> int:
@@ -61,9 +61,9 @@ def show_one(name: str, as_json: bool, dialect: str | None = None) -> int:
         return 0
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/bold]  {algorithm.paper}\n")
-    for axis, bound in _choices(algorithm):
-        console.print(f"[bold]{axis}[/bold]: {bound.name}")
-        console.print(f"    {' '.join((inspect.getdoc(bound.function) or '').split())}\n", markup=False)
+    for axis, part in _choices(algorithm):
+        console.print(f"[bold]{axis}[/bold]: {part.name}")
+        console.print(f"    {' '.join((inspect.getdoc(part.function) or '').split())}\n", markup=False)
     for note in notes_on(algorithm, updates=1):
         console.print(f"{note}\n", markup=False)
     console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
@@ -79,7 +79,7 @@ def show_one(name: str, as_json: bool, dialect: str | None = None) -> int:
     return 0
 
 
-def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyBound]]:
+def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyAxisFunction]]:
     for axis in (
         "advantage",
         "whiten",
@@ -89,9 +89,9 @@ def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyBound]]:
         "select_tokens",
         "filter",
     ):
-        if (bound := getattr(algorithm, axis)) is not None:
-            yield axis, bound
+        if (part := getattr(algorithm, axis)) is not None:
+            yield axis, part
     for axis in ("correction", "token_weights"):
-        yield from ((axis, bound) for bound in getattr(algorithm, axis))
+        yield from ((axis, part) for part in getattr(algorithm, axis))
     if algorithm.kl is not None:
         yield "kl estimator", algorithm.kl.estimator

@@ -27,10 +27,9 @@ def command_preview(
     groups: int = 0,
     samples: int = 0,
     temperature: list[float] | None = None,
-    price: list[str] | None = None,
     as_json: Json = False,
 ) -> int:
-    """Estimate whether a run can learn, the best group size, and the cost. Trains nothing.
+    """Estimate whether a run can learn, the best group size, time and memory. Trains nothing.
 
     Ctrl-C shows the results so far. Exit code 1 if every group is dead, 130 after Ctrl-C.
 
@@ -39,8 +38,6 @@ def command_preview(
     :param samples: Completions of each problem; 0: the group size, from 8 to 16, and fewer for a slow model.
     :param temperature: Sample the same problems at this temperature too; may be repeated. By default .7 and
         1 are tried if the config's temperature gives few live groups or few correct answers.
-    :param price: The price of an hour as DEVICE=AMOUNT, to print what the run costs; may be repeated. DEVICE
-        is `here`, or a GPU of the forecast such as H100.
     """
     if config.is_dir():
         raise ConfigError(
@@ -50,9 +47,6 @@ def command_preview(
         raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2, or 0")
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
         raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
-    from covey.insight.prices import read_prices
-
-    prices = read_prices(price or ())
     loaded = load(config, settings, as_json)
     tell(as_json, [f"previewing {config}: loading ..."])
     from covey.commands.preview import Extent, preview, rl_stage
@@ -65,7 +59,7 @@ def command_preview(
     tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
     extent = Extent(samples or None, groups or None, temperature)
     result = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
-    print_result(as_json, record(result, prices), lines(result, prices))
+    print_result(as_json, record(result), lines(result))
     return 130 if result.measured.stopped else int(result.promise == "no")
 
 
@@ -167,11 +161,11 @@ def command_migrate(
 ) -> int:
     """Translate a config of TRL, verl or axolotl, and list the settings without a counterpart.
 
-    :param file: A YAML file, or the shell script that starts verl with settings as key=value.
+    :param file: A YAML file, verl's shell script, or TRL's Python script, which is not run.
     :param from_: The trainer that the file is for; by default it is recognized by its settings.
     :param output: The file to write; an existing file is never overwritten.
     """
-    from covey.commands.migrate import migrate
+    from covey.migration.migrate import migrate
     from covey.runs.atomic import write_file
 
     if output.exists():

@@ -10,7 +10,7 @@ from covey.config.algorithm import rows_of
 from covey.insight.metric_table import metric_rows
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
-from covey.objective.bound import Bound
+from covey.objective.axis_function import AxisFunction
 from covey_verify.contract import PROVIDED
 
 Entry = dict[str, object]
@@ -54,8 +54,8 @@ def _functions(name: str) -> Iterator[Entry]:
 
 
 def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
-    bound = [*vars(preset).values(), *preset.policy_weights, preset.kl and preset.kl.estimator]
-    return {b.function for b in bound if isinstance(b, Bound)}
+    values = [*vars(preset).values(), *preset.policy_weights, preset.kl and preset.kl.estimator]
+    return {value.function for value in values if isinstance(value, AxisFunction)}
 
 
 def _sources(function: Callable[..., object], users: list[str]) -> str:
@@ -70,7 +70,7 @@ def _presets(name: str) -> Iterator[Entry]:
     if name in PRESETS:
         axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "filter")
         functions = {axis: getattr(PRESETS[name], axis) for axis in axes}
-        parts = ", ".join(f"{axis} {bound.name}" for axis, bound in functions.items() if bound is not None)
+        parts = ", ".join(f"{axis} {part.name}" for axis, part in functions.items() if part is not None)
         yield word(name, "algorithm", f"{parts}.", source=PRESETS[name].paper)
 
 

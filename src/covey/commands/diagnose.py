@@ -34,14 +34,14 @@ from covey.insight.trials import (
     findings_since,
     trials_of,
 )
+from covey.runs.archive import ARCHIVE
 from covey.runs.atomic import discard, link, make_folder
-from covey.runs.attempts import HEALING
 from covey.runs.compatibility import effect_of_change
 from covey.runs.estimates import gain
 from covey.runs.folder import CURVE, LOCK, RESULT, checkpoints, read_numbers, step_of
-from covey.runs.healing import ARCHIVE
 from covey.runs.owner import OWNER
 from covey.runs.reader import last_stage, load_recorded, resumable
+from covey.runs.rollbacks import ROLLBACKS
 from covey.runs.trust import write_own
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
@@ -59,7 +59,7 @@ LINKED = ("rollouts", "checkpoints")
 """Folders of a run whose files nobody changes in place."""
 NOT_COPIED = (
     *(*LINKED, "final", RESULT, EXIT_FILE, CURVE, LOCK, OWNER, "sync", "report.html", "export"),
-    *(HEALING, ARCHIVE),
+    *(ROLLBACKS, ARCHIVE),
 )
 """Entries of a run's folder that are linked, or that say how it ended."""
 QUIETLY = (

@@ -14,7 +14,7 @@ from covey.models.model_objects import restore_model_object
 from covey.models.policy import Policy
 from covey.rewards.reward_checks import check_columns, check_references
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
+from covey.rollouts.groups import sampling_params
 from covey.rollouts.learned import rewards_of
 from covey.runs.arithmetic import arithmetic_notes, compute_as_run, source_run
 from covey.runs.estimates import Evaluation
@@ -22,7 +22,7 @@ from covey.runs.reader import retry_with_newest
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.notes import unseen_by_model
-from covey.sampling.prompts import Prompted, dropped_rows, encode, texts_of
+from covey.sampling.prompts import EncodedProblem, dropped_rows, encode, texts_of
 from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
@@ -77,7 +77,7 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
             *dropped,
         ):
             warn(note)
-        rewards.reader = reader_by(policy)
+        rewards = replace(rewards, reader=reader_by(policy))
         sampler = LocalSampler(policy, config.rollout.max_running, on_fewer_running=console.fewer_running)
         console.begin("evaluating", 1)
         try:
@@ -128,7 +128,7 @@ def sample_once(
     toolbox = toolbox_of(loaded)
     with model_of(loaded, say) as policy:
         problems = with_schemas(Source(problems, []), toolbox).train
-        prompted = [Prompted(p, _encode(policy, p, max_tokens)) for p in problems]
+        prompted = [EncodedProblem(p, _encode(policy, p, max_tokens)) for p in problems]
         requests = [p.request(_streams(loaded.config.seed, p.problem, n)) for p in prompted]
         if not chat and policy.tokenizer.chat_template and source_run(loaded) is None:
             say(

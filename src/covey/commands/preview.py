@@ -21,7 +21,7 @@ from covey.commands.preview_sampling import (
 from covey.config.load import ResolvedConfig
 from covey.errors import Stopped
 from covey.insight.answers import PromptForm
-from covey.insight.gpus import Subject
+from covey.insight.gpus import Subject, memory_on_gpus
 from covey.insight.preview import MANY_TRUNCATED, Preview
 from covey.insight.preview_report import GROUPS
 from covey.learner.memory import shape_of
@@ -31,7 +31,7 @@ from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.rng import key, permutation
 from covey.runs.reader import read_environment
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
@@ -110,7 +110,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
-        shape = shape_of(run.learner.policy.unsharded)
+        subject = Subject(shape_of(run.learner.network.unsharded), [len(p.tokens) for p in problems])
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
         elapsed = time.monotonic() - start
@@ -122,11 +122,11 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                     stage,
                     sampled(pilot, _samples(extent, config.rollout.group_size), seconds),
                     memory,
-                    device_memory(run.learner.policy.device),
+                    device_memory(run.learner.network.device),
                     held_out=len(run.test_set),
                     problems=len(run.train_set),
-                    subject=Subject(shape, [len(p.tokens) for p in problems]),
-                    wording=prompt_form(run.learner.policy, stage, problems),
+                    gpus=memory_on_gpus(subject, stage),
+                    wording=prompt_form(run.learner.network, stage, problems),
                 )
                 if first_look.measured.stopped:
                     return first_look
@@ -187,7 +187,7 @@ def _temperatures(extent: Extent, look: Preview, budget: float) -> list[tuple[fl
     return [(temperature, TEMPERATURES_FRACTION * budget / len(others)) for temperature in others]
 
 
-def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[Prompted]) -> PromptForm:
+def prompt_form(policy: Policy, stage: ResolvedConfig, problems: Sequence[EncodedProblem]) -> PromptForm:
     """Return the form of a run's prompts, read from the prompts of some of its problems."""
     problem = problems[0].problem
     facts = template_facts(policy.tokenizer, problem.template)

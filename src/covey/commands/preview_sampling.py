@@ -23,11 +23,10 @@ from covey.objective.controllers import first_coefficients
 from covey.rewards.groups import with_credit
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
-from covey.rollouts.groups import score_all, score_each
+from covey.rollouts.groups import GroupRequest, GroupSampler, sampling_params, score_all
 from covey.rollouts.segments import Cut, PrefixSampler, SegmentSettings, with_segments
 from covey.sampling.base import Request
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.training.rl import prepare, step_minibatches
 from covey.training.run import Run
 from covey.types import Completion, Group, Problem
@@ -61,7 +60,7 @@ class Pilot:
     """The parts of a run that are measured."""
 
     run: Run
-    problems: Sequence[Prompted]
+    problems: Sequence[EncodedProblem]
 
     @property
     def config(self) -> Config:
@@ -96,7 +95,7 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
     count = len(pilot.problems)
     step = _seconds_of_step(pilot, samples[-1])
     rollout = pilot.config.rollout
-    width = sampled_at_once(pilot.config, rollout.prompts_per_step * rollout.group_size)
+    width = sampled_at_once(pilot.config, rollout.completions_per_step)
     group_size = samples[-1]
     limit = rollout.max_tokens
     # Without a limit, as many completions as a step samples, to learn its speed, and then the rest.
@@ -122,8 +121,8 @@ def sampled(pilot: Pilot, samples: range, seconds: float | None) -> Measured:
 
 
 def _sample_waves(
-    sample_wave: Callable[[Sequence[Prompted]], Wave],
-    problems: Sequence[Prompted],
+    sample_wave: Callable[[Sequence[EncodedProblem]], Wave],
+    problems: Sequence[EncodedProblem],
     size: int,
     seconds: float | None,
 ) -> list[Wave]:
@@ -172,7 +171,9 @@ def _fitting(samples: range, limit: int, room: float) -> tuple[int, int]:
     return count, limit
 
 
-def _wave(pilot: Pilot, problems: Sequence[Prompted], group_size: int, limit: int, scorer: Scorer) -> Wave:
+def _wave(
+    pilot: Pilot, problems: Sequence[EncodedProblem], group_size: int, limit: int, scorer: Scorer
+) -> Wave:
     """Sample some problems; after a stop the complete groups are kept."""
     pilot.begin(
         f"sampling {_problems(len(problems))}, {group_size} completions each", len(problems) * group_size
@@ -211,19 +212,24 @@ def _seconds_of_step(pilot: Pilot, samples: int) -> float:
     return per_token
 
 
-def _request(pilot: Pilot, problem: Prompted, samples: int) -> Request:
+def _request(pilot: Pilot, problem: EncodedProblem, samples: int) -> Request:
     name = problem.problem.id
     return problem.request([key(pilot.config.seed, "preview", name, s) for s in range(samples)])
 
 
 def _draw(
-    pilot: Pilot, problems: Sequence[Prompted], samples: int, temperature: float, limit: int, scorer: Scorer
+    pilot: Pilot,
+    problems: Sequence[EncodedProblem],
+    samples: int,
+    temperature: float,
+    limit: int,
+    scorer: Scorer,
 ) -> Iterator[Group]:
     """Yield the groups of problems in the order in which they are complete."""
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
-    requests = [_request(pilot, p, samples) for p in problems]
-    for _, group in score_each(problems, requests, pilot.run.sampler, params, scorer, pilot.run.on_sample):
-        yield with_credit(group.result(), pilot.run.loaded.algorithm.credit)
+    requests = [GroupRequest(_request(pilot, p, samples), scorer) for p in problems]
+    for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.on_sample):
+        yield with_credit(pending.scoring.result(), pilot.run.loaded.algorithm.credit)
 
 
 def at_temperature(
@@ -263,7 +269,7 @@ def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Long
     room = seconds / (measured.seconds / max(_sampled_tokens(measured.groups), 1))
     truncated = _some_truncated(measured.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
     longest = max(len(group.prompt) for group, _ in truncated) + limit
-    more = min(limit, int(room / len(truncated)), pilot.run.learner.policy.context - longest)
+    more = min(limit, int(room / len(truncated)), pilot.run.learner.network.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
         return None
     pilot.begin(f"continuing {len(truncated)} truncated completions to {limit + more} tokens", len(truncated))
@@ -275,7 +281,6 @@ def continue_truncated(pilot: Pilot, measured: Measured, seconds: float) -> Long
 def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -> list[Group]:
     """Sample up to ``more`` tokens after each truncated completion; score what it has become."""
     config = pilot.config
-    problems = [Prompted(group.problem, group.prompt) for group, _ in truncated]
     requests = []
     prefixes = {}  # the key of a request's draws -> the completion that it continues, and its last token
     for group, sample in truncated:
@@ -286,7 +291,7 @@ def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -
         prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
-    return score_all(problems, requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
+    return score_all(requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
 
 
 def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:
@@ -430,7 +435,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
     objective = PolicyObjective.of(algorithm, config.rollout, first_coefficients(algorithm))
     start = time.monotonic()
     batch = with_signal(prepare(pilot.run, groups, old))
-    _wait(learner.policy.device)
+    _wait(learner.network.device)
     prepared = time.monotonic() - start
     tokens = 0
     for minibatch in step_minibatches(batch, pilot.run.loaded, old, step=0):
@@ -440,7 +445,7 @@ def _update_timed(pilot: Pilot, groups: Sequence[Group]) -> tuple[float, float, 
         prompts = {id(p): len(p) for p, trained in zip(minibatch.prompts, busy, strict=True) if trained}
         tokens += int(minibatch.mask[busy].sum()) + sum(prompts.values())
         learner.clear()
-    _wait(learner.policy.device)
+    _wait(learner.network.device)
     return prepared, time.monotonic() - start - prepared, tokens
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from covey.config.load import ResolvedConfig, load_config
 from covey.config.schema import Data
+from covey.errors import START_FILE
 from covey.insight.rescore import tools_shown
 from covey.models.wording import MEANING, NO_WORDING, ModelTexts, model_texts_of
 from covey.rewards.loading import load_rewards
@@ -46,7 +47,7 @@ def score_file(
     """
     functions, data, wording, stage = _find_rewards(words, trust)
     with_tools = tools_shown(stage, functions) if stage is not None else _same_problem
-    functions.reader = Reader(wording.decode)
+    functions = replace(functions, reader=Reader(wording.decode))
     if wording.note:
         say(wording.note)
     scorer = Scorer(functions)
@@ -155,6 +156,8 @@ def _find_rewards(words: Sequence[str], trust: bool) -> NamedRewards:
         )
         return NamedRewards(load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown)
     config = configs[0]
+    if (config.parent / START_FILE).is_file():  # a run's own record, whose paths are from another folder
+        config = config.parent
     if config.is_dir():
         run = last_stage(config)
         loaded = load_for_reading(run, settings)

@@ -85,9 +85,7 @@ def _isolate_rewards(rewards: Rewards, tested: Sequence[Reward]) -> Rewards:
     """Return a reward, after its gate if it has one, apart from the others, whose failures must not count."""
     apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in tested]
     timeout = rewards.timeout if tested[-1].ours else min(rewards.timeout, SECONDS)
-    alone = Rewards(apart, timeout)
-    alone.reader = rewards.reader
-    return alone
+    return Rewards(apart, timeout, reader=rewards.reader)
 
 
 def _truly_paid(findings: Sequence[StressFinding], problems: int) -> Iterator[StressFinding]:

@@ -30,7 +30,7 @@ from covey.config.usercode import placeholder_function
 from covey.objective import data
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
-from covey.objective.bound import AnyBound, Bound, data_names
+from covey.objective.axis_function import AnyAxisFunction, AxisFunction, data_names
 from covey.objective.dialects import DIALECTS, Framework
 from covey.objective.penalties import KL, Entropy
 from covey.objective.setting import Setting
@@ -127,11 +127,11 @@ def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: 
 
 def _choice(
     axis: str,
-    current: AnyBound | None,
+    current: AnyAxisFunction | None,
     value: object,
     folder: Path | None,
     dialect: Framework | None = None,
-) -> AnyBound:
+) -> AnyAxisFunction:
     key = f"algorithm.{axis}"
     settings = _mapping(key, value)
     name = settings.pop("name", current.name if current else None)
@@ -150,7 +150,7 @@ def _choice(
         convention = dialect.conventions.get(function)
         if convention and convention.function is function:
             settings = {**convention.settings, **settings}
-    return Bound(function, checked_settings(key, function, settings))
+    return AxisFunction(function, checked_settings(key, function, settings))
 
 
 def _function(axis: str, spec: str | Callable[..., object], folder: Path) -> Callable[..., object]:
@@ -260,7 +260,7 @@ def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, o
 
 def own_code(algorithm: Algorithm) -> list[str]:
     """Return the names that a config gives to a user's own functions of an algorithm."""
-    return [bound.name for bound in algorithm.all_functions if ":" in bound.name]
+    return [part.name for part in algorithm.all_functions if ":" in part.name]
 
 
 def departures(algorithm: Algorithm, name: str) -> str:
@@ -286,7 +286,7 @@ def departures(algorithm: Algorithm, name: str) -> str:
 
 
 def _plain_value(value: object) -> object:
-    if isinstance(value, Bound):
+    if isinstance(value, AxisFunction):
         return {"name": value.name, **value.all_settings}
     if isinstance(value, tuple):
         return [_plain_value(v) for v in value]
@@ -325,7 +325,7 @@ def _record_rows(axis: str, record: type) -> Iterator[SettingRow]:
     defaults = record()
     for p in inspect.signature(record, eval_str=True).parameters.values():
         value = getattr(defaults, p.name)
-        default = value.name if isinstance(value, Bound) else value
+        default = value.name if isinstance(value, AxisFunction) else value
         yield SettingRow(f"algorithm.{axis}.{p.name}", axis, default, p.annotation)
 
 

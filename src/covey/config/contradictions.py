@@ -145,10 +145,10 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     weights = [c for c in algorithm.token_weights if "log_ratio" in c.needs]
     rules = []
     surrogates = () if algorithm.surrogate.function in ACTS_AT_ONE else (algorithm.surrogate,)
-    for bound in (algorithm.ratio, *surrogates, *weights):
-        settings = [f"{k} {v}" for k, v in bound.all_settings.items() if v is not None]
-        if settings and is_built_in(bound):
-            rules.append(f"{bound.name} ({', '.join(settings)})")
+    for part in (algorithm.ratio, *surrogates, *weights):
+        settings = [f"{k} {v}" for k, v in part.all_settings.items() if v is not None]
+        if settings and is_built_in(part):
+            rules.append(f"{part.name} ({', '.join(settings)})")
     return rules
 
 
@@ -235,10 +235,10 @@ def _idle_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
     # With old log-probs of the sampler, the log-ratio is the mismatch and not 0 even with one update.
     if updates > 1 or algorithm.old == "sampler":
         return
-    for bound, remedy in remedies.items():
-        if "log_ratio" in bound.needs and is_built_in(bound) and bound.function not in ACTS_AT_ONE:
+    for part, remedy in remedies.items():
+        if "log_ratio" in part.needs and is_built_in(part) and part.function not in ACTS_AT_ONE:
             yield (
-                f"algorithm: {bound.name} changes nothing with one update per batch, where every ratio is "
+                f"algorithm: {part.name} changes nothing with one update per batch, where every ratio is "
                 f"1; use train.updates_per_batch or train.inner_epochs above 1, or {remedy}"
             )
 
@@ -332,13 +332,13 @@ def _bound_problems(algorithm: Algorithm) -> Iterator[str]:
                 "algorithm.token_weights future_influence: low to high must include 1, which means no "
                 "influence"
             )
-    for bound in algorithm.functions:
-        if bound is algorithm.filter:
+    for part in algorithm.functions:
+        if part is algorithm.filter:
             continue  # a pass rate may be asked for exactly, with low equal to high
-        low = bound.all_settings.get("low")
-        high = bound.all_settings.get("high")
+        low = part.all_settings.get("low")
+        high = part.all_settings.get("high")
         if low is not None and high is not None and low >= high:
-            yield f"{bound.name}: low {low:g} must be less than high {high:g}"
+            yield f"{part.name}: low {low:g} must be less than high {high:g}"
 
 
 def _token_problems(algorithm: Algorithm) -> Iterator[str]:

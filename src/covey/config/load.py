@@ -36,7 +36,7 @@ from covey.config.trl_loss import algorithm_of
 from covey.config.unknown import explain_unknown
 from covey.config.unread import reads, unread_settings
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import AnyBound, Bound, bind
+from covey.objective.axis_function import AnyAxisFunction, AxisFunction, bind
 from covey.objective.corrections import truncated
 from covey.system.integrity import sealed_text
 from covey.types import Credit
@@ -58,7 +58,7 @@ class ResolvedConfig:
     """In a pipeline, the folder of the earlier stage whose final model this stage starts from."""
     pipeline_folder: Path | None = None
     """In a pipeline, the folder that contains all its stages."""
-    loss: AnyBound | None = None
+    loss: AnyAxisFunction | None = None
     """The loss of a method that learns from pairs or judged answers."""
     checkpoint: Path | None = None
     """Checkpoint of an unfinished run, whose weights replace the config's model."""
@@ -189,7 +189,7 @@ def with_correction(algorithm: Algorithm, spec: object) -> tuple[Algorithm, list
     return replace(algorithm, correction=(bind(truncated),)), [note]
 
 
-def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
+def _loss(config: Config, origins: Mapping[str, str]) -> AnyAxisFunction | None:
     """Return the loss of a method with its settings.
 
     Raises ConfigError for settings that it does not have.
@@ -201,7 +201,7 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
             raise ConfigError(_with_place(message + ", ".join(COMPARES), origins))
         return None
     try:
-        return Bound(function, checked_settings("loss", function, config.loss))
+        return AxisFunction(function, checked_settings("loss", function, config.loss))
     except ConfigError as error:
         raise ConfigError(_with_place(str(error), origins)) from None
 
@@ -210,35 +210,51 @@ def _with_loss_of_trl(
     raw: Mapping[str, object], origins: dict[str, str]
 ) -> tuple[dict[str, object], dict[str, str], list[str]]:
     """Return the values with TRL's loss as an `algorithm` block, the origins, and a note."""
-    loss = {name: raw[name] for name in trl.LOSS if name in raw}
+    loss, places = _read_loss_of_trl(raw, origins)
     if not loss:
         return dict(raw), origins, []
-    loss_origins = {name: origins.get(name, name) for name in loss}
-    method = raw.get("method", "rl")
-    if method != "rl" and not raw.get("stages"):
-        raise ConfigError(
-            f"{_in_words(min(loss_origins.values()))}: {', '.join(loss)} set the reinforcement loss; set the "
-            f"loss of method {method} by `loss`, for example loss: {{beta: 0.1}}"
-        )
-    try:
-        algorithm = algorithm_of(loss)
-    except ConfigError as error:
-        # The error begins with the name that it is about.
-        name = str(error).partition(" ")[0].rstrip(":")
-        origin = loss_origins.get(name, min(loss_origins.values()))
-        raise ConfigError(f"{_in_words(origin)}: {error}") from None
+    algorithm = _translate_loss_of_trl(loss, places)
     names = ", ".join(loss)
     if "algorithm" in raw:
         origin = origins.get("algorithm", "algorithm")
         raise ConfigError(
-            f"{', '.join(map(_in_words, loss_origins.values()))}: {names} and algorithm ({origin}) both "
+            f"{', '.join(map(_in_words, places.values()))}: {names} and algorithm ({origin}) both "
             "define the loss: TRL's names mean its whole loss, with its defaults for the rest. Keep one; "
             f"these names alone mean algorithm: {_in_a_line(algorithm)}"
         )
-    origins = {**origins, "algorithm": f"{', '.join(loss_origins.values())} (TRL's)"}
     others = {k: v for k, v in raw.items() if k not in loss}
     note = f"{names}: read as TRL's loss, with its defaults for the rest: algorithm: {_in_a_line(algorithm)}"
-    return {**others, "algorithm": algorithm}, origins, [note]
+    new_origins = {**origins, "algorithm": f"{', '.join(places.values())} (TRL's)"}
+    return {**others, "algorithm": algorithm}, new_origins, [note]
+
+
+def _read_loss_of_trl(
+    raw: Mapping[str, object], origins: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the values of TRL's names of the loss, and where they were set.
+
+    Raises ConfigError for a method that has no reinforcement loss.
+    """
+    loss = {name: raw[name] for name in trl.LOSS if name in raw}
+    places = {name: origins.get(name, name) for name in loss}
+    method = raw.get("method", "rl")
+    if loss and method != "rl" and not raw.get("stages"):
+        raise ConfigError(
+            f"{_in_words(min(places.values()))}: {', '.join(loss)} set the reinforcement loss; set the "
+            f"loss of method {method} by `loss`, for example loss: {{beta: 0.1}}"
+        )
+    return loss, places
+
+
+def _translate_loss_of_trl(loss: Mapping[str, object], places: Mapping[str, str]) -> dict[str, object]:
+    """Return TRL's loss as an `algorithm` block. Raises ConfigError, with the place of the name at fault."""
+    try:
+        return algorithm_of(loss)
+    except ConfigError as error:
+        # The error begins with the name that it is about.
+        name = str(error).partition(" ")[0].rstrip(":")
+        place = places.get(name, min(places.values()))
+        raise ConfigError(f"{_in_words(place)}: {error}") from None
 
 
 def _default_loss_notes(stages: Sequence[ResolvedConfig], of_trl: bool) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
-from covey.objective.bound import data_names
+from covey.objective.axis_function import data_names
 from covey.objective.preference import PREFERENCES, bradley_terry
 
 Kind: TypeAlias = Literal["answer", "pair", "judged", "steps"]

@@ -75,8 +75,8 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
     items = list(islice(rows, MOST_STREAMED + 1))
     if len(items) > MOST_STREAMED:
         raise ConfigError(
-            f"{key}: the iterator has more than {MOST_STREAMED:,} rows and may be endless. Give a list, or "
-            "write the rows to a file"
+            f"{key}: the iterator has more than {MOST_STREAMED:,} rows and may be endless. Give as many "
+            "as the run needs, as itertools.islice(rows, 10_000), or write the rows to a file"
         )
     return items
 
@@ -144,7 +144,10 @@ def _data(data: object) -> object:
         value = data.get(key)
         if isinstance(value, Mapping):
             splits = ", ".join(repr(name) for name in value) or "nothing"
-            raise ConfigError(f"data.{key}: this is a mapping of tables ({splits}); give one of them")
+            raise ConfigError(
+                f"data.{key}: this is a mapping of tables ({splits}); give one of them, or, if they "
+                "are named train and test, the mapping as data"
+            )
     return {
         key: RowsObject(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
         for key, value in data.items()

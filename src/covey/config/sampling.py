@@ -123,7 +123,7 @@ class ToolUse(Section):
         60.0,
         "Time limit in seconds for all tool calls of a completion, and for all waits of a batch for tools "
         "(each resampling round is a batch); calls beyond it are not run.",
-        usual="30 to 600: the longest that a step may stand still",
+        usual="30 to 600: the longest that a step may block",
     )
     result_tokens: Many = setting(
         256, "Longest tool result in tokens; longer results are truncated.", usual="200 to 2,000"
@@ -238,9 +238,14 @@ class Rollout(Section):
         # `tools: calculate` is short for `tools: {functions: [calculate]}`.
         return {"functions": value} if isinstance(value, str | list | tuple) else value
 
+    @property
+    def completions_per_step(self) -> int:
+        """Completions that one batch samples, before filtered groups are replaced."""
+        return self.group_size * self.prompts_per_step
+
     @model_validator(mode="after")
     def _completions(self) -> Rollout:
         # Each is within its own bounds, but the batch is their product.
-        if self.group_size * self.prompts_per_step > MANY:
+        if self.completions_per_step > MANY:
             raise ValueError(f"group_size times prompts_per_step exceeds {MANY:,}")
         return self

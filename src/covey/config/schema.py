@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Lt
-from pydantic import field_validator, model_validator
+from annotated_types import Ge, Len, Lt
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from covey.config.methods import (
     ALL,
@@ -46,6 +46,8 @@ from covey_verify.types import Fraction, NonNegative, OpenFraction, Positive
 from covey_verify.web import plain_address
 
 BelowOne = Annotated[float, Ge(0), Lt(1)]
+ScheduleToFloor = Annotated[dict[Literal["linear", "cosine"], BelowOne], Len(1, 1)]
+"""A schedule that ends at a fraction of the learning rate."""
 
 
 class Data(Section):
@@ -128,13 +130,14 @@ class Train(Section):
         trl="learning_rate",
     )
     warmup_steps: StepsOrZero = setting(0, "Steps of linear warm-up of the learning rate.", usual="0 to 20")
-    schedule: Literal["constant", "linear", "cosine"] = setting(
+    schedule: Literal["constant", "linear", "cosine"] | ScheduleToFloor = setting(
         "constant",
-        "Course of the learning rate after the warm-up, by optimizer steps.",
+        "Course of the learning rate after the warm-up, by optimizer steps. {cosine: 0.1} ends at a tenth of "
+        "lr.",
         trl="lr_scheduler_type",
     )
     weight_decay: NonNegative = setting(
-        0.0, "AdamW weight decay, applied to all weights, norms and biases included.", usual="0 to 0.1"
+        0.0, "AdamW weight decay of matrices; norms and biases do not decay.", usual="0 to 0.1"
     )
     betas: tuple[BelowOne, BelowOne] = setting((0.9, 0.99), "AdamW moment decay rates.")
     grad_clip: Positive = setting(
@@ -189,6 +192,17 @@ class Train(Section):
         read_by=POLICIES,
     )
 
+    @field_validator("schedule", mode="wrap")
+    @classmethod
+    def _one_schedule(cls, value: object, read: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return read(value)
+        except ValidationError:
+            raise ValueError(
+                "must be constant, linear or cosine; of the last two, one may end at a fraction of lr below "
+                "1, as {cosine: 0.1}"
+            ) from None
+
     @property
     def updates_per_rollout_batch(self) -> int:
         """Number of optimizer steps on each rollout batch, over all its passes."""
@@ -242,7 +256,6 @@ class Guards(Section):
         20.0,
         "Stop above this KL, whatever kl_action says.",
         usual="10 to 50 nats per completion",
-        source="explainers, which put the alarm at 5 to 10 nats",
     )
     kl_action: Literal["warn", "raise_coef", "stop"] = setting(
         "warn",
@@ -252,10 +265,10 @@ class Guards(Section):
     )
     on_finding: Literal["report", "rollback"] = setting(
         "report",
-        "Reaction to a warning or a severe finding: report it; or rollback: go back to the last good "
-        "checkpoint and continue with the suggested setting.",
+        "Reaction to a warning or a severe finding: report prints it; rollback also returns to the last "
+        "good checkpoint and continues with the suggested setting.",
     )
-    heal_tries: Few = setting(3, "Largest number of times that a run goes back because of findings.")
+    max_rollbacks: Few = setting(3, "Largest number of rollbacks because of findings.")
     entropy_floor: NonNegative = setting(
         0.0, "Stop when the entropy of a step's sampling, in nats per token, falls below this."
     )

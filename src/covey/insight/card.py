@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from covey.config.schema import is_gguf
 from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
 from covey.insight.verdict import Verdict
+from covey.models.gguf import gguf_license
+from covey.models.pretrained import ADAPTER
 from covey.runs.estimates import Evaluation
 from covey.system.opening import RECORD_BYTES, read_regular
 from covey.types import Problem
@@ -30,7 +33,7 @@ CARD = """---
 
 # {name}
 
-Trained from {base} on {data} with covey: {method}, {steps} steps, seed {seed}.
+Trained from {base} on {data} with covey: {method}, {steps}, seed {seed}.
 
 {verdict}
 
@@ -53,7 +56,10 @@ The run's `config.yaml` holds every setting, its `metrics.jsonl` every step.
 """
 
 
-OF_CHECKPOINT = """# {name}, step {step}
+OF_CHECKPOINT = """---
+{metadata}---
+
+# {name}, step {step}
 
 A checkpoint of the run `{name}`, trained with covey and written by `covey export`.
 
@@ -84,8 +90,27 @@ class CardFacts:
 def write_cards(final: Path, trained: CardFacts) -> None:
     """Write `README.md` of the model, and of its adapters in place of peft's stub."""
     (final / "README.md").write_text(model_card(trained), encoding="utf-8")
-    if (final / "adapter").is_dir():
-        (final / "adapter" / "README.md").write_text(model_card(trained, adapter=True), encoding="utf-8")
+    _write_adapter_card(final / "adapter", trained.loaded, model_card(trained, adapter=True))
+
+
+def write_checkpoint_cards(
+    folder: Path, loaded: ResolvedConfig, step: int, measured: Mapping[int, Evaluation]
+) -> None:
+    """Write `README.md` of an exported checkpoint and of its adapters; ``measured``: evaluations by step."""
+    cards = [_checkpoint_card(loaded, step, measured, adapter) for adapter in (False, True)]
+    (folder / "README.md").write_text(cards[0], encoding="utf-8")
+    _write_adapter_card(folder / "adapter", loaded, cards[1])
+
+
+def _write_adapter_card(folder: Path, loaded: ResolvedConfig, card: str) -> None:
+    """Write the card of adapters, if there are any, and name their base: peft's stubs name local folders."""
+    if not folder.is_dir():
+        return
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    record = folder / ADAPTER
+    values = json.loads(record.read_text("utf-8"))
+    values["base_model_name_or_path"] = _Base.of(loaded).source(loaded.config.output)
+    record.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def model_card(trained: CardFacts, adapter: bool = False) -> str:
@@ -105,12 +130,12 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
     if config.method == "rl":
         method = _algorithm(trained.loaded)
     return CARD.format(
-        metadata=yaml.safe_dump(_metadata(trained.loaded, adapter), sort_keys=False, allow_unicode=True),
+        metadata=_front(trained.loaded, adapter),
         name=config.output.name + (" (adapter)" if adapter else ""),
         base=f"`{base or 'tiny'}`",
         data=_data(trained.loaded),
         method=method,
-        steps=trained.steps,
+        steps=f"{trained.steps} step{'s' if trained.steps != 1 else ''}",
         seed=config.seed,
         verdict=trained.verdict.sentence if trained.verdict else trained.ranking,
         table=_table(trained.evaluations),
@@ -122,15 +147,19 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
     )
 
 
-def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) -> str:
+def _checkpoint_card(
+    loaded: ResolvedConfig, step: int, measured: Mapping[int, Evaluation], adapter: bool
+) -> str:
     """Return the Markdown of an exported checkpoint's card; ``measured`` has the evaluations by step."""
+    name = loaded.config.output.resolve().name
     steps = {"before training": 0, f"step {step}": step}
     last = max(measured, default=0)
     if last > step:
         steps["last"] = last
     columns = {title: measured[n] for title, n in steps.items() if n in measured}
     table = _table(columns) if step in measured else ""
-    return OF_CHECKPOINT.format(name=name, step=step, table=table).strip() + "\n"
+    card = OF_CHECKPOINT.format(metadata=_front(loaded, adapter), name=name, step=step, table=table)
+    return card.strip() + "\n"
 
 
 def _inputs(example: Problem) -> str:
@@ -143,6 +172,10 @@ def _inputs(example: Problem) -> str:
         "inputs = tokenizer.apply_chat_template(\n"
         f'    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True{template}\n)'
     )
+
+
+def _front(loaded: ResolvedConfig, adapter: bool) -> str:
+    return yaml.safe_dump(_metadata(loaded, adapter), sort_keys=False, allow_unicode=True)
 
 
 def _metadata(loaded: ResolvedConfig, adapter: bool) -> dict[str, object]:
@@ -192,7 +225,10 @@ class _Base:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of its own card, if that is on this machine; {} otherwise."""
+        """The metadata of its own card or GGUF file, if that is on this machine; {} otherwise."""
+        if is_gguf(self.name):
+            file = next((f for f in (self.project / self.name, Path(self.name)) if f.is_file()), None)
+            return gguf_license(file) if file else {}
         if self.folder is not None:
             card: object = self.folder / "README.md"
         else:

@@ -22,9 +22,9 @@ from covey.runs.estimates import (
     paired_bootstrap,
 )
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.inventory import changes
 from covey.runs.reader import last_stage, read_environment, recorded_yaml
 from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.system.integrity import changes
 from covey.system.plot import Curve, span
 
 LATE = 0.25

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey.errors import CheckpointError
-from covey.insight.card import checkpoint_card
+from covey.insight.card import write_checkpoint_cards
 from covey.models.generation import sample_as_trained
 from covey.models.gguf_writer import write_gguf
 from covey.models.load import load_policy
@@ -43,15 +43,12 @@ def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> 
         raise ConfigError(f"{target} already exists; remove it, or choose another folder with -o")
     measured = {int(str(r["step"])): Evaluation.from_record(r) for r in evals}
     name = stage.resolve().name
-    card = checkpoint_card(name, step_of(checkpoint), measured)
     clear_killed(target)
     with raising_stopped("nothing was written"), committed_folder(target) as folder:
         _write_model(stage, checkpoint, folder)
         if gguf:
             write_gguf(folder, folder / f"{name}-{gguf}.gguf", gguf, name)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        if (folder / "adapter").is_dir():  # in place of peft's stub, which names folders of this machine
-            (folder / "adapter" / "README.md").write_text(card, encoding="utf-8")
+        write_checkpoint_cards(folder, load_recorded(stage), step_of(checkpoint), measured)
     return target
 
 

@@ -43,7 +43,7 @@ class Workload:
         """
         rollout = config.rollout
         rounds = config.rollout.max_resampling_rounds + 1
-        sampled = rollout.prompts_per_step * rollout.group_size
+        sampled = rollout.completions_per_step
         live = 1 - dead if algorithm.skips_idle else 1.0
         total = float(sampled)
         trained = sampled * live

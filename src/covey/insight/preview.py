@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from covey.config.load import ResolvedConfig
-from covey.insight import gpus
 from covey.insight.answers import PromptForm, Readings
 from covey.insight.forecast import Forecast, Workload, evaluations_of, pace_at, sampled_at_once
+from covey.insight.gpus import GpuMemory
 from covey.insight.odds import Counts, dead_share, reward_counts
 from covey.objective.diagnostics import sampled_entropy
 from covey.objective.texts import text_metrics
@@ -109,8 +109,8 @@ class Preview:
     """Number of problems to train on."""
     others: Mapping[float, Sequence[Group]] = field(default_factory=dict)
     """Temperature -> groups of the same problems."""
-    subject: gpus.Subject | None = None
-    """The model and its prompts; without them there is no forecast for other devices."""
+    gpus: Sequence[GpuMemory] = ()
+    """The memory of the run on GPUs that are not at hand."""
     longer: Longer | None = None
     """Truncated completions that were continued; None if none was."""
     readings: Readings | None = None
@@ -193,13 +193,6 @@ class Preview:
         dead = 0.0 if self.unfinished else self.dead(self.group_size).value
         return Workload.of(self.stage.config, self.stage.algorithm, dead, self.length)
 
-    def elsewhere(self) -> list[gpus.GpuForecast]:
-        """Forecast the run on other GPUs; empty if the update was not timed or all completions are empty."""
-        forecast = self.forecast()
-        if self.subject is None or forecast is None or not self.lengths.any():
-            return []
-        return gpus.on_gpus(self.subject, self.stage, self.work, forecast)
-
     def forecast(self) -> Forecast | None:
         """Forecast seconds, hours and memory; None if the update was not timed."""
         measured = self.measured
@@ -246,5 +239,5 @@ class Preview:
 
 def pass_rate(groups: Sequence[Group]) -> Estimate:
     """Estimate the pass rate with a Wilson interval over problems, which has a width even at 0 and 1."""
-    rates = [g.pass_rate for g in groups if g.judged.any()]
+    rates = [g.pass_rate for g in groups if g.verdict_mask.any()]
     return wilson(float(np.sum(rates)), len(rates))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from covey.insight.advice import advice
 from covey.insight.forecast import seconds_text
 from covey.insight.gpus import gpu_lines
 from covey.insight.preview import Preview
-from covey.insight.prices import NO_PRICES, cost_lines, costs
 from covey.objective.diagnostics import sampled_entropy, score_metrics
 from covey.objective.texts import answers_inside
 from covey.runs.rollouts import or_null
@@ -25,12 +24,11 @@ GROUPS = 32
 """Problems that are sampled if there is time."""
 
 
-def record(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> dict[str, object]:
+def record(preview: Preview) -> dict[str, object]:
     """Return the preview as JSON."""
     measured = preview.measured
     groups = measured.groups
     forecast = preview.forecast()
-    elsewhere = preview.elsewhere()
     sizes = _sizes(preview)
     temperatures = {}
     for temperature in preview.others:
@@ -61,14 +59,13 @@ def record(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> dict[st
         },
         "tokens_per_second": preview.speed,
         "forecast": forecast.record() if forecast else None,
-        "gpus": [row.record() for row in elsewhere],
-        "cost": costs(forecast, elsewhere, prices),
+        "gpus": [row.record() for row in preview.gpus],
         "memory": dict(preview.memory),
         "advice": [vars(a) for a in advice(preview)],
     }
 
 
-def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator[str]:
+def lines(preview: Preview) -> Iterator[str]:
     """Yield lines for people."""
     yield from _extent(preview)
     size = preview.group_size
@@ -93,10 +90,8 @@ def lines(preview: Preview, prices: Mapping[str, float] = NO_PRICES) -> Iterator
     forecast = preview.forecast()
     if forecast:
         yield from forecast.lines()
-    elsewhere = preview.elsewhere()
-    if elsewhere:
-        yield from gpu_lines(elsewhere)
-    yield from cost_lines(forecast, elsewhere, prices)
+    if preview.gpus:
+        yield from gpu_lines(preview.gpus)
     for item in advice(preview):
         yield f"- {item}"
         if item.sample:

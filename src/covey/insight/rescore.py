@@ -100,7 +100,7 @@ def rescore(
             "have these flips, the new ones have none"
         )
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
-    rewards.reader = Reader(wording.decode)
+    rewards = replace(rewards, reader=Reader(wording.decode))
     in_data = {p.id: p for p in (_with_columns_of_others(source.train) if permuted else source.train)}
     tools = loaded.config.rollout.tools
     resets = tools is not None and tools.environment is not None

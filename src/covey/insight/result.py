@@ -21,7 +21,7 @@ from covey.runs.atomic import write_file
 from covey.runs.best import Best
 from covey.runs.estimates import Evaluation, gains, wilson
 from covey.runs.folder import CURVE, RESULT, read_stream
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.system.integrity import read_sealed
 from covey.system.notebook import result_html
 from covey.system.opening import count_lines
@@ -111,7 +111,7 @@ def better_step_clause(best: Best, step: int, chosen: bool) -> str:
     return f"; step {best.step} was better, {sampled} sampled" if best.is_significant else ""
 
 
-def held_out_ranking(metrics: Records, held_out: Sequence[Prompted], steps: int) -> str:
+def held_out_ranking(metrics: Records, held_out: Sequence[EncodedProblem], steps: int) -> str:
     """Describe the result on held-out examples after ``steps`` steps; empty if there is none.
 
     Results for one prompt depend on one another: the interval counts them as one if they may all be equal.
@@ -135,7 +135,7 @@ def held_out_ranking(metrics: Records, held_out: Sequence[Prompted], steps: int)
     return f"Of {count} held-out {description}{prompts}: {wilson(rates[0] * trials, trials)}"
 
 
-def _questions(prompted: Prompted) -> int:
+def _questions(prompted: EncodedProblem) -> int:
     """Return the number of results of an example: 1, or one for each labelled step of its answer."""
     labelled = (a for a in prompted.answers if a.judgements is not None)
     return sum(int(a.trained.sum()) for a in labelled) or 1

@@ -330,8 +330,11 @@ def _component(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 
 def _indent_lines(text: str, prefix: str) -> list[str]:
-    """Return lines with a prefix, so that no line of a completion looks like one of covey's."""
-    return [prefix + line for line in text.splitlines() or [""]]
+    """Return lines with a prefix, so that no line of a completion looks like one of covey's.
+
+    Only a newline ends a line: the others that Python knows, such as U+2028, are shown as what they are.
+    """
+    return [prefix + line for line in text.removesuffix("\n").split("\n")]
 
 
 def spoken_prompt(prompt: str | Sequence[Mapping[str, object]]) -> str:

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.learner.batching import Batch, ValueTargets
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import Bound, UserFunctionError, values_of
+from covey.objective.axis_function import AxisFunction, UserFunctionError, values_of
 from covey.objective.data import BatchData, GroupData, KLData, over_tokens, rows_of_groups
 from covey.objective.penalties import bounded_value
 from covey.objective.value import value_targets
@@ -106,7 +106,7 @@ def _value_targets(values: Tensor, token_rewards: Tensor, mask: Tensor, algorith
     return ValueTargets(values, targets.float(), returns.float())
 
 
-def _estimate_group(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
+def _estimate_group(estimator: AxisFunction[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
     """Return one group's advantages, (G,) or (G, T). Raises CoveyError for a faulty estimator of a user."""
     subject = f"problem {group.problem.id}, rewards {_format_values(view.rewards)}"
     try:

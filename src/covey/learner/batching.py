@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed, pack
-from covey.objective.bound import Bound, values_of
+from covey.objective.axis_function import AxisFunction, values_of
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.types import Completion, Group, SamplingMask
+
+T = TypeVar("T")
 
 
 class OldDistribution(NamedTuple):
@@ -91,17 +93,35 @@ class Batch:
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
 
-        def part(values: Any) -> Any:
-            # By its form alone, so that no field is forgotten: (N, L), (N,), N objects, or several of them.
-            if values is None:
-                return None
-            if isinstance(values, Tensor):
-                return values[index, :longest] if values.ndim == 2 else values[index]
-            if hasattr(values, "_fields"):
-                return type(values)(*map(part, values))
+        def objects(values: Sequence[T]) -> tuple[T, ...]:
             return tuple(values[i] for i in rows)
 
-        return Batch(**{name: part(values) for name, values in vars(self).items()})
+        def by_token(values: Tensor) -> Tensor:
+            return values[index, :longest]
+
+        def by_token_if(values: Tensor | None) -> Tensor | None:
+            return None if values is None else by_token(values)
+
+        masks = self.sampling_masks
+        old = self.old_distribution
+        targets = self.value_targets
+        return Batch(
+            prompts=objects(self.prompts),
+            tokens=objects(self.tokens),
+            group=self.group[index],
+            rewards=self.rewards[index],
+            correct=self.correct[index],
+            mask=by_token(self.mask),
+            sampler_logprobs=by_token(self.sampler_logprobs),
+            advantages=by_token(self.advantages),
+            origin=self.origin[index],
+            sampling_masks=None if masks is None else objects(masks),
+            old_logprobs=by_token_if(self.old_logprobs),
+            old_distribution=None if old is None else OldDistribution(*map(by_token, old)),
+            ref_logprobs=by_token_if(self.ref_logprobs),
+            value_targets=None if targets is None else ValueTargets(*map(by_token, targets)),
+            selected=by_token_if(self.selected),
+        )
 
     @property
     def group_tokens(self) -> Tensor:
@@ -143,7 +163,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         truncated = completion.finish == "length"
         # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
         if not (rewards[row].isnan() or (truncated and mask_truncated)):
-            mask[row, :size] = torch.from_numpy(completion.drawn)
+            mask[row, :size] = torch.from_numpy(completion.drawn_mask)
     masks = tuple(c.sampling_mask for c in completions if c.sampling_mask is not None)
     assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
@@ -168,7 +188,9 @@ def with_signal(batch: Batch) -> Batch:
     return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
-def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor], noise: Tensor | None = None) -> Batch:
+def select_tokens(
+    batch: Batch, choose: AxisFunction[SelectionData, Tensor], noise: Tensor | None = None
+) -> Batch:
     """Return an optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out.
 
     ``noise`` belongs to the whole rollout batch, uniform in [0, 1), if the function asks for it.
@@ -202,20 +224,20 @@ class MicroBatch:
     repeated: bool = False
     """Whether it only repeats another one, so that all processes compute equally many micro-batches."""
 
-    def loss_inputs(self, scores: TokenScores) -> LossInputs:
-        """Return the (N, L) inputs of the loss, on the scores' device."""
-        device = scores.logprobs.device
+    def loss_inputs(self, outputs: TokenOutputs) -> LossInputs:
+        """Return the (N, L) inputs of the loss, on the device of ``outputs``."""
+        device = outputs.logprobs.device
         unpack = self.packed.unpack
 
         def move(rows: Tensor | None) -> Tensor | None:
             return None if rows is None else rows.to(device)
 
-        logprobs = unpack(scores.logprobs)
+        logprobs = unpack(outputs.logprobs)
         old = move(self.rows.old_logprobs)
         return LossInputs(
             logprobs=logprobs,
-            entropy=unpack(scores.entropy),
-            full_kl=unpack(scores.full_kl),
+            entropy=unpack(outputs.entropy),
+            full_kl=unpack(outputs.full_kl),
             mask=self.rows.mask.to(device),
             advantages=self.rows.advantages.to(device),
             totals=self.totals,
@@ -329,7 +351,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, 
     return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, repeated)
 
 
-def given_batch(examples: Sequence[Prompted]) -> Batch:
+def given_batch(examples: Sequence[EncodedProblem]) -> Batch:
     """Return given answers as completions: one group per example, with the labels as rewards.
 
     Advantages are 1 where a token is trained, or the value given for the token.
@@ -349,4 +371,4 @@ def given_batch(examples: Sequence[Prompted]) -> Batch:
 def _as_completion(answer: GivenAnswer) -> Completion:
     """Return a given answer as a completion; its log-probs are 0, as no sampler drew it."""
     zeros = np.zeros(len(answer.tokens), np.float32)
-    return Completion(answer.tokens, zeros, "", "stop", sampled=answer.trained)
+    return Completion(answer.tokens, zeros, "", "stop", drawn_mask=answer.trained)

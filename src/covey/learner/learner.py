@@ -1,4 +1,4 @@
-"""The learner: a policy, its optimizer and its reference, and the two operations of training.
+"""The learner: a network (a policy, a critic, a reward model), its optimizer and its reference.
 
 ``forward_backward`` adds the gradient of a batch under any objective; ``step`` applies it. Several learners
 may live in one process.
@@ -24,11 +24,11 @@ from covey.models.forward import Decoder
 from covey.models.internals import all_finite
 from covey.models.kernels.calls import threads_lent
 from covey.models.live_memory import Activations, alive_bytes
-from covey.models.logprobs import Head, TokenScores
+from covey.models.logprobs import Head, TokenOutputs
 from covey.models.packing import Packed
 from covey.models.reference import Reference
 from covey.models.sharded import copy_into, local_part
-from covey.objective.bound import differentiating
+from covey.objective.axis_function import differentiating
 from covey.system.processes import all_reduce_sum, gather, interleave, is_joint, rank, run_on_all, world_size
 
 WEIGHT = "weight/"
@@ -62,7 +62,7 @@ class Objective(Protocol[T_co]):
     def requires(self) -> Requirements:
         """Demands on the pass over the batch."""
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, T_co]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, T_co]:
         """Return a micro-batch's part of the loss, a scalar, and its statistics."""
 
 
@@ -89,9 +89,9 @@ class Trainable(Protocol):
     def update_unsharded(self) -> None:
         """Update the copies that need all of the weights; all processes do this at once."""
 
-    def score(
+    def token_outputs(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
-    ) -> TokenScores:
+    ) -> TokenOutputs:
         """Return log-prob, entropy, ... of every predicted token, (M,) each."""
 
 
@@ -107,7 +107,7 @@ class Learner(Generic[M]):
 
     def __init__(
         self,
-        policy: M,
+        network: M,
         train: Train,
         reference: Reference | None = None,
         *,
@@ -116,13 +116,13 @@ class Learner(Generic[M]):
     ) -> None:
         """``head`` learns at ``pace`` times the rate."""
         if world_size() > 1:
-            policy.split()
+            network.split()
             if reference is not None:
                 reference.split()
-        self.policy = policy
+        self.network = network
         self.reference = reference
         self.train = train
-        self.optimizer = Optimizer(policy.parameters, train, list(head.parameters()) if head else (), pace)
+        self.optimizer = Optimizer(network.parameters, train, list(head.parameters()) if head else (), pace)
         self.version = 0
         """Optimizer steps that moved the weights."""
         self.micro_tokens = train.tokens_per_micro_batch
@@ -136,27 +136,27 @@ class Learner(Generic[M]):
         self.activations = Activations()
 
     @torch.no_grad()
-    def score(self, batch: Batch, temperature: float, model: Trainable | None = None) -> TokenScores:
+    def token_outputs(self, batch: Batch, temperature: float, model: Trainable | None = None) -> TokenOutputs:
         """Return log-probs, entropies, ... of a batch's tokens, (N, L) each on the CPU, 0 on the padding.
 
-        ``model``: another one to score under, such as a reference.
+        ``model``: another one than the learner's, such as a reference.
         """
-        return self._until_it_fits(lambda: self._score(batch, temperature, model or self.policy))
+        return self._until_it_fits(lambda: self._token_outputs(batch, temperature, model or self.network))
 
-    def _score(self, batch: Batch, temperature: float, policy: Trainable) -> TokenScores:
+    def _token_outputs(self, batch: Batch, temperature: float, network: Trainable) -> TokenOutputs:
         # (fields, N, L); each process fills its own rows, and the sum over processes is the whole.
-        rows = torch.zeros(len(TokenScores._fields), *batch.mask.shape)
+        rows = torch.zeros(len(TokenOutputs._fields), *batch.mask.shape)
         for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=world_size()):
             # An error in one process is raised on all of them here, before they would wait for it.
             run_on_all(self.on_micro_batch)
             # No row is left out here, so a micro-batch is a run of consecutive rows.
             longest = micro.packed.place.shape[1]
             span = slice(micro.numbers[0], micro.numbers[-1] + 1)
-            scores = policy.score(micro.packed.to(policy.device), temperature)
-            for target, values in zip(rows, scores, strict=True):
+            outputs = network.token_outputs(micro.packed.to(network.device), temperature)
+            for target, values in zip(rows, outputs, strict=True):
                 if values is not None and not micro.repeated:
                     target[span, :longest] = micro.packed.unpack(values.cpu())
-        return TokenScores(*all_reduce_sum(rows))
+        return TokenOutputs(*all_reduce_sum(rows))
 
     def forward_backward(self, batch: Batch, objective: Objective[T]) -> list[T]:
         """Add the gradient of an optimizer step's batch; return the statistics of its micro-batches.
@@ -199,12 +199,12 @@ class Learner(Generic[M]):
             processes=world_size(),
         ):
             run_on_all(self.on_micro_batch)
-            micro = replace(piece, packed=piece.packed.to(self.policy.device))
+            micro = replace(piece, packed=piece.packed.to(self.network.device))
             reference = self.reference if requires.reference else None
-            outputs = reference.outputs(micro.packed) if reference is not None else None
-            with self.activations.count_forward(self.policy.device, self.policy.model.parameters()):
-                scores = self.policy.score(micro.packed, requires.temperature, outputs)
-                loss, statistics = objective(micro, scores)
+            compared = reference.hidden_and_head(micro.packed) if reference is not None else None
+            with self.activations.count_forward(self.network.device, self.network.model.parameters()):
+                outputs = self.network.token_outputs(micro.packed, requires.temperature, compared)
+                loss, statistics = objective(micro, outputs)
             yield loss, None if piece.repeated else statistics
 
     def step(self, lr: float) -> float:
@@ -226,9 +226,9 @@ class Learner(Generic[M]):
 
     def nonfinite_parameters(self) -> list[str]:
         """Return the names of the parameters whose accumulated gradient is not finite."""
-        trained = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
+        trained = (n for n, p in self.network.model.named_parameters() if p.requires_grad)
         # Policy and optimizer list their parameters in the same order; a head comes last.
-        masters = zip((*trained, *self.policy.unsaved_weights()), self.optimizer.masters, strict=False)
+        masters = zip((*trained, *self.network.unsaved_weights()), self.optimizer.masters, strict=False)
         nonfinite = [n for n, m in masters if m.grad is not None and not all_finite(local_part(m.grad))]
         return list(dict.fromkeys(name for names in gather(nonfinite) for name in names))
 
@@ -238,8 +238,8 @@ class Learner(Generic[M]):
 
     def _check_finite(self, what: str) -> None:
         for name, parameter in (
-            *self.policy.model.named_parameters(),
-            *self.policy.unsaved_weights().items(),
+            *self.network.model.named_parameters(),
+            *self.network.unsaved_weights().items(),
         ):
             if not all_finite(local_part(parameter)):
                 raise GuardStop(
@@ -249,7 +249,7 @@ class Learner(Generic[M]):
 
     def memory_bytes(self) -> dict[str, int]:
         """Return measured bytes by component; for gradients and activations the most so far."""
-        weights = (*self.policy.model.parameters(), *self.policy.unsaved_weights().values())
+        weights = (*self.network.model.parameters(), *self.network.unsaved_weights().values())
         return {
             "weights": alive_bytes(weights),
             "gradient": self.optimizer.gradient_bytes,
@@ -260,21 +260,21 @@ class Learner(Generic[M]):
     def state(self) -> dict[str, Tensor]:
         """Return what an exact continuation needs besides the model's folder, as named tensors."""
         # With sharded weights the optimizer's state has them already.
-        unsaved = self.policy.unsaved_weights().items() if world_size() == 1 else ()
+        unsaved = self.network.unsaved_weights().items() if world_size() == 1 else ()
         weights = {f"{WEIGHT}{name}": w.detach() for name, w in unsaved}
         return {**self.optimizer.state(), **weights}
 
     def split_as(self, name: str) -> Tensor:
         """Return the parameter whose sharding a tensor of ``state`` has, if their shapes are equal."""
         if name.startswith(WEIGHT):
-            return self.policy.unsaved_weights()[name.removeprefix(WEIGHT)]
+            return self.network.unsaved_weights()[name.removeprefix(WEIGHT)]
         return self.optimizer.masters[int(name.rpartition(".")[2])]
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Restore ``state``; the policy restores its own weights."""
         self.optimizer.load({name: value for name, value in state.items() if not name.startswith(WEIGHT)})
         with torch.no_grad():
-            for name, weight in self.policy.unsaved_weights().items():
+            for name, weight in self.network.unsaved_weights().items():
                 saved = state.get(f"{WEIGHT}{name}")
                 if saved is not None:
                     copy_into(weight, saved)
@@ -283,7 +283,7 @@ class Learner(Generic[M]):
 
     def _update_unsharded(self) -> None:
         if world_size() > 1:
-            self.policy.update_unsharded()
+            self.network.update_unsharded()
 
     def _until_it_fits(self, work: Callable[[], T]) -> T:
         while True:
@@ -309,7 +309,7 @@ class Learner(Generic[M]):
         )
 
     def _threads_lent(self) -> AbstractContextManager[None]:
-        return threads_lent(self.policy.decoder is not None and self.policy.decoder.all_compiled)
+        return threads_lent(self.network.decoder is not None and self.network.decoder.all_compiled)
 
     def _halve(self) -> None:
         if self.micro_tokens <= 1:

@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     chunk_logits: int = CHUNK_LOGITS
     """Logits that torch's head has in memory at once."""
     float32_numbers: int = 0
-    """Numbers that a layer of plain torch keeps of a token in float32, besides numbers of its own dtype."""
+    """Numbers that a layer of a bfloat16 model keeps of a token in float32, besides those in bfloat16."""
     largest_kept_cache: int = 0
     """Most bytes of a cache that stays between rollouts, on a GPU."""
     packed_bytes: int = 0
@@ -74,7 +74,9 @@ def shape_of(policy: Policy) -> Shape:
     inner = widest("intermediate_size") or 4 * config.hidden_size
     bytes_each = parameters[0].element_size()
     on_gpu = policy.device.type == "cuda"
-    wide_numbers = count_float32_numbers(config.hidden_size, inner, bytes_each, policy.adapter is not None)
+    wide_numbers = count_float32_numbers(
+        config.hidden_size, inner, bytes_each, policy.adapted_apart, compiled=compiled
+    )
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in policy.parameters),
@@ -89,22 +91,24 @@ def shape_of(policy: Policy) -> Shape:
         compiled=compiled,
         state_numbers=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
         chunk_logits=chunk_logits(policy.device),
-        float32_numbers=0 if compiled else wide_numbers,
+        float32_numbers=wide_numbers,
         largest_kept_cache=int(KEPT_FRACTION * device_memory(policy.device)) if on_gpu else 0,
         packed_bytes=policy.packed_bytes,
     )
 
 
-def count_float32_numbers(width: int, inner: int, bytes_each: int, adapted: bool) -> int:
-    """Return how many numbers a layer of plain torch keeps of a token in float32, in a bfloat16 model.
+def count_float32_numbers(
+    width: int, inner: int, bytes_each: int, adapted_apart: bool, compiled: bool = False
+) -> int:
+    """Return how many numbers a layer of a bfloat16 model keeps of a token in float32.
 
-    The residual stream twice, 2 D, and the inputs of seven adapters, which peft converts: 6 D + F.
+    Plain torch keeps the residual stream twice, 2 D. peft converts the inputs of seven adapters: 6 D + F.
     """
     if bytes_each == 4:  # all of it is float32 anyway
         return 0
-    stream = 2 * width
-    inputs = 6 * width + inner
-    return stream + (inputs if adapted else 0)
+    stream = 0 if compiled else 2 * width
+    inputs = 6 * width + inner if adapted_apart else 0
+    return stream + inputs
 
 
 def token_bytes(shape: Shape, recompute: bool) -> int:
@@ -113,7 +117,7 @@ def token_bytes(shape: Shape, recompute: bool) -> int:
     A layer keeps the residual stream twice and both norms, the heads before and after their rotation, the
     attention's output, gate, up and their product: 4 D + 2 (H + 2 K) E + H E + 3 F numbers. With
     ``recompute`` it keeps its input, 2 D. D is ``width``, H ``queries``, K ``keys``, E ``head``, F ``inner``.
-    Plain torch keeps ``float32_numbers`` more, of 4 bytes each.
+    A bfloat16 model keeps ``float32_numbers`` more, of 4 bytes each.
     """
     if recompute:
         return shape.layers * shape.bytes_each * 2 * shape.width
@@ -211,7 +215,7 @@ def largest_step(
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
         return LargestStep(longest, sum(largest), largest[-1], tuple(loads))
-    loads.append(Load(rollout.prompts_per_step, rollout.prompts_per_step * rollout.group_size))
+    loads.append(Load(rollout.prompts_per_step, rollout.completions_per_step))
     group_tokens = longest + rollout.group_size * rollout.max_tokens
     # Groups are dealt out to the optimizer steps.
     groups = -(-rollout.prompts_per_step // config.train.updates_per_batch)
@@ -229,14 +233,14 @@ def forecast(
     reference: bool = False,
     program: int = 0,
     critic: int = 0,
-    judges: int = 0,
+    reward_models: int = 0,
 ) -> dict[str, int]:
     """Forecast the bytes of a run by component, at its peak: while it samples, updates, or merges adapters.
 
     What one of these takes is given back before the next one, so that the largest of them counts and the
     others are 0; but a small cache stays on a GPU. ``tokens``: size of the micro-batch; ``running``:
     completions sampled at once; ``program``: bytes of program and libraries; ``critic``: parameters of a
-    value network, all of them trained; ``judges``: bytes of the reward models.
+    value network, all of them trained; ``reward_models``: their bytes.
     """
     # The sampler then has a snapshot of the weights.
     prefetches = config.method == "rl" and config.rollout.staleness > 0
@@ -263,7 +267,7 @@ def forecast(
         "reference": shape.parameters * shape.bytes_each if reference else 0,
         "snapshot": shape.trained * shape.bytes_each if prefetches else 0,
         "critic": critic * (shape.bytes_each + 4 + moments + masters),
-        "reward models": judges,
+        "reward models": reward_models,
         "optimizer": shape.trained * ((moments if learns else 0) + masters) // world_size(),
         **{name: peak.get(name, 0) for name in ("gradient", "sampling", "update", "merged")},
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 from covey.config.sampling import Rollout
 from covey.learner.batching import MicroBatch
 from covey.learner.learner import Requirements
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats, token_stats
@@ -53,14 +53,14 @@ class PolicyObjective:
             user_functions=user_functions_in_loss(algorithm),
         )
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, TokenStats]:
         """Return a micro-batch's part of the loss, and its token statistics."""
-        inputs = micro.loss_inputs(scores)
+        inputs = micro.loss_inputs(outputs)
         coefficients = self.coefficients
         loss = policy_loss(self.algorithm, inputs, kl_coef=coefficients.kl, entropy_coef=coefficients.entropy)
         if self.values is not None:
             # One backward pass serves both losses: they share the trunk.
-            loss = replace(loss, total=loss.total + self.values(micro, scores)[0])
+            loss = replace(loss, total=loss.total + self.values(micro, outputs)[0])
         return loss.total, replace(token_stats(self.algorithm, inputs, loss), origin=micro.rows.origin)
 
 
@@ -82,11 +82,11 @@ class ValueObjective:
         """Demands on the pass: every trained token has a gradient."""
         return Requirements(max_tokens=self.max_tokens)
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, ValueStats]:
         """Return a micro-batch's part of the loss, and its value for the log."""
         value_data = micro.rows.value_targets
-        assert scores.values is not None and value_data is not None
-        values = micro.packed.unpack(scores.values)
+        assert outputs.values is not None and value_data is not None
+        values = micro.packed.unpack(outputs.values)
         old, targets, mask = (
             x.to(values.device) for x in (value_data.values, value_data.targets, micro.rows.mask)
         )

@@ -15,7 +15,7 @@ class OldLogprobs(Enum):
         "one update and nothing else reads them: the policy has not moved, the ratio is 1 by construction"
     )
     RECORDED = "the sampler's are the policy's own, bit for bit: recomputing them would change nothing"
-    RECOMPUTED = "the sampler rounds in another way, so the policy scores the tokens before its first update"
+    RECOMPUTED = "the sampler rounds in another way, so the policy computes them before its first update"
     SAMPLER = (
         "the algorithm asks for the ratio to the sampler (`old: sampler`), whatever lies between the two"
     )

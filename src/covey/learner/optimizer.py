@@ -15,18 +15,32 @@ from covey.models.sharded import copy_into, full_tensor, local_part
 from covey_verify.errors import ConfigError
 
 
-def build_optimizer(groups: list[dict[str, list[Tensor]]], train: Train) -> torch.optim.Optimizer:
-    """Build the optimizer that a config asks for. Raises ConfigError where its library is missing."""
-    decay = train.weight_decay
+def build_optimizer(groups: list[dict[str, object]], train: Train) -> torch.optim.Optimizer:
+    """Build the optimizer that a config asks for; ``groups`` have their own weight decay.
+
+    Raises ConfigError where its library is missing.
+    """
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, weight_decay=decay, fused=True)
+        return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, fused=True)
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise ConfigError(
             f"train.optimizer: {train.optimizer} needs bitsandbytes: pip install 'covey[adam8bit]'"
         ) from None
-    return AdamW8bit(groups, lr=train.lr, betas=train.betas, weight_decay=decay)
+    return AdamW8bit(groups, lr=train.lr, betas=train.betas)
+
+
+def _adam_groups(parts: Sequence[tuple[Sequence[Tensor], float]], train: Train) -> list[dict[str, object]]:
+    """Return AdamW's groups: the matrices of each part, which decay, and its norms and biases."""
+    groups = list[dict[str, object]]()
+    for part, pace in parts:
+        matrices = [w for w in part if w.ndim >= 2]
+        norms_and_biases = [w for w in part if w.ndim < 2]
+        for weights, decay in ((matrices, train.weight_decay), (norms_and_biases, 0.0)):
+            if weights:
+                groups.append({"params": weights, "weight_decay": decay, "pace": pace})
+    return groups
 
 
 class Optimizer:
@@ -54,7 +68,7 @@ class Optimizer:
         ]
         if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
             raise ConfigError(f"train.optimizer: {train.optimizer} works in one process only; use adamw")
-        self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
+        self.adam = build_optimizer(_adam_groups(self.groups, train), train)
         self.gradient_bytes = 0
         """Most bytes of the gradient at a step so far."""
         self.moved = False
@@ -91,8 +105,8 @@ class Optimizer:
             return math.nan
         self._let_wait(norms)
         self.moved = any(master.grad is not None for master in self.groups[0][0])
-        for group, (_, pace) in zip(self.adam.param_groups, self.groups, strict=True):
-            group["lr"] = lr * pace
+        for group in self.adam.param_groups:
+            group["lr"] = lr * group["pace"]
         self.adam.step()
         self.adam.zero_grad()
         with torch.no_grad():

@@ -16,6 +16,8 @@ def learning_rate(step: int, train: Train, number: int = 0) -> float:
     [0.5, 1.0, 1.0, 0.5]
     >>> [learning_rate(1, Train(steps=2, lr=1.0, updates_per_batch=2, schedule="linear"), n) for n in (0, 1)]
     [0.5, 0.25]
+    >>> [learning_rate(s, Train(steps=2, lr=1.0, schedule={"cosine": 0.5})) for s in (0, 1, 2)]
+    [1.0, 0.75, 0.5]
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
@@ -27,4 +29,6 @@ def learning_rate(step: int, train: Train, number: int = 0) -> float:
         "linear": 1 - progress,
         "cosine": (1 + math.cos(math.pi * progress)) / 2,
     }
-    return train.lr * factors[train.schedule]
+    ends_at = train.schedule if isinstance(train.schedule, dict) else {train.schedule: 0.0}
+    ((name, floor),) = ends_at.items()
+    return train.lr * (floor + (1 - floor) * factors[name])

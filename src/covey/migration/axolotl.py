@@ -37,7 +37,7 @@ SAMPLED: Mapping[str, str] = {
 SILENT = (
     "deepspeed*", "fsdp*", "bf16", "fp16", "tf32", "flash_attention*", "xformers*", "sample_packing*",
     "pad_to_*", "eval_batch_size", "wandb_*", "logging_steps", "strict", "hub_*", "dataset_prepared_path",
-    "dataset_processes", "load_in_*", "model_type", "tokenizer_type", "trust_remote_code", "vllm.*",
+    "dataset_processes", "model_type", "tokenizer_type", "trust_remote_code", "vllm.*",
     "trl.use_vllm", "trl.vllm_*", "group_by_length", "resume_from_checkpoint", "early_stopping_patience",
     "lora_target_linear", "liger_*", "*_kernel", "use_kernels", "attn_implementation", "loss_watchdog*",
     "gradient_checkpointing_kwargs*", "eval_sample_packing", "remove_unused_columns", "ddp_*", "dp_*",
@@ -45,6 +45,7 @@ SILENT = (
 )  # fmt: skip
 WHY: Mapping[str, str] = {
     "sequence_len": "an answer is never truncated; rollout.max_tokens bounds what is sampled",
+    "load_in_*": "weights are float32 or bfloat16, which takes more memory; covey preview says how much",
     "lora_dropout": "adapters have no dropout",
     "lora_target*": "lora.targets is all linear layers; set it to choose others",
     "special_tokens*": "covey adds no tokens to a model",
@@ -67,6 +68,11 @@ def from_axolotl(settings: Mapping[str, object]) -> MigrationResult:
     schedule = m.take("lr_scheduler", "cosine")
     if schedule in ("linear", "cosine", "constant"):
         m.config["train.schedule"] = schedule
+    else:
+        m.without[f"lr_scheduler: {schedule}"] = "train.schedule is linear, cosine or constant"
+    floor = m.number("cosine_min_lr_ratio", 0.0)
+    if floor and schedule == "cosine":
+        m.config["train.schedule"] = {"cosine": floor}
     optimizer = str(m.take("optimizer", "adamw_torch"))
     if "8bit" in optimizer:
         m.config["train.optimizer"] = "adamw_8bit"

@@ -1,4 +1,4 @@
-"""Another trainer's settings, read from a YAML file, or a shell script that gives them as `key=value`."""
+"""Another trainer's settings, read from a YAML file, a shell script with `key=value`, or a Python script."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from covey.config.sources import parse_yaml
+from covey.migration.read_script import read_script
 from covey_verify.errors import ConfigError
 
 MOST_BYTES = 1_000_000
@@ -41,11 +42,11 @@ def read_settings(file: Path) -> dict[str, object]:
         raise ConfigError(f"{file} is not text; give a YAML file or a shell script") from None
     if file.suffix in (".yaml", ".yml"):
         return dict(flat(parse_yaml(content, file)[0]))
-    settings = dict(_overrides(text))
+    settings = read_script(text) if file.suffix == ".py" else dict(_overrides(text))
     if not settings:
         raise ConfigError(
             f"{file}: no settings found; give a YAML file, or a script that starts the trainer with settings "
-            "as key=value. A Python script for TRL needs no new config: import from covey.trl instead of trl"
+            "as key=value, or with TRL's config in Python"
         )
     return settings
 

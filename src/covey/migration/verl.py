@@ -164,6 +164,9 @@ def _optimizer(m: MigrationResult) -> None:
         m.config["train.schedule"] = schedule
     else:
         m.without[f"{optim}lr_scheduler_type: {schedule}"] = "constant, linear and cosine: train.schedule"
+    floor = m.number(f"{optim}min_lr_ratio", 0.0)
+    if floor and schedule == "cosine":
+        m.config["train.schedule"] = {"cosine": floor}
     model = "actor_rollout_ref.model."
     rank = int(m.number(f"{model}lora.rank", m.number(f"{model}lora_rank", 0)))
     alpha = m.number(f"{model}lora.alpha", m.number(f"{model}lora_alpha", 16))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -179,3 +180,49 @@ def unused_arguments(
         return chat_tokens(tokenizer, messages, without) == with_all
 
     return [name for name in arguments if has_no_effect(name)]
+
+
+class AssistantSpan(NamedTuple):
+    """The tokens of a message of the assistant within a conversation."""
+
+    message: int
+    """Number of the message."""
+    start: int
+    stop: int
+    """Behind the end token."""
+    whole: int
+    """Behind all that the template writes with the message, such as a line break after the end token."""
+
+
+def assistant_spans(
+    render: Callable[[Messages, bool], list[int]],
+    messages: Messages,
+    first: int,
+    conversation: list[int],
+    ends: Collection[int],
+) -> list[AssistantSpan] | None:
+    """Locate the assistant's messages from number ``first`` on in the tokens of a conversation.
+
+    ``render`` returns the ids of messages, and with True also the template's beginning of an answer.
+
+    Returns None if the template changes earlier messages when one is added.
+    """
+    spans = []
+    for number, message in enumerate(messages):
+        if number < first or message["role"] != "assistant":
+            continue
+        beginning = render(messages[:number], True)
+        start = len(beginning)
+        is_last = number + 1 == len(messages)
+        whole = conversation if is_last else render(messages[: number + 1], False)
+        # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
+        is_prefix = conversation[: len(whole)] == whole
+        limit = len(whole) if is_prefix else len(conversation)
+        end = next((place for place in range(start, limit) if conversation[place] in ends), None)
+        if conversation[:start] != beginning or (end is None and not is_prefix):
+            return None
+        if end is None:
+            # If a template writes no such token, as GLM's, the beginning of the next turn may be one.
+            end = limit if limit < len(conversation) and conversation[limit] in ends else limit - 1
+        spans.append(AssistantSpan(number, start, end + 1, limit if is_prefix else end + 1))
+    return spans

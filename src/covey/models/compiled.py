@@ -21,7 +21,7 @@ from covey.models.kernels.calls import (
     same_bits,
 )
 from covey.models.linear import FusedLinear
-from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
+from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenOutputs, exclude
 from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
 
@@ -156,9 +156,11 @@ class _LinearFunction(torch.autograd.Function):
         for module, part in columns:
             if module.bias is not None:
                 gradients.append(part.float().sum(0) if module.bias.requires_grad else None)
-        for adapter, (_, part) in zip(ctx.layer.low_rank, columns, strict=True):
-            if adapter is not None:
-                gradients += adapter.gradients(part, x, ctx.layer.numbers(x))
+        if any(ctx.layer.low_rank):
+            through_adapters, of_adapters = ctx.layer.low_rank_back(grad, x)
+            gradients += of_adapters
+            if dx is not None and through_adapters is not None:
+                dx += through_adapters
         return dx, None, *gradients
 
 
@@ -309,7 +311,7 @@ class _SoftCap(torch.autograd.Function):
         return grad * (1 - (out / ctx.cap).square()), None  # 1 - tanh^2, from the result
 
 
-def score_compiled(
+def compiled_token_outputs(
     hidden: Tensor,
     layer: FusedLinear,
     targets: Tensor,
@@ -317,18 +319,18 @@ def score_compiled(
     mask: SamplingMask | None,
     cap: float | None,
     drawable_ids: int | None,
-) -> TokenScores:
-    """Score tokens as ``score_tokens`` does, with compiled operations; the backward pass recomputes logits.
+) -> TokenOutputs:
+    """Return what ``token_outputs`` returns, by compiled operations; the backward pass recomputes logits.
 
     ``cap`` bounds the logits.
     """
     # The weight is an argument so that autograd runs the backward pass if it alone is trained.
     arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask, cap or UNCAPPED)
-    logprobs, entropy, collision = _ScoreFunction.apply(*arguments, drawable_ids)
-    return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
+    logprobs, entropy, collision = _TokenOutputsFunction.apply(*arguments, drawable_ids)
+    return TokenOutputs(logprobs, entropy, collision, torch.zeros_like(entropy))
 
 
-class _ScoreFunction(torch.autograd.Function):
+class _TokenOutputsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: AutogradContext,
@@ -347,7 +349,7 @@ class _ScoreFunction(torch.autograd.Function):
         for x, rows in _chunks(hidden, buffer):
             logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start, drawable_ids)
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
-            call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
+            call("token_outputs", logits, *parts, *logits.shape, dtype=logits.dtype)
         ctx.save_for_backward(hidden, targets, entropy, buffer)
         ctx.layer = layer
         ctx.inverse = inverse
@@ -378,7 +380,7 @@ class _ScoreFunction(torch.autograd.Function):
                 grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
                 parts = (targets[rows], ctx.inverse, inverse_cap, *grads)
                 # In place: the logits of the chunk become their gradients.
-                call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
+                call("token_outputs_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
                 if total is not None:
                     ctx.layer.add_gradient(logits, x, total)

@@ -195,6 +195,23 @@ def _set_splits(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader, name: st
     tokenizer.backend_tokenizer.pre_tokenizer = splits
 
 
+def gguf_license(file: Path) -> dict[str, str]:
+    """Return the license that a GGUF file names, as a card's metadata; {} if it names none."""
+    if find_spec("gguf") is None:
+        return {}
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+    except (OSError, ValueError, IndexError):  # damaged since the run began: a card with fewer fields
+        return {}
+    fields = {
+        name: f"general.{name.replace('_', '.')}" for name in ("license", "license_name", "license_link")
+    }
+    named = {name: _field(reader, field) for name, field in fields.items()}
+    return {name: str(value) for name, value in named.items() if value}
+
+
 def _field(reader: GGUFReader, name: str) -> Any:
     """Return the value of a field, None if the file has none."""
     field = reader.get_field(name)

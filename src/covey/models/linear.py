@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -62,30 +63,26 @@ class LowRank:
         return not self.layer.disable_adapters
 
     @property
-    def _scale(self) -> float:
+    def a(self) -> Tensor:
+        """A, without autograd: (r, in)."""
+        return self.parameters[0].detach()
+
+    @property
+    def scaled_b(self) -> Tensor:
+        """s B, without autograd: (out, r)."""
+        return self.parameters[1].detach() * self.scale
+
+    @property
+    def scale(self) -> float:
+        """The factor s: alpha / r, or alpha / sqrt(r)."""
         return float(self.layer.scaling["default"])
 
-    def merged_with(self, weight: Tensor) -> Tensor:
-        """The sum W + s B A, so that sampling and training multiply by one matrix. (out, in) -> (out, in)."""
-        if not self.enabled:
-            return weight
-        a, b = (p.detach() for p in self.parameters)
-        merged = weight.clone()
-        outer_sum((b.t() * self._scale).contiguous(), a, merged)
-        return merged
-
-    def gradients(self, grad: Tensor, x: Tensor, numbers: Numbers) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients dA = s (dY B)^T X and dB = s dY^T (X A^T), from dY (T, out) and X (T, in)."""
-        if not self.enabled:
-            return None, None
-        a, b = (p.detach() for p in self.parameters)
-        grad = grad.contiguous()
-        # dB is summed transposed, (r, out): the operations need whole vectors in a row, and r may be small.
-        da = torch.zeros(a.shape)
-        transposed_db = torch.zeros(b.t().shape)
-        outer_sum(multiply(grad, b, numbers, transposed=True) * self._scale, x, da, numbers)
-        outer_sum(multiply(x, a, numbers) * self._scale, grad, transposed_db, numbers)
-        return da, transposed_db.t()
+    def merge(self, weight: Tensor, out: Tensor) -> None:
+        """Write W + s B A to ``out``, (out, in), so that sampling and training multiply by one matrix."""
+        transposed_b = self.scaled_b.t().contiguous()
+        outputs, inputs = weight.shape
+        sizes = (outputs, len(transposed_b), inputs)
+        call("merge", weight, transposed_b, self.a, out, *sizes, dtype=torch.float32)
 
 
 PLAIN_LORA = "peft.tuners.lora.layer"
@@ -200,8 +197,8 @@ class FusedLinear:
         return F.linear(x, weight, None if bias is None else bias[: len(weight)].to(x.dtype))
 
     def product_back(self, grad: Tensor) -> Tensor:
-        """The gradient of the input, grad W. (T, out) -> (T, in)."""
-        weight = self._joined_weight(grad.dtype)
+        """The gradient of the input through the layers' own weights, grad W. (T, out) -> (T, in)."""
+        weight = self._joined_weight(grad.dtype, merged=False)
         numbers = self.numbers(grad)
         if by_torch("inputs", numbers):
             return grad @ weight
@@ -214,6 +211,36 @@ class FusedLinear:
             out.add_(grad.t() @ x)
         else:
             outer_sum(grad, x, out, numbers)
+
+    def low_rank_back(self, grad: Tensor, x: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
+        """Gradients through the adapters: of the input, or None, and of A and B of each adapter.
+
+        With dY = ``grad`` (T, out) and X = ``x`` (T, in), dA = (dY s B)^T X, dB = s dY^T (X A^T), and
+        dX = (dY s B) A. All adapters go into each product together, since those are as slow with few columns.
+        """
+        places = zip(self.low_rank, _spans(self.sizes), strict=True)
+        active = [(adapter, outputs) for adapter, outputs in places if adapter and adapter.enabled]
+        if not active:
+            return None, [None for adapter in self.low_rank if adapter for _ in adapter.parameters]
+        numbers = self.numbers(x)
+        spans = _spans([len(adapter.a) for adapter, _ in active])
+        a = torch.cat([adapter.a for adapter, _ in active])
+        # Each adapter's B stands beside its layer's outputs and its own ranks, with zeros around it.
+        b = torch.zeros(grad.shape[1], len(a))
+        for (adapter, outputs), ranks in zip(active, spans, strict=True):
+            b[outputs, ranks] = adapter.scaled_b
+        grad_by_rank = multiply(grad, b, numbers, transposed=True)
+        da = torch.zeros_like(a)
+        outer_sum(grad_by_rank, x, da, numbers)
+        x_by_rank = multiply(x, a, numbers)
+        of_adapter = {}
+        for (adapter, outputs), ranks in zip(active, spans, strict=True):
+            # dB is summed transposed, (r, out): the operation needs whole vectors in a row.
+            transposed_db = torch.zeros(adapter.scaled_b.t().shape)
+            outer_sum(x_by_rank[:, ranks] * adapter.scale, grad[:, outputs], transposed_db, numbers)
+            of_adapter[adapter] = [da[ranks], transposed_db.t()]
+        gradients = [g for adapter in self.low_rank if adapter for g in of_adapter.get(adapter, [None, None])]
+        return multiply(grad_by_rank, a, numbers, transposed=True), gradients
 
     def _refresh(self) -> None:
         """Drop the packed weight if a parameter was written to or replaced, or an adapter switched."""
@@ -231,13 +258,19 @@ class FusedLinear:
         tables = (m._parameters for m in self.modules)  # noqa: SLF001 - parameters() walks all submodules
         return (p for table in tables for p in table.values() if p is not None)
 
-    def _joined_weight(self, dtype: torch.dtype) -> Tensor:
-        weights = [m.weight.detach().to(dtype) for m in self.modules]
-        weights = [
-            adapter.merged_with(w) if adapter else w
-            for w, adapter in zip(weights, self.low_rank, strict=True)
-        ]
-        return weights[0] if len(weights) == 1 else torch.cat(weights)
+    def _joined_weight(self, dtype: torch.dtype, merged: bool = True) -> Tensor:
+        """The weights of all layers, (sum of outputs, in), with what adapters add to them if ``merged``."""
+        adapters = [a if merged and a and a.enabled else None for a in self.low_rank]
+        weights = [module.weight.detach().to(dtype) for module in self.modules]
+        if len(weights) == 1 and adapters == [None]:
+            return weights[0]  # without a copy
+        joined = torch.empty(sum(self.sizes), weights[0].shape[1], dtype=dtype)
+        for weight, adapter, out in zip(weights, adapters, joined.split(self.sizes), strict=True):
+            if adapter:
+                adapter.merge(weight, out)
+            else:
+                out.copy_(weight)
+        return joined
 
     def _joined_bias(self) -> Tensor | None:
         if all(m.bias is None for m in self.modules):
@@ -285,8 +318,15 @@ def multiply(x: Tensor, weight: Tensor, numbers: Numbers, transposed: bool = Fal
 def outer_sum(a: Tensor, b: Tensor, out: Tensor, numbers: Numbers | None = None) -> None:
     """Add a^T b to ``out`` in float32. (M, N), (M, K) -> (N, K), K a multiple of 16.
 
-    ``a`` may be some columns of a wider matrix: it is passed by address and row stride, not copied.
+    Both may be some columns of a wider matrix: they are passed by address and row stride, not copied.
     """
     sizes = (*a.shape, b.shape[1])
-    a = a if a.stride(1) == 1 else a.contiguous()
-    call("outer_sum", a.data_ptr(), a.stride(0), b, b.stride(0), out, *sizes, dtype=numbers or a.dtype)
+    a, b = (x if x.stride(1) == 1 else x.contiguous() for x in (a, b))
+    strided = (a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0))
+    call("outer_sum", *strided, out, *sizes, dtype=numbers or a.dtype)
+
+
+def _spans(sizes: Sequence[int]) -> list[slice]:
+    """Return the slices of parts of these sizes that lie one after another."""
+    ends = list(accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]

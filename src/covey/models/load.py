@@ -105,7 +105,7 @@ def own_reference(loaded: ResolvedConfig) -> Policy | None:
         return None
     reference = ModelObject(model_object.reference, model_object.tokenizer)
     for parameter in model_object.reference.parameters():
-        parameter.requires_grad_(True)  # it is checked and scored as a policy is; nothing moves it
+        parameter.requires_grad_(True)  # it is checked and run as a policy is; nothing moves it
     trained = checked_model(model_object)[0]
     checked_model(reference)[0].to(device=trained.device, dtype=trained.dtype)
     return with_precision(policy_of(reference), loaded.config)

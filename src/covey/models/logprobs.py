@@ -1,7 +1,7 @@
 """Log-probs of given tokens from hidden states, in chunks of rows, so that logits are never all in memory.
 
 If the sampler drew from a part of the vocabulary, all values belong to the truncated distribution: the
-softmax of the scoring model's logits over the tokens that the sampler kept.
+softmax of the model's logits over the tokens that the sampler kept.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Head = Callable[[Tensor], Tensor]
 """Function from hidden states (M, D) to logits (M, V)."""
 
 
-class TokenScores(NamedTuple):
-    """Values for M predicted tokens, each (M,), in nats. All carry gradient."""
+class TokenOutputs(NamedTuple):
+    """What a model says of M given tokens, each (M,), in nats. All carry gradient."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -50,7 +50,7 @@ def chunk_logits(device: torch.device) -> int:
     return GPU_CHUNK_LOGITS if device.type == "cuda" else CHUNK_LOGITS
 
 
-def score_tokens(
+def token_outputs(
     hidden: Tensor,
     head: Head,
     targets: Tensor,
@@ -58,8 +58,8 @@ def score_tokens(
     reference: tuple[Tensor, Head] | None = None,
     mask: SamplingMask | None = None,
     drawable_ids: int | None = None,
-) -> TokenScores:
-    """Score ``targets`` (M,) under softmax(head(hidden) / temperature), hidden (M, D).
+) -> TokenOutputs:
+    """Return the log-probs, ... of ``targets`` (M,) by softmax(head(hidden) / temperature), hidden (M, D).
 
     Chunks are recomputed in the backward pass. ``reference`` gives the other model's hidden states
     and head for the full-vocabulary KL. Both softmaxes are over the ids below ``drawable_ids``; a ``mask``
@@ -70,19 +70,19 @@ def score_tokens(
     rows = max(1, chunk_logits(hidden.device) // vocabulary)
     ref_hidden, ref_head = reference or (hidden, None)
     parts = []
-    # At least one chunk, so that no predictions give empty scores.
+    # At least one chunk, so that no predictions give empty tensors.
     for start in range(0, max(len(hidden), 1), rows):
         h, r, y = (x[start : start + rows] for x in (hidden, ref_hidden, targets))
         arguments = (h, head, y, temperature, r, ref_head, mask, start, drawable_ids)
         # A single chunk is within the limit anyway and may keep its logits.
         if torch.is_grad_enabled() and len(hidden) > rows:
-            parts.append(checkpoint(_score, *arguments, use_reentrant=False))
+            parts.append(checkpoint(_chunk_outputs, *arguments, use_reentrant=False))
         else:
-            parts.append(_score(*arguments))
-    return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            parts.append(_chunk_outputs(*arguments))
+    return TokenOutputs(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _score(
+def _chunk_outputs(
     hidden: Tensor,
     head: Head,
     targets: Tensor,

@@ -21,7 +21,7 @@ from transformers import (
 
 from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
-from covey.models.compiled import score_compiled
+from covey.models.compiled import compiled_token_outputs
 from covey.models.ends import configured_ends, end_ids, generation_config
 from covey.models.forward import (
     LOGITS_CAP,
@@ -34,7 +34,7 @@ from covey.models.forward import (
 )
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logits import logits_of
-from covey.models.logprobs import Head, TokenScores, score_tokens
+from covey.models.logprobs import Head, TokenOutputs, token_outputs
 from covey.models.ops import soft_cap
 from covey.models.packing import Packed, pack
 from covey.models.pretrained import load_pretrained
@@ -142,7 +142,7 @@ class Policy:
 
     @property
     def bit_exact(self) -> bool:
-        """Whether a log-prob recorded while sampling has the same bits that ``score`` computes."""
+        """Whether a log-prob recorded while sampling has the same bits that ``token_outputs`` computes."""
         return self.decoder is not None and self.decoder.bit_exact and self._head.plain
 
     @property
@@ -280,8 +280,15 @@ class Policy:
         """Bytes of the copies of weights that the compiled operations multiply by when they sample."""
         if self.decoder is None or not self.decoder.ops.compiled:
             return 0
-        weights = [m.weight for linear in self._linears() for m in linear.modules]
+        weights = [m.weight for linear in self._linears() if linear.is_product for m in linear.modules]
         return sum(w.numel() * (2 if self.rounds else w.element_size()) for w in weights)
+
+    @property
+    def adapted_apart(self) -> bool:
+        """Whether peft's modules add the adapters to products, in float32; our products merge them in."""
+        if self.decoder is None or not self.decoder.ops.compiled:
+            return self.adapter is not None
+        return not all(linear.is_product for linear in self._linears())
 
     def drop_packed(self) -> None:
         """Free these copies until the next sampling."""
@@ -323,31 +330,31 @@ class Policy:
         """The hidden states from which the M tokens are predicted: (M, D)."""
         return hidden_states(self.decoder, packed, self._states)
 
-    def score(
+    def token_outputs(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
-    ) -> TokenScores:
+    ) -> TokenOutputs:
         """Log-prob, entropy and so on of every predicted token, (M,).
 
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
-        return self.around(lambda: self._score(packed, temperature, reference))
+        return self.around(lambda: self._token_outputs(packed, temperature, reference))
 
-    def _score(
+    def _token_outputs(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
-    ) -> TokenScores:
+    ) -> TokenOutputs:
         hidden = self.hidden_states(packed)
         mask = packed.sampling_mask
         # The compiled head knows no second model and no adapter, so the exact KL goes through torch.
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap
-            scores = score_compiled(
+            outputs = compiled_token_outputs(
                 hidden, self._head, packed.targets, temperature, mask, cap, self.drawable_ids
             )
         else:
-            scores = score_tokens(
+            outputs = token_outputs(
                 hidden, self.head, packed.targets, temperature, reference, mask, self.drawable_ids
             )
-        return scores._replace(values=None if self.value is None else self.value(hidden))
+        return outputs._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """Run padded tokens through the Hugging Face modules. (N, S) -> (N, S, D), or logits (N, S, V)."""

@@ -74,7 +74,7 @@ class Reference:
                 parameter.requires_grad_(True)
             yield self._policy
 
-    def outputs(self, packed: Packed) -> tuple[Tensor, Head]:
+    def hidden_and_head(self, packed: Packed) -> tuple[Tensor, Head]:
         """The hidden states and head of the reference, for the exact KL."""
         with self.active() as policy:
             return policy.around(lambda: policy.hidden_states(packed)), policy.head

@@ -19,7 +19,7 @@ from transformers import (
 from covey.errors import CheckpointError
 from covey.models.chat import chat_text
 from covey.models.forward import decoder_of, embed_every_token
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import Loader, classifier_on, load_pretrained
@@ -40,8 +40,8 @@ class Classes(NamedTuple):
     outputs: tuple[int, ...]
 
 
-Judges = Literal["reward_model", "process_reward_model"]
-CLASSES: dict[Judges, Classes] = {
+RewardModelKind = Literal["reward_model", "process_reward_model"]
+CLASSES: dict[RewardModelKind, Classes] = {
     "reward_model": Classes(AutoModelForSequenceClassification, (1,)),
     "process_reward_model": Classes(AutoModelForTokenClassification, (1, 2)),
 }
@@ -51,7 +51,7 @@ SEPARATOR = "\n"
 
 
 class TrainedRewardModel(Policy):
-    """A model whose ``score`` is the head's value at each position that would predict a token.
+    """A model whose log-probs are the head's values, one for each position that would predict a token.
 
     The value of a whole text is at the position that would predict its next token. So a batch for it has one
     more token after the text.
@@ -63,7 +63,7 @@ class TrainedRewardModel(Policy):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        kind: Judges,
+        kind: RewardModelKind,
         adapter: PeftModel | None = None,
         reads_tokens: bool = False,
     ) -> None:
@@ -117,14 +117,14 @@ class TrainedRewardModel(Policy):
             duplicate.round_products()
         return duplicate
 
-    def _score(self, packed: Packed, *_: object) -> TokenScores:
-        """Return the values (M,) in place of the log-probs; all other scores are 0."""
+    def _token_outputs(self, packed: Packed, *_: object) -> TokenOutputs:
+        """Return the values (M,) in place of the log-probs; the rest is 0."""
         values = self.head(self.hidden_states(packed)).float()
         zeros = torch.zeros_like(values)
-        return TokenScores(values, zeros, zeros, zeros)
+        return TokenOutputs(values, zeros, zeros, zeros)
 
 
-def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
+def with_head(policy: Policy, kind: RewardModelKind) -> TrainedRewardModel:
     """A reward model on the trunk of a language model; its head is 0, so that all texts have value 0."""
     if policy.adapter is not None:
         raise ConfigError("lora: all weights of a reward model are trained; remove lora")

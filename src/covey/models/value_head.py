@@ -22,7 +22,7 @@ from covey.errors import out_of_memory
 from covey.models.forward import decoder_of, embed_every_token, hidden_states
 from covey.models.linear import ValueHead
 from covey.models.load import source_of
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import classifier_on, load_pretrained, unreachable
@@ -68,15 +68,15 @@ class ValueModel:
         """The one module that gives values."""
         return [self.head]
 
-    def score(self, packed: Packed, *_: object) -> TokenScores:
-        """The values before the predicted tokens, (M,); other scores are 0, since it predicts no tokens."""
-        return self.around(lambda: self._score(packed))
+    def token_outputs(self, packed: Packed, *_: object) -> TokenOutputs:
+        """The values before the predicted tokens, (M,); the rest is 0, since it predicts no tokens."""
+        return self.around(lambda: self._token_outputs(packed))
 
-    def _score(self, packed: Packed) -> TokenScores:
+    def _token_outputs(self, packed: Packed) -> TokenOutputs:
         states = hidden_states(self.decoder, packed, self._states)
         values = self.head(states.float())[:, 0].clone()  # FSDP warns of a view
         zeros = torch.zeros_like(values)
-        return TokenScores(zeros, zeros, zeros, zeros, values)
+        return TokenOutputs(zeros, zeros, zeros, zeros, values)
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """Run padded tokens through the Hugging Face modules. (N, S) -> (N, S, D)."""

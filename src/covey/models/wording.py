@@ -58,8 +58,8 @@ class ModelTexts:
 
         assert self.tokenizer is not None
         # From the surest source on: the ids that were sampled, then a plain text, then a rendered chat.
-        if problem.sampled is not None:
-            return problem.sampled.prompt
+        if problem.sampled_tokens is not None:
+            return problem.sampled_tokens.prompt
         if isinstance(problem.prompt, str):
             return list(self.tokenizer(problem.prompt, add_special_tokens=False)["input_ids"])
         if not self.tokenizer.chat_template:

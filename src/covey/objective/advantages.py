@@ -32,7 +32,7 @@ Eps = Annotated[
     Setting(
         "Added to the divisor: a larger value weakens groups whose rewards hardly differ.",
         usual="1e-8 to 1e-4",
-        source="1e-9 to 1e-4, by framework",
+        source="1e-4 in TRL, 1e-6 in verl, 1e-9 in OpenRLHF",
     ),
 ]
 
@@ -148,7 +148,7 @@ def running_baseline(
     rewards: Tensor,
     running_mean: Tensor,
     *,
-    # Read where the mean is kept: rollouts/judge.py.
+    # Read where the mean is kept: rollouts/finish.py.
     decay: Decay = 0.95,
     by: RoleColumn = None,
 ) -> Tensor:

@@ -18,7 +18,7 @@ from covey.objective import (
     value,
 )
 from covey.objective.axes import PROPORTIONAL
-from covey.objective.bound import AnyBound, Bound, bind
+from covey.objective.axis_function import AnyAxisFunction, AxisFunction, bind
 from covey.objective.penalties import KL, Entropy
 from covey.objective.setting import Setting
 from covey.objective.value import Critic
@@ -37,7 +37,7 @@ RECORDED = ("kl", "entropy", "critic", "nll", "old", "paper")
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A policy-optimization algorithm: one bound function on each axis; a plain function is bound as it is.
+    """A policy-optimization algorithm: one function with its settings on each axis; a plain one has defaults.
 
     >>> from covey.objective.surrogates import clip
     >>> mine = replace(PRESETS["grpo"], surrogate=bind(clip, clip_low=0.1, clip_high=0.3))
@@ -46,12 +46,12 @@ class Algorithm:
     """
 
     advantage: Annotated[
-        Bound[GroupData, Tensor],
+        AxisFunction[GroupData, Tensor],
         Setting("Turns the rewards of a group into an advantage for each completion or token."),
     ]
     """One group's data -> (G,) or (G, T)."""
     ratio: Annotated[
-        Bound[LossInputs, Tensor],
+        AxisFunction[LossInputs, Tensor],
         Setting(
             "Ratio of the policy to the sampling policy: by token, sequence or completion.",
             trl="importance_sampling_level",
@@ -59,12 +59,12 @@ class Algorithm:
     ] = bind(ratios.token)
     """(N, T) log-ratios -> (N, T) ratios."""
     surrogate: Annotated[
-        Bound[LossInputs, Tensor],
+        AxisFunction[LossInputs, Tensor],
         Setting("Turns ratio and advantage into the loss of a token: the clip rule."),
     ] = bind(surrogates.clip)
     """Ratios and advantages -> (N, T) losses."""
     reduce: Annotated[
-        Bound[LossInputs, Tensor],
+        AxisFunction[LossInputs, Tensor],
         Setting("Weight of a token in the loss of an update.", trl="loss_type"),
     ] = bind(reductions.token_mean)
     """Weight of each completion, (N,)."""
@@ -76,7 +76,7 @@ class Algorithm:
         ),
     ] = None
     whiten: Annotated[
-        Bound[BatchData, Tensor] | None,
+        AxisFunction[BatchData, Tensor] | None,
         Setting("A second step of the advantage, over the whole batch.", trl="scale_rewards"),
     ] = None
     """(N, T) -> (N, T)."""
@@ -91,20 +91,21 @@ class Algorithm:
     ] = 0.0
     """The negative log-likelihood is a mean over the tokens of correct completions."""
     correction: Annotated[
-        tuple[Bound[LossInputs, Tensor], ...],
+        tuple[AxisFunction[LossInputs, Tensor], ...],
         Setting("Importance corrections for a sampler that disagrees with the trainer; several multiply."),
     ] = ()
     select_tokens: Annotated[
-        Bound[SelectionData, Tensor] | None,
+        AxisFunction[SelectionData, Tensor] | None,
         Setting("Selects tokens for token_weights, or for a surrogate that reads `selected`."),
     ] = None
     """(N, T) bool, over all completions of an optimizer step."""
     token_weights: Annotated[
-        tuple[Bound[LossInputs, Tensor], ...], Setting("A list of weights of tokens in the policy loss.")
+        tuple[AxisFunction[LossInputs, Tensor], ...],
+        Setting("A list of weights of tokens in the policy loss."),
     ] = ()
     """(N, T)."""
     filter: Annotated[
-        Bound[FilterData, bool] | None,
+        AxisFunction[FilterData, bool] | None,
         Setting("Condition for training a group; other groups are resampled."),
     ] = None
     old: Annotated[
@@ -119,15 +120,15 @@ class Algorithm:
         # tuple.
         for name in (f.name for f in fields(self) if f.name not in RECORDED):
             value = getattr(self, name)
-            bound = tuple(map(_bind_plain, value)) if isinstance(value, tuple) else _bind_plain(value)
-            object.__setattr__(self, name, bound)
+            part = tuple(map(_bind_plain, value)) if isinstance(value, tuple) else _bind_plain(value)
+            object.__setattr__(self, name, part)
 
     def variant(self, paper: str, **axes: Any) -> Algorithm:
         """Return this algorithm with some axes replaced, for a variant of another paper."""
         return replace(self, paper=paper, **axes)
 
     @property
-    def policy_weights(self) -> tuple[Bound[LossInputs, Tensor], ...]:
+    def policy_weights(self) -> tuple[AxisFunction[LossInputs, Tensor], ...]:
         """All token weights of the policy term, the importance corrections first."""
         return (*self.correction, *self.token_weights)
 
@@ -151,7 +152,7 @@ class Algorithm:
     def needs_old(self) -> bool:
         """Whether log-probs from before the update are read outside the loss."""
         # These axes run before the loss, which alone can use the current log-probs as the old ones.
-        outside: list[AnyBound] = [c for c in (self.advantage, self.whiten, self.select_tokens) if c]
+        outside: list[AnyAxisFunction] = [c for c in (self.advantage, self.whiten, self.select_tokens) if c]
         names = {n for c in outside for n in c.needs if n.startswith("old_")}
         return bool(names) or (self.kl is not None and self.kl.place == "reward")
 
@@ -178,23 +179,23 @@ class Algorithm:
         return not (pulls or self.values_on_policy) and self.surrogate.function in PROPORTIONAL
 
     @property
-    def functions(self) -> tuple[AnyBound, ...]:
-        """The bound functions on all axes but the KL estimator's."""
-        bounds: tuple[AnyBound | None, ...] = (
+    def functions(self) -> tuple[AnyAxisFunction, ...]:
+        """The functions on all axes but the KL estimator's."""
+        parts: tuple[AnyAxisFunction | None, ...] = (
             *(self.advantage, self.whiten, self.ratio, self.surrogate, self.reduce),
             *(self.select_tokens, self.filter),
         )
-        return (*(c for c in bounds if c), *self.policy_weights)
+        return (*(c for c in parts if c), *self.policy_weights)
 
     @property
-    def all_functions(self) -> tuple[AnyBound, ...]:
-        """The bound functions on all axes."""
+    def all_functions(self) -> tuple[AnyAxisFunction, ...]:
+        """The functions on all axes."""
         return self.functions if self.kl is None else (*self.functions, self.kl.estimator)
 
     @property
     def needs(self) -> frozenset[str]:
         """Names of all data that any axis asks for."""
-        names = {name for bound in self.functions for name in bound.needs}
+        names = {name for part in self.functions for name in part.needs}
         if self.kl is not None:
             # A KL to the sampler reads recorded log-probs and needs no reference model.
             names |= set(self.kl.estimator.needs) if self.needs_reference else set()
@@ -204,8 +205,8 @@ class Algorithm:
 
 
 def _bind_plain(value: object) -> Any:
-    """Return a plain function as a ``Bound`` without settings, anything else unchanged."""
-    return bind(value) if callable(value) and not isinstance(value, Bound) else value
+    """Return a plain function as an ``AxisFunction`` without settings, anything else unchanged."""
+    return bind(value) if callable(value) and not isinstance(value, AxisFunction) else value
 
 
 _GRPO = Algorithm(

@@ -16,7 +16,7 @@ from covey.objective import (
     token_weights,
     value,
 )
-from covey.objective.bound import AnyBound
+from covey.objective.axis_function import AnyAxisFunction
 
 AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
     "advantage": (
@@ -107,6 +107,6 @@ PROPORTIONAL = frozenset(AXES["surrogate"]) - {
 """Surrogates whose gradient vanishes with the advantage."""
 
 
-def is_built_in(bound: AnyBound) -> bool:
+def is_built_in(part: AnyAxisFunction) -> bool:
     """Return whether a function comes with covey, so that its properties are known."""
-    return any(bound.function in functions for functions in AXES.values())
+    return any(part.function in functions for functions in AXES.values())

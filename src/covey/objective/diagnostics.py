@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import differentiating
+from covey.objective.axis_function import differentiating
 from covey.objective.loss import token_terms, user_functions_in_loss
 from covey.objective.signs import known_mean, mixes_scripts
 from covey.objective.texts import answers_inside, text_metrics
@@ -361,7 +361,7 @@ def sampled_entropy(groups: Sequence[Group]) -> float:
 
     It needs no forward pass, so completions without advantage count too. NaN where none was sampled.
     """
-    logprobs = np.concatenate([c.logprobs[c.drawn] for g in groups for c in g.completions])
+    logprobs = np.concatenate([c.logprobs[c.drawn_mask] for g in groups for c in g.completions])
     # 0.0 - x and not -x, which would be -0.0 for a deterministic sampler.
     return 0.0 - float(logprobs.mean(dtype=np.float64)) if len(logprobs) else math.nan
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from covey.objective import advantages, credit, penalties, ratios, reductions, surrogates
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import AnyBound, Bound, bind
+from covey.objective.axis_function import AnyAxisFunction, AxisFunction, bind
 from covey.objective.penalties import KL
 
 Axes = Mapping[str, Any]
@@ -25,19 +25,19 @@ class Framework:
 
     read: str
     """Name and version of the framework."""
-    conventions: Mapping[Callable[..., object], AnyBound]
-    """covey's function -> the bound function that the framework computes in place of it."""
+    conventions: Mapping[Callable[..., object], AnyAxisFunction]
+    """covey's function -> the function that the framework computes in place of it."""
     kl: KL
     """The framework's default KL: estimator, place, gradient and bound."""
     algorithms: Mapping[str, Axes]
     """Preset -> the axes in which the framework's own defaults differ, besides the conventions."""
 
-    def convention(self, function: Callable[..., object], settings: Axes) -> AnyBound:
+    def convention(self, function: Callable[..., object], settings: Axes) -> AnyAxisFunction:
         """Return a function as the framework computes it; conventions override ``settings``."""
-        choice = self.conventions.get(function, Bound(function))
+        choice = self.conventions.get(function, AxisFunction(function))
         # A function that replaces another has settings of its own: the preset's do not apply to it.
         inherited = settings if choice.function is function else {}
-        return Bound(choice.function, {**inherited, **choice.settings})
+        return AxisFunction(choice.function, {**inherited, **choice.settings})
 
     def algorithm(self, name: str) -> Algorithm:
         """Return a preset as the framework computes it. Raises KeyError if the framework lacks the preset."""
@@ -45,7 +45,7 @@ class Framework:
         axes: dict[str, Any] = {
             axis: self.convention(value.function, value.settings)
             for axis, value in vars(preset).items()
-            if isinstance(value, Bound)
+            if isinstance(value, AxisFunction)
         }
         if preset.kl is not None:
             axes["kl"] = replace(preset.kl, gradient=self.kl.gradient, bound=self.kl.bound)
@@ -57,8 +57,8 @@ class Framework:
         return replace(preset, **axes, paper=f"{preset.paper} As {self.read} computes it.")
 
 
-def _by_function(functions: Iterable[AnyBound]) -> dict[Callable[..., object], AnyBound]:
-    return {bound.function: bound for bound in functions}
+def _by_function(functions: Iterable[AnyAxisFunction]) -> dict[Callable[..., object], AnyAxisFunction]:
+    return {part.function: part for part in functions}
 
 
 def _as_is(*names: str) -> dict[str, Axes]:

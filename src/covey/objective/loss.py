@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from covey.objective.bound import AnyBound, values_of
+from covey.objective.axis_function import AnyAxisFunction, values_of
 from covey.objective.data import KLData, LossInputs
 from covey.objective.penalties import at_level, bounded_value, with_gradient
 
@@ -80,11 +80,11 @@ def policy_loss(
 
 def user_functions_in_loss(algorithm: Algorithm) -> list[str]:
     """Return the names of the user's functions that are called for the loss."""
-    called: list[AnyBound] = [algorithm.ratio, algorithm.surrogate, algorithm.reduce]
+    called: list[AnyAxisFunction] = [algorithm.ratio, algorithm.surrogate, algorithm.reduce]
     called += algorithm.policy_weights
     if algorithm.kl is not None:
         called.append(algorithm.kl.estimator)
-    return [bound.name for bound in called if bound.written_by_user]
+    return [part.name for part in called if part.written_by_user]
 
 
 def correct_nll(inputs: LossInputs) -> Tensor:

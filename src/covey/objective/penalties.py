@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from covey.objective.bound import Bound, bind
+from covey.objective.axis_function import AxisFunction, bind
 from covey.objective.ratios import LOG_RATIO_LIMIT
 from covey.objective.setting import Setting
 from covey_verify.types import Count, Fraction, NonNegative, Positive
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from covey.objective.data import KLData
 
-Estimator: TypeAlias = "Bound[KLData, Tensor]"
+Estimator: TypeAlias = "AxisFunction[KLData, Tensor]"
 """The type is a string, because configs evaluate the annotations of ``KL`` without loading torch."""
 
 

@@ -110,7 +110,7 @@ def _logprob_claims(
     learner: Learner[Policy], sampler: Sampler, objective: PolicyObjective, batch: Batch
 ) -> Iterator[Claim]:
     alone, together = (_logprobs(learner, objective, batch, tokens) for tokens in (1, WHOLE))
-    exact = learner.policy.bit_exact
+    exact = learner.network.bit_exact
     ratio = float((alone - together).where(batch.mask, 0.0).abs().max())
     yield Claim(
         "the importance ratio is 1 at the first inner step, whatever else is in the micro-batch",
@@ -141,11 +141,11 @@ def _mask_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Bat
 
 
 def _idle_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Claim:
-    before = weights_hash(learner.policy.model.state_dict())
+    before = weights_hash(learner.network.model.state_dict())
     learner.forward_backward(batch, objective)
     # AdamW's moments move, and decay is scaled by the rate: no bit of a weight may change.
     learner.step(lr=0.0)
-    after = weights_hash(learner.policy.model.state_dict())
+    after = weights_hash(learner.network.model.state_dict())
     return Claim(
         "a learning rate of 0 leaves every bit of the weights",
         after == before,
@@ -184,9 +184,9 @@ def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch
 
 def _logprobs(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
     learner.micro_tokens = tokens
-    return learner.score(batch, objective.temperature).logprobs
+    return learner.token_outputs(batch, objective.temperature).logprobs
 
 
 def _tolerance(learner: Learner[Policy], value: float) -> float:
     """Return the tolerance: bfloat16 rounds 2^16 times coarser; measured differences grow about 100 times."""
-    return 200 * value if learner.policy.rounded else value
+    return 200 * value if learner.network.rounded else value

@@ -21,9 +21,8 @@ from covey.proof.agreement import Agreement
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
 from covey.proof.replay_given import lessons_of, replay_given
-from covey.runs.attempts import changed_after
+from covey.runs.archive import archive_of
 from covey.runs.folder import read_numbers
-from covey.runs.healing import archive_of
 from covey.runs.reader import (
     last_stage,
     load_recorded,
@@ -32,6 +31,7 @@ from covey.runs.reader import (
     stage_number,
     stages_in,
 )
+from covey.runs.rollbacks import changed_after
 from covey.sampling.prompts import texts_of
 from covey.system.console import RunConsole
 from covey.tasks.ordered_stages import STAGE
@@ -81,8 +81,8 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
     change = changed_after(stage)
     if change:
         raise ConfigError(
-            f"{stage}: after {change} steps it continued with other settings (healing.jsonl), and the second "
-            f"trainer takes one config. Check {archive_of(stage, 1)}, the run before that"
+            f"{stage}: after {change} steps it continued with other settings (rollbacks.jsonl), and the "
+            f"second trainer takes one config. Check {archive_of(stage, 1)}, the run before that"
         )
     console.show_work(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with restore_process_settings():

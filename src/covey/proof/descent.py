@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,15 +20,88 @@ ROUNDING = 1e-10
 """Norm up to which a gradient is 0 but for float64: a baseline may miss its only reward by 1e-16."""
 
 
+class ShadowKL(TypedDict):
+    """The settings of a KL penalty."""
+
+    coef: float
+    to: Literal["reference", "sampler"]
+    place: Literal["loss", "reward"]
+    level: Literal["token", "completion"]
+    estimator: AxisSettings
+    gradient: Literal["formula", "score", "ratio", "straight_through"]
+    bound: float | None
+    target: float | None
+    """The drift to which a controller of the coefficient steers."""
+    horizon: float
+    refresh_every: int | None
+    """Optimizer steps after which the reference moves towards the policy."""
+    refresh_mix: float
+
+
+class ShadowEntropy(TypedDict):
+    """The settings of an entropy bonus."""
+
+    coef: float
+    target: float | None
+
+
+class ShadowCritic(TypedDict):
+    """The settings of a critic."""
+
+    trunk: Literal["own", "policy"]
+    model: str | None
+    lr: float
+    warmup: int
+    """Training steps in which only the critic is trained."""
+    clip: float | None
+    lam: float
+    pull: float
+    """Factor of the gradient into a trunk that the critic shares with the policy."""
+
+
+class ShadowAlgorithm(TypedDict):
+    """Every axis, spelled out as in config.yaml; a function is {name, settings...}."""
+
+    advantage: AxisSettings
+    whiten: AxisSettings | None
+    select_tokens: AxisSettings | None
+    ratio: AxisSettings
+    surrogate: AxisSettings
+    correction: list[AxisSettings]
+    token_weights: list[AxisSettings]
+    reduce: AxisSettings
+    old: Literal["trainer", "sampler"]
+    """The source of the old log-probs."""
+    kl: ShadowKL | None
+    entropy: ShadowEntropy | None
+    nll: float
+    critic: ShadowCritic | None
+
+
+class ShadowTrain(TypedDict):
+    """The settings of the optimizer steps."""
+
+    steps: int
+    lr: float
+    schedule: Literal["constant", "linear", "cosine"] | dict[str, float]
+    """A name, or a name with the fraction of ``lr`` that it ends at."""
+    warmup_steps: int
+    betas: tuple[float, float]
+    weight_decay: float
+    grad_clip: float
+    batch_size: int
+    inner_epochs: int
+    updates_per_batch: int
+
+
 @dataclass(frozen=True)
 class ShadowConfig:
     """The settings that affect the weights."""
 
     model: AxisSettings
     """The model's own config.json: layers, heads, rotary base, ..."""
-    algorithm: AxisSettings
-    """Every axis: {name, settings...}, all spelled out like in config.yaml."""
-    train: AxisSettings
+    algorithm: ShadowAlgorithm
+    train: ShadowTrain
     temperature: float
     max_tokens: int
     mask_truncated: bool
@@ -59,7 +133,7 @@ class ShadowTrainer:
 
 
 def gradient_step(
-    learners: Sequence[ShadowTrainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int
+    learners: Sequence[ShadowTrainer], setting: ShadowConfig, parts: Iterable[Tensor], optimizer_step: int
 ) -> list[float]:
     """Sum the gradients of parts of a loss, clip them and move the learners. Return the norms."""
     totals: list[NamedWeights] = [
@@ -75,7 +149,7 @@ def gradient_step(
     norms = [_norm(total.values()) for total in totals]
     for learner, total, norm in zip(learners, totals, norms, strict=True):
         if norm or learner.first:  # a learner without a gradient so far has no moments to move it
-            adamw(learner, setting, total, norm, at)
+            adamw(learner, setting, total, norm, optimizer_step)
     return norms
 
 
@@ -86,14 +160,13 @@ def _norm(gradients: Iterable[Tensor]) -> float:
 
 @torch.no_grad()
 def adamw(
-    trainer: ShadowTrainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, at: int
+    trainer: ShadowTrainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, optimizer_step: int
 ) -> None:
     """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
     train = setting.train
     trainer.applied += 1
-    if "value.weight" in gradient:
-        train = {**train, "lr": setting.algorithm["critic"]["lr"]}
-    lr = rate_at(train, at)
+    critic = setting.algorithm["critic"] if "value.weight" in gradient else None
+    lr = rate_at(critic["lr"] if critic else train["lr"], train, optimizer_step)
     beta1, beta2 = train["betas"]
     scale = min(1.0, train["grad_clip"] / (norm + 1e-6))
     for name, raw in gradient.items():
@@ -103,16 +176,18 @@ def adamw(
         trainer.second[name] = beta2 * trainer.second.get(name, torch.zeros_like(g)) + (1 - beta2) * g**2
         first = trainer.first[name] / (1 - beta1**trainer.applied)
         second = trainer.second[name] / (1 - beta2**trainer.applied)
-        w.copy_(w * (1 - lr * train["weight_decay"]) - lr * first / (second.sqrt() + 1e-8))
+        decay = train["weight_decay"] if w.ndim > 1 else 0.0
+        w.copy_(w * (1 - lr * decay) - lr * first / (second.sqrt() + 1e-8))
 
 
-def rate_at(train: AxisSettings, at: int) -> float:
-    """Return the learning rate of optimizer step ``at`` (from 0): linear warm-up, then the schedule."""
-    lr = train["lr"]
+def rate_at(lr: float, train: ShadowTrain, optimizer_step: int) -> float:
+    """Return the learning rate of an optimizer step (from 0): linear warm-up to ``lr``, then the schedule."""
     warm = train["warmup_steps"]
     updates_per_step = train["inner_epochs"] * train["updates_per_batch"]
-    if at < warm * updates_per_step:
-        return float(lr * (at // updates_per_step + 1) / warm)
-    progress = (at - warm * updates_per_step) / max((train["steps"] - warm) * updates_per_step, 1)
+    if optimizer_step < warm * updates_per_step:
+        return lr * (optimizer_step // updates_per_step + 1) / warm
+    progress = (optimizer_step - warm * updates_per_step) / max((train["steps"] - warm) * updates_per_step, 1)
     falls = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    return float(lr * falls[train["schedule"]])
+    schedule = train["schedule"]
+    ((name, floor),) = schedule.items() if isinstance(schedule, dict) else [(schedule, 0.0)]
+    return float(lr * (floor + (1 - floor) * falls[name]))

@@ -66,7 +66,7 @@ def small_step(
     The change is in nats per token. None if the step moves nothing. The weights are restored bit by bit.
     """
     # Masters are the float32 originals of bfloat16 weights; both are restored at the end.
-    weights = [*learner.optimizer.masters, *learner.policy.model.parameters()]
+    weights = [*learner.optimizer.masters, *learner.network.model.parameters()]
     saved = [w.detach().clone() for w in weights]
     paid = above_mean(batch)
     scale = float((paid.abs() * batch.mask.sum(-1)).sum())
@@ -86,10 +86,10 @@ def small_step(
         with torch.no_grad():
             for weight, old in zip(weights, saved, strict=True):
                 weight.copy_(old)
-        learner.policy.update_unsharded()
+        learner.network.update_unsharded()
 
 
 def _sums(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Tensor:
     """Return (N,) summed log-probs of the trained tokens of each completion."""
-    logprobs = learner.score(batch, objective.temperature).logprobs
+    logprobs = learner.token_outputs(batch, objective.temperature).logprobs
     return logprobs.where(batch.mask, 0.0).double().sum(-1)

@@ -227,7 +227,7 @@ def token_weight(
 
 
 @dataclass(frozen=True)
-class AnswerScore:
+class AnswerLogprob:
     """A given answer, with its log-probs."""
 
     total: Tensor
@@ -303,7 +303,7 @@ def _slope(r: Tensor, s: AxisSettings) -> Tensor:
     return r.log()
 
 
-def _of_lengths(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
+def _of_lengths(name: str, good: AnswerLogprob, bad: AnswerLogprob, s: AxisSettings) -> Tensor:
     """Return a loss that counts the tokens of both answers."""
     if name == "ln_dpo":
         return _softplus(s["beta"] * (bad.gain / bad.length - good.gain / good.length))
@@ -321,7 +321,7 @@ OF_EACH = ("nca", "bco", "sppo", "apo_zero", "apo_down")
 OF_LENGTHS = ("ln_dpo", "ipo", "simpo", "orpo")
 
 
-def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -> Tensor:
+def pair_loss(name: str, good: AnswerLogprob, bad: AnswerLogprob, s: AxisSettings) -> Tensor:
     """Return the loss of a pair of answers, without ORPO's or MPO's imitation of the chosen one."""
     if name in OF_LENGTHS:
         return _of_lengths(name, good, bad, s)
@@ -339,7 +339,7 @@ def pair_loss(name: str, good: AnswerScore, bad: AnswerScore, s: AxisSettings) -
     return _of_margin(name, s["beta"] * margin, s)
 
 
-def lone_loss(name: str, answer: AnswerScore, good: bool, point: float, s: AxisSettings) -> Tensor:
+def lone_loss(name: str, answer: AnswerLogprob, good: bool, point: float, s: AxisSettings) -> Tensor:
     """Return the loss of an answer that was judged alone, against the KL estimate ``point``."""
     if name not in ("kto", "apo_zero_unpaired"):
         raise KeyError(name)

@@ -17,7 +17,7 @@ from covey.proof.shadow_given import Lessons, ShadowAnswer, ShadowExample, given
 from covey.runs.arithmetic import compute_as_run
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
-from covey.sampling.prompts import GivenAnswer, Prompted, encode_examples
+from covey.sampling.prompts import EncodedProblem, GivenAnswer, encode_examples
 from covey.sampling.tools.use import toolbox_of, with_schemas
 from covey.system.integrity import digest_of
 from covey.tasks.source import data_files, load_source
@@ -78,7 +78,7 @@ def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
     return Lessons(config.method, settings, learned, held_out, policy.context)
 
 
-def _example(prompted: Prompted) -> ShadowExample:
+def _example(prompted: EncodedProblem) -> ShadowExample:
     answers = [_answer(answer) for answer in prompted.answers]
     return ShadowExample(prompted.tokens.tolist(), answers, prompted.labels[0] > 0.5)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covey.proof import formulas, losses
 from covey.proof.decoder import NamedWeights, coarse, logits, states
-from covey.proof.descent import ShadowConfig, ShadowTrainer, gradient_step
+from covey.proof.descent import ShadowConfig, ShadowKL, ShadowTrainer, gradient_step
 from covey.proof.formulas import ShadowRow
 from covey.proof.streams import splitmix_uniforms, stream_key
 
@@ -48,8 +48,8 @@ def computed_weights(weights: NamedWeights, setting: ShadowConfig) -> NamedWeigh
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: ShadowRow) -> Tensor:
     """log pi over the vocabulary at each sampled token of a completion, as sampled. (T, V)."""
     read = [*row.prompt, *row.tokens[:-1]]
-    every = logits(computed_weights(weights, setting), setting.model, read, setting.product)
-    scaled = every[len(row.prompt) - 1 :, : setting.vocabulary][row.positions] / setting.temperature
+    all_logits = logits(computed_weights(weights, setting), setting.model, read, setting.product)
+    scaled = all_logits[len(row.prompt) - 1 :, : setting.vocabulary][row.positions] / setting.temperature
     if row.allowed is not None:
         # top-p or top-k left only these ids. The sampler renormalized over them too.
         mask = torch.full_like(scaled, -math.inf)
@@ -61,14 +61,15 @@ def distribution(weights: NamedWeights, setting: ShadowConfig, row: ShadowRow) -
 
 def critic_values(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow, pull: float) -> Tensor:
     """V of what was read before each token, under the critic. (T,)."""
-    assert trainer.critic is not None
+    critic = setting.algorithm["critic"]
+    assert trainer.critic is not None and critic is not None
     head = trainer.critic.weights
-    own_trunk = setting.algorithm["critic"]["trunk"] == "own"
+    own_trunk = critic["trunk"] == "own"
     body = head if own_trunk else trainer.weights
     trunk = {name: w for name, w in body.items() if not name.startswith("value.")}
     tokens = [*row.prompt, *row.tokens[:-1]]
-    every = states(computed_weights(trunk, setting), setting.model, tokens, setting.product)
-    read = every[len(row.prompt) - 1 :][row.positions]
+    all_states = states(computed_weights(trunk, setting), setting.model, tokens, setting.product)
+    read = all_states[len(row.prompt) - 1 :][row.positions]
     # The value is unchanged; the gradient into the shared trunk is scaled by `pull` (0: none).
     if not own_trunk:
         read = read.detach() + pull * (read - read.detach())
@@ -102,15 +103,15 @@ def step(
             row.old = row.sampled
     outcome = StepOutcome(rows, before, [], [], [])
     critic = setting.algorithm["critic"]
-    waits = bool(critic) and number < critic["warmup"]
+    only_critic = critic is not None and number < critic["warmup"]
     start = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
-    for at, minibatch in enumerate(update_parts(setting, rows, number), start):
+    for optimizer_step, minibatch in enumerate(update_parts(setting, rows, number), start):
         mark_selected(setting, minibatch)
-        unmoved = at == start and setting.algorithm["old"] == "trainer"
-        if not waits:
-            update_policy(trainer, setting, minibatch, at, unmoved, outcome)
-        if critic and (waits or critic["trunk"] == "own"):
-            update_critic(trainer, setting, minibatch, at)
+        unmoved = optimizer_step == start and setting.algorithm["old"] == "trainer"
+        if not only_critic:
+            update_policy(trainer, setting, minibatch, optimizer_step, unmoved, outcome)
+        if critic and (only_critic or critic["trunk"] == "own"):
+            update_critic(trainer, setting, minibatch, optimizer_step)
     return outcome
 
 
@@ -118,6 +119,7 @@ def freeze_inputs(
     trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequence[ShadowRow], number: int
 ) -> None:
     """Compute the frozen inputs of the formulas: log-probs of the old policy and of the reference."""
+    kl = setting.algorithm["kl"]
     longest = max((len(row.tokens) for row in rows), default=0)
     noise = torch.from_numpy(
         splitmix_uniforms(stream_key(setting.seed, "noise", number), len(rows) * longest)
@@ -130,9 +132,9 @@ def freeze_inputs(
         row.old_entropy = entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
         row.noise = noise[n * longest :][: len(row.tokens)][row.positions]
-        if setting.algorithm["kl"] and setting.algorithm["kl"]["to"] == "sampler":
+        if kl and kl["to"] == "sampler":
             row.reference = row.sampled
-        elif setting.algorithm["kl"]:
+        elif kl:
             row.reference = pick_log_probs(distribution(trainer.reference, setting, row), row)
         if trainer.critic is not None:
             row.values = critic_values(trainer, setting, row, 0.0)
@@ -256,12 +258,12 @@ def row_loss(
     if unmoved:
         row.old = logprobs.detach()
     outcome.entropies.extend(entropy(log_pi.detach()).tolist())
-    if len(row.reference) and kl["to"] == "reference":
+    if len(row.reference) and kl and kl["to"] == "reference":
         outcome.drifts.append(float((logprobs.detach() - row.reference).sum()))
     rho = losses.ratio(axes["ratio"]["name"], logprobs, row, axes["ratio"])
     value = policy_term(setting, row, minibatch, logprobs, rho)
     if kl and kl["place"] == "loss":
-        value = value + trainer.kl_coef * kl_cost(trainer, setting, row, log_pi, logprobs, rho)
+        value = value + trainer.kl_coef * kl_cost(trainer, setting, kl, row, log_pi, logprobs, rho)
     if axes["entropy"]:
         value = value - trainer.entropy_coef * entropy(log_pi)
     loss = row_weight(setting, row, minibatch) * value.sum()
@@ -301,22 +303,22 @@ def value_loss_part(
     trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow, minibatch: Sequence[ShadowRow], pull: float
 ) -> Tensor:
     """Return a completion's part of the critic's loss, a mean over the tokens of an update."""
-    token_losses = losses.value_loss_of_row(
-        critic_values(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
-    )
+    critic = setting.algorithm["critic"]
+    assert critic is not None
+    token_losses = losses.value_loss_of_row(critic_values(trainer, setting, row, pull), row, critic["clip"])
     return token_losses.sum() / sum(len(r.positions) for r in minibatch if r.trained)
 
 
 def kl_cost(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
+    kl: ShadowKL,
     row: ShadowRow,
     log_pi: Tensor,
     logprobs: Tensor,
     rho: Tensor,
 ) -> Tensor:
     """Return the KL to the reference at each token, with the gradient that the config chooses."""
-    kl = setting.algorithm["kl"]
     if kl["estimator"]["name"] == "full":
         with torch.no_grad():
             base = distribution(trainer.reference, setting, row)
@@ -345,15 +347,18 @@ def update_policy(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
     minibatch: Sequence[ShadowRow],
-    at: int,
+    optimizer_step: int,
     unmoved: bool,
     outcome: StepOutcome,
 ) -> None:
     """Make one update. Without a completion that has a gradient there is none, and the norm is 0."""
     axes = setting.algorithm
-    always = axes["entropy"] or axes["nll"] or (axes["kl"] and axes["kl"]["place"] == "loss")
-    joined = axes["critic"] and axes["critic"]["trunk"] == "policy"
-    always = always or axes["surrogate"]["name"] in UNPROPORTIONAL or joined
+    kl = axes["kl"]
+    critic = axes["critic"]
+    joined = critic is not None and critic["trunk"] == "policy"
+    # Whether a completion has a gradient even without an advantage.
+    always = bool(axes["entropy"] or axes["nll"] or joined or (kl and kl["place"] == "loss"))
+    always = always or axes["surrogate"]["name"] in UNPROPORTIONAL
     pulling = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
     if not pulling:
         outcome.norms.append(0.0)
@@ -362,7 +367,7 @@ def update_policy(
         set_siblings(trainer, setting, minibatch, unmoved)
     shares = (row_loss(trainer, setting, row, minibatch, unmoved, outcome) for row in pulling)
     learners = [trainer, *([trainer.critic] if joined and trainer.critic else [])]
-    norms = gradient_step(learners, setting, shares, at)
+    norms = gradient_step(learners, setting, shares, optimizer_step)
     outcome.norms.append(norms[0])
 
 
@@ -384,14 +389,14 @@ def set_siblings(
 
 
 def update_critic(
-    trainer: ShadowTrainer, setting: ShadowConfig, minibatch: Sequence[ShadowRow], at: int
+    trainer: ShadowTrainer, setting: ShadowConfig, minibatch: Sequence[ShadowRow], optimizer_step: int
 ) -> None:
     """Make one update of the critic alone; none without a trained completion."""
     assert trainer.critic is not None
     trained = [row for row in minibatch if row.trained]
     if trained:
         parts = (value_loss_part(trainer, setting, row, trained, 0.0) for row in trained)
-        gradient_step([trainer.critic], setting, parts, at)
+        gradient_step([trainer.critic], setting, parts, optimizer_step)
 
 
 def update_coefficients(
@@ -401,10 +406,10 @@ def update_coefficients(
     kl = setting.algorithm["kl"]
     bonus = setting.algorithm["entropy"]
     before = trainer.updates
-    every = kl["refresh_every"] if kl else None
     trainer.updates = trainer.applied
+    refresh_every = kl["refresh_every"] if kl else None
     # Whether a multiple of refresh_every lies among the optimizer steps of this training step.
-    if every and trainer.updates // every > before // every:
+    if kl and refresh_every and trainer.updates // refresh_every > before // refresh_every:
         mix = kl["refresh_mix"]
         for name, w in computed_weights(trainer.weights, setting).items():
             trainer.reference[name] = (1 - mix) * trainer.reference[name] + mix * w.detach().clone()

@@ -17,7 +17,7 @@ from covey.proof import losses
 from covey.proof.decoder import NamedWeights, logits
 from covey.proof.descent import ShadowConfig, ShadowTrainer, gradient_step
 from covey.proof.formulas import AxisSettings
-from covey.proof.losses import AnswerScore
+from covey.proof.losses import AnswerLogprob
 from covey.proof.shadow import computed_weights
 from covey.proof.streams import stream_key
 
@@ -69,8 +69,10 @@ def given_step(
     metrics = StepMetrics(float)
     rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
     # Number of the optimizer step, for the learning rate.
-    at = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
-    (norm,) = gradient_step([trainer], setting, shares(trainer, setting, lessons, rows, metrics), at)
+    optimizer_step = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
+    (norm,) = gradient_step(
+        [trainer], setting, shares(trainer, setting, lessons, rows, metrics), optimizer_step
+    )
     return norm, metrics
 
 
@@ -126,7 +128,7 @@ def pair_losses(
     answer_tokens = sum(len(e.answers[0].trained) for e in batch)
     tokens = sum(len(e.prompt) - 1 for e in batch) + answer_tokens
     for example in batch:
-        good, bad = (score_answer(trainer, setting, lessons, example, answer) for answer in example.answers)
+        good, bad = (answer_logprob(trainer, setting, lessons, example, answer) for answer in example.answers)
         loss = losses.pair_loss(lessons.method, good, bad, lessons.loss) / len(batch)
         if lessons.method == "orpo":
             whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
@@ -139,7 +141,7 @@ def pair_losses(
         yield loss
 
 
-def implicit_reward(lessons: Lessons, answer: AnswerScore) -> Tensor:
+def implicit_reward(lessons: Lessons, answer: AnswerLogprob) -> Tensor:
     """Return the implicit reward of an answer: its gain, or without a reference its mean log-prob."""
     return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
 
@@ -152,12 +154,14 @@ def lone_losses(
     if lessons.method == "kto":
         with torch.no_grad():
             others = [elsewhere(lessons, row) for row in rows]
-            gaps = [score_answer(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
+            gaps = [
+                answer_logprob(trainer, setting, lessons, other, other.answers[0]).gain for other in others
+            ]
         point = float(sum(gaps)) / len(gaps)
     metrics["preference/reference_point"] = point
     for row in rows:
         example = lessons.examples[row]
-        answer = score_answer(trainer, setting, lessons, example, example.answers[0])
+        answer = answer_logprob(trainer, setting, lessons, example, example.answers[0])
         metrics["preference/log_ratio"] += float(implicit_reward(lessons, answer)) / len(rows)
         yield losses.lone_loss(lessons.method, answer, example.good, point, lessons.loss) / len(rows)
 
@@ -167,30 +171,30 @@ def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
 
     The answer is truncated to the context.
     """
-    every = [*lessons.examples, *lessons.measured]
-    prompt = every[row].prompt
+    examples = [*lessons.examples, *lessons.measured]
+    prompt = examples[row].prompt
     # Negative indices wrap around to the end of the list.
-    before = [every[row - back] for back in range(1, len(every))]
-    other = next((e for e in before if list(e.prompt) != list(prompt)), every[row - 1]).answers[0]
+    before = [examples[row - back] for back in range(1, len(examples))]
+    other = next((e for e in before if list(e.prompt) != list(prompt)), examples[row - 1]).answers[0]
     room = max(1, lessons.context - len(prompt))
     truncated = ShadowAnswer(other.tokens[:room], [index for index in other.trained if index < room])
     return ShadowExample(prompt, [truncated])
 
 
-def score_answer(
+def answer_logprob(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
     lessons: Lessons,
     example: ShadowExample,
     answer: ShadowAnswer,
-) -> AnswerScore:
+) -> AnswerLogprob:
     """Return the log-prob of an answer under the policy and under the model at the start."""
     reference = 0.0
     if lessons.method not in WITHOUT_REFERENCE:
         with torch.no_grad():
             reference = float(logprobs(trainer.reference, setting, example, answer).sum())
     total = logprobs(trainer.weights, setting, example, answer).sum()
-    return AnswerScore(total, reference, len(answer.trained))
+    return AnswerLogprob(total, reference, len(answer.trained))
 
 
 def logprobs(
@@ -209,6 +213,6 @@ def logprobs(
     predicted = list(range(1, first)) if with_prompt else []
     predicted += [first + index for index in answer.trained]
     # The logits at position t predict token t + 1, hence `t - 1` below.
-    every = logits(computed_weights(weights, setting), setting.model, whole[:-1], setting.product)
-    every = every[:, : setting.vocabulary].log_softmax(-1)
-    return every[[t - 1 for t in predicted], [whole[t] for t in predicted]]
+    all_logits = logits(computed_weights(weights, setting), setting.model, whole[:-1], setting.product)
+    log_pi = all_logits[:, : setting.vocabulary].log_softmax(-1)
+    return log_pi[[t - 1 for t in predicted], [whole[t] for t in predicted]]

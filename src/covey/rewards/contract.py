@@ -174,7 +174,7 @@ class Reward(RewardFunction):
             return read.positions(drawn_ends(reply.completion, context.reader.decode))
 
         makers: dict[str, Callable[[Reply], object]] = {
-            "sampled_ids": lambda r: r.completion.tokens[r.completion.drawn].tolist(),
+            "sampled_ids": lambda r: r.completion.tokens[r.completion.drawn_mask].tolist(),
             "token_ends": ends,
             "turns": lambda r: r.tagged_turns if self.ours else r.turns,
             "template_arguments": lambda r: dict(r.problem.template),

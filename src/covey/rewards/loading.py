@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,6 +32,15 @@ Function = Callable[..., object]
 OPTIONS = TypeAdapter(Options)
 
 
+@dataclass(frozen=True, eq=False)
+class ModelCache:
+    """The models that the rewards of a run load, each once; they go with the run."""
+
+    folder: Path
+    """The folder that names of models are relative to."""
+    models: dict[object, object] = field(default_factory=dict)
+
+
 def load_rewards(
     specs: Sequence[object],
     folder: Path,
@@ -47,7 +56,8 @@ def load_rewards(
     """
     if not specs:
         raise ConfigError("rewards: there is no reward to judge the completions; name at least one")
-    rewards = [_wrap_function(_load(spec, folder, learned or {}), wrap) for spec in specs]
+    cache = ModelCache(folder)
+    rewards = [_wrap_function(_load(spec, cache, learned or {}), wrap) for spec in specs]
     names = [r.name for r in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
@@ -130,9 +140,10 @@ def _wrap_function(reward: Reward, wrap: Callable[[Function], Function]) -> Rewa
     return reward if function is reward.function else replace(reward, function=function, origin=None)
 
 
-def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Reward:
+def _load(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Function]]) -> Reward:
     if isinstance(spec, Reward):
         return spec
+    folder = cache.folder
     target, settings = _entry(spec)
     function = _function(target, folder, learned)
     # `module.py:function`, the only form that another process can load again.
@@ -163,7 +174,7 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     )
     if wrong := _signature_fault(reward):
         raise ConfigError(f"rewards: {target if origin else reward.name} {wrong}")
-    return _with_settings(reward, folder)
+    return _with_settings(reward, cache)
 
 
 def _entry(spec: object) -> tuple[object, dict[str, object]]:
@@ -182,7 +193,7 @@ def _entry(spec: object) -> tuple[object, dict[str, object]]:
     return target, dict(options) if isinstance(options, Mapping) else {"weight": options}
 
 
-def _with_settings(reward: Reward, folder: Path) -> Reward:
+def _with_settings(reward: Reward, cache: ModelCache) -> Reward:
     """Return the reward with its function's settings checked. Raises ConfigError for a wrong one."""
     settings = dict(reward.settings)
     # PROVIDED arguments come from the run. A `**kwargs` takes columns and no settings: if it took any name,
@@ -198,8 +209,8 @@ def _with_settings(reward: Reward, folder: Path) -> Reward:
         typed = {name: value for name, value in settings.items() if name in annotated}
         settings |= checked_settings(f"rewards: {reward.name}", reward.function, typed)
         reward = replace(reward, settings=settings)
-    if "config_folder" in reward.parameters:
-        return replace(reward, settings={**settings, "config_folder": folder})
+    if "model_cache" in reward.parameters:
+        return replace(reward, settings={**settings, "model_cache": cache})
     return reward
 
 

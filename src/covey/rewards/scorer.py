@@ -4,7 +4,7 @@ From a completion to its reward:
 
 1. ``Scorer.begin_group`` makes a ``GroupScoring`` for the G completions of a problem.
 2. ``GroupScoring.add`` takes a completion that has ended. It starts the calls of the per-sample rewards.
-   The last completion also starts the calls of the rewards that judge a group.
+   The last completion also starts the calls of the rewards that score a group.
 3. ``Rewards.start_call`` makes a call where its function runs: a built-in one in a thread or on the event
    loop, a user's function by its ``Caller`` in this process, in a worker, or in a process for each call.
 4. ``GroupScoring.result`` waits for all calls. A failed one gives scores without a value.
@@ -43,6 +43,7 @@ from covey.rewards.worker import (
     scores_by,
 )
 from covey.rewards.worker_process import UserSetup
+from covey.system.text import inert
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, describe_error, trace_of
 from covey_verify.extract import content_text, text_of
@@ -51,35 +52,31 @@ from covey_verify.threads import SHARED_SIZE, Call, Executor
 from covey_verify.types import Messages, Score
 
 
+@dataclass(frozen=True, eq=False)
 class Rewards:
-    """The reward functions of a run, with the threads and processes that they run in."""
+    """The reward functions of a run, with the threads and processes that they run in.
 
-    def __init__(
-        self,
-        rewards: Sequence[Reward],
-        timeout: float = 60.0,
-        max_infra: float = 0.2,
-        noise: float = 0.0,
-        sandbox: Mapping[str, object] | None = None,
-    ) -> None:
-        self.rewards = tuple(rewards)
-        self.timeout = timeout
-        """Seconds for a call of a function that declares no limit of its own."""
-        self.max_infra = max_infra
-        """Largest fraction of a step's calls that may fail."""
-        self.noise = noise
-        """Fraction of the labels that are flipped before training."""
-        self.sandbox = sandbox
-        """The sandbox that model code runs in, if any does; for the run's record."""
-        self.reader = Reader()
-        """The reader of completions, set when the model is loaded, whose texts it knows."""
-        self.executor = Executor()
-        self.callers: dict[str, Caller] = {}
-        """A user's function, by name -> its caller; filled at the first call."""
-        self.link: Callable[[UserSetup], WorkerLink] = Link
-        """Starts the process of a worker."""
-        self.reported: set[str] = set()
-        """Functions whose first failure has been printed."""
+    A copy (``dataclasses.replace``) with another reader shares threads and processes.
+    """
+
+    rewards: Sequence[Reward]
+    timeout: float = 60.0
+    """Seconds for a call of a function that declares no limit of its own."""
+    max_infra: float = 0.2
+    """Largest fraction of a step's calls that may fail."""
+    noise: float = 0.0
+    """Fraction of the labels that are flipped before training."""
+    sandbox: Mapping[str, object] | None = None
+    """The sandbox that model code runs in, if any does; for the run's record."""
+    reader: Reader = field(default_factory=Reader)
+    """The reader of completions; a model's own one, once the model is loaded, knows its texts."""
+    link: Callable[[UserSetup], WorkerLink] = Link
+    """Starts the process of a worker."""
+    executor: Executor = field(default_factory=Executor)
+    callers: dict[str, Caller] = field(default_factory=dict)
+    """A user's function, by name -> its caller; filled at the first call."""
+    reported: set[str] = field(default_factory=set)
+    """Functions whose first failure has been printed."""
 
     def __iter__(self) -> Iterator[Reward]:
         return iter(self.rewards)
@@ -162,7 +159,9 @@ class Rewards:
         """Print why a call failed, the first time for each function."""
         if reward.name not in self.reported:
             self.reported.add(reward.name)
-            print(f"reward {reward.name} on problem {problem.id} failed: {reason}", file=sys.stderr)
+            # An exception often quotes the completion.
+            words = f"reward {reward.name} on problem {problem.id} failed: {reason}"
+            print(inert(words), file=sys.stderr)
 
     def score_of_failure(self, reward: Reward, problem: Problem, error: Exception) -> Score:
         """Return the score of a failed call (raised or hung); print a function's first failure."""
@@ -297,22 +296,22 @@ class GroupScoring:
                 self._start_call(reward, range(self.size))
 
     def _start_call(self, reward: Reward, samples: Sequence[int]) -> None:
-        judged = list[int]()
+        complete = list[int]()
         for sample in samples:
             if lacks_environment(reward, self.problem, self.completions[sample]):
-                # A function of a group still judges the siblings.
+                # A function of a group still scores the siblings.
                 self.scores[reward.name][sample] = LOST
             else:
-                judged.append(sample)
-        if not judged:
+                complete.append(sample)
+        if not complete:
             return
         scorer = self.scorer
-        completions = [self.completions[sample] for sample in judged]
+        completions = [self.completions[sample] for sample in complete]
         context = scorer.context.of_call()
         call = scorer.rewards.start_call(reward, self.problem, completions, context)
-        self.calls.append(PendingCall(reward, judged, context, call))
+        self.calls.append(PendingCall(reward, complete, context, call))
         scorer.calls += 1
-        scorer.completions += len(judged)
+        scorer.completions += len(complete)
 
     def result(self) -> Group:
         """Wait for all scores. Raises RewardError."""

@@ -224,7 +224,6 @@ class Inline:
 def setup_message(reward: Reward) -> UserSetup:
     """Return the message that sets up a process for calls of a user's function."""
     assert reward.origin is not None
-    settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
     setup: UserSetup = {
         "function": f"{WORKER_PROCESS}:serve_user",
         "spec": reward.origin.spec,
@@ -232,10 +231,8 @@ def setup_message(reward: Reward) -> UserSetup:
         "reward": reward.name,
         "folder": str(Path.cwd()),
         "path": sys.path,
-        "settings": sendable(reward, settings, "setting"),
+        "settings": sendable(reward, reward.plain_settings, "setting"),
     }
-    if "config_folder" in reward.settings:
-        setup["config_folder"] = str(reward.settings["config_folder"])
     # A sandbox is an object with processes of its own: the worker makes one anew from these fields.
     if (sandbox := reward.settings.get("sandbox")) is not None:
         setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""), getattr(sandbox, "packages", ()))

@@ -38,7 +38,6 @@ class UserSetup(TypedDict):
     """The function's settings, encoded (``wire``)."""
     environment: NotRequired[dict[str, str]]
     """Environment variables of the asking process, if they are to be used."""
-    config_folder: NotRequired[str]
     sandbox: NotRequired[tuple[str, str, Sequence[str]]]
     """The sandbox's name, URL and packages."""
 
@@ -143,8 +142,6 @@ def _reward_of(setup: UserSetup) -> Reward:
 
 def _settings(setup: UserSetup) -> dict[str, object]:
     settings: dict[str, object] = decode_value(setup["settings"])
-    if "config_folder" in setup:
-        settings["config_folder"] = Path(setup["config_folder"])
     if "sandbox" in setup:
         from covey_verify.sandbox.choice import remade
 

@@ -1,1 +1,1 @@
-"""Rollouts: problems -> scored groups. `loop` chooses, draws and judges; the other files are its parts."""
+"""Rollouts: problems -> scored groups. `loop` is the iterator, the other files are its parts."""

@@ -1,16 +1,20 @@
-"""Scored groups from requests: each completion is judged as soon as it ends, while others are generated.
+"""Sampling of groups: each completion goes to the rewards as soon as it ends, while others are generated.
 
-Each of several processes samples and judges its part, and gets the groups of the others.
+Each of several processes samples and scores its part, and gets the groups of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from covey.config.sampling import Rollout
 from covey.rewards.scorer import GroupScoring, Scorer
-from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.rng import key
+from covey.rollouts.store import CompletionStore, stored_or_sampled
+from covey.sampling.base import Request, Sampler, SamplingParams
+from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import gather_from_all, is_rank_zero, rank_slice, world_size
 from covey.types import NO_PROBLEM, Group
 
@@ -18,36 +22,117 @@ OnProgress = Callable[[int, int], None]
 """Called with (completions done, completions requested); may raise to stop."""
 
 
+class GroupRequest(NamedTuple):
+    """A group to sample."""
+
+    request: Request
+    scorer: Scorer
+    ticket: int | None = None
+    """The problem's place in the data, if the group is sampled ahead of its step."""
+
+
+class PendingGroup(NamedTuple):
+    """A group whose completions have been sampled; some of them may still be scored."""
+
+    scoring: GroupScoring
+    request: Request
+    greedy: PendingGroup | None = None
+    """The greedy completion of the same problem, for estimators that use it as a baseline."""
+
+
+SampleGroups = Callable[[Sequence[GroupRequest], OnProgress], Iterator[tuple[int, PendingGroup]]]
+"""Yields the number of each request with its group, once all its completions have ended."""
+
+
+def sampling_params(rollout: Rollout) -> SamplingParams:
+    """Return the sampling parameters of a config."""
+    return SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop)
+
+
+@dataclass(frozen=True)
+class GroupSampler:
+    """``SampleGroups`` by a sampler. Completions sampled ahead of their step outlive a kill in ``store``."""
+
+    sampler: Sampler
+    params: SamplingParams
+    store: CompletionStore | None = None
+
+    def __call__(
+        self, group_requests: Sequence[GroupRequest], progress: OnProgress
+    ) -> Iterator[tuple[int, PendingGroup]]:
+        """Sample all groups at once."""
+        requests = [group_request.request for group_request in group_requests]
+        groups = [
+            scorer.begin_group(request.problem, request.problem_prompt, len(request.streams))
+            for request, scorer, _ in group_requests
+        ]
+        tickets = [g.ticket for g in group_requests if g.ticket is not None]
+        # Only requests ahead of their step have tickets, and only their completions are worth storing.
+        if self.store is None or not tickets:
+            completions = self.sampler.sample(requests, self.params)
+        else:
+            completions = stored_or_sampled(self.sampler, self.store, tickets, requests, self.params)
+        total = sum(group.size for group in groups)
+        progress(0, total)
+        for count, (number, sample, completion) in enumerate(completions, start=1):
+            progress(count, total)
+            group = groups[number]
+            group.add(sample, completion)
+            if len(group.completions) == group.size:
+                yield number, PendingGroup(group, requests[number])
+
+
+def with_greedy_twins(sample_groups: SampleGroups) -> SampleGroups:
+    """Sample the greedy completion of each group's problem together with the group."""
+
+    def sample_both(
+        requests: Sequence[GroupRequest], progress: OnProgress
+    ) -> Iterator[tuple[int, PendingGroup]]:
+        # The twin of request n is request len(requests) + n; all are sampled at once, so none waits.
+        groups = dict(sample_groups([*requests, *map(_greedy_twin, requests)], progress))
+        for number in range(len(requests)):
+            yield number, groups[number]._replace(greedy=groups[len(requests) + number])
+
+    return sample_both
+
+
+def _greedy_twin(group_request: GroupRequest) -> GroupRequest:
+    request = group_request.request
+    # A key of its own, as keys identify completions.
+    twin = replace(request, streams=[key(request.streams[0], "greedy")], greedy=True)
+    return group_request._replace(request=twin)
+
+
 def score_all(
-    problems: Sequence[Prompted],
     requests: Sequence[Request],
     sampler: Sampler,
     params: SamplingParams,
     scorer: Scorer,
     progress: OnProgress,
 ) -> list[Group]:
-    """Sample and judge all requests. The groups are in their order, in whatever order completions end."""
+    """Sample and score all requests. The groups are in their order, in whatever order completions end."""
     numbers = share(len(requests), sampler)
 
     def ours() -> dict[int, Group]:
-        own_problems = [problems[n] for n in numbers]
-        own_requests = [requests[n] for n in numbers]
+        own = [GroupRequest(requests[n], scorer) for n in numbers]
         # place: a request's number among this process' own; number: among all.
-        scorings = dict(score_each(own_problems, own_requests, sampler, params, scorer, progress))
-        return {number: scorings[place].result() for place, number in enumerate(numbers)}
+        pending = dict(GroupSampler(sampler, params)(own, progress))
+        return {number: pending[place].scoring.result() for place, number in enumerate(numbers)}
 
-    return gather_groups(problems, ours)
+    return gather_groups([EncodedProblem(r.problem, r.problem_prompt) for r in requests], ours)
 
 
 def share(count: int, sampler: Sampler) -> Sequence[int]:
     """Return the numbers of ``count`` requests that this process samples."""
-    if world_size() == 1 or sampler.shares:
+    if world_size() == 1 or sampler.samples_on_every_rank:
         return rank_slice(count)
     # A sampler that does not share is used by rank 0 alone.
     return range(count) if is_rank_zero() else range(0)
 
 
-def gather_groups(problems: Sequence[Prompted], draw_share: Callable[[], Mapping[int, Group]]) -> list[Group]:
+def gather_groups(
+    problems: Sequence[EncodedProblem], draw_share: Callable[[], Mapping[int, Group]]
+) -> list[Group]:
     """Return the groups of all problems, in order; each of several processes makes some, by number."""
 
     def without_problems() -> Mapping[int, Group]:
@@ -61,30 +146,3 @@ def gather_groups(problems: Sequence[Prompted], draw_share: Callable[[], Mapping
     for groups in gather_from_all(without_problems):
         by_number.update(groups)
     return [replace(by_number[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
-
-
-def score_each(
-    problems: Sequence[Prompted],
-    requests: Sequence[Request],
-    sampler: Sampler,
-    params: SamplingParams,
-    scorer: Scorer,
-    progress: OnProgress,
-) -> Iterator[tuple[int, GroupScoring]]:
-    """Yield the groups of ``score_all``, each with its number once its last completion has ended."""
-    sizes = [len(request.streams) for request in requests]
-    groups = [scorer.begin_group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
-    return complete_groups(groups, sampler.sample(requests, params), progress)
-
-
-def complete_groups(
-    groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: OnProgress
-) -> Iterator[tuple[int, GroupScoring]]:
-    """Add completions to their groups as they end; yield each group with its number once it is complete."""
-    total = sum(group.size for group in groups)
-    progress(0, total)
-    for count, (number, sample, completion) in enumerate(drawn, start=1):
-        progress(count, total)
-        groups[number].add(sample, completion)
-        if len(groups[number].completions) == groups[number].size:
-            yield number, groups[number]

@@ -1,4 +1,4 @@
-"""The iterator of rollout batches: choose problems, sample their groups, judge them, and choose again.
+"""The iterator of rollout batches: choose problems, sample their groups, finish them, and choose again.
 
 The position in the data is one number, the cursor; the order of every epoch and every random draw
 follow from the seed, so a run that resumes at a cursor continues exactly as it would have.
@@ -20,21 +20,24 @@ from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rng import key
 from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemChoice
-from covey.rollouts.group_sampling import (
+from covey.rollouts.finish import finish_group, passes_filter, with_running_means
+from covey.rollouts.groups import (
     GroupRequest,
     GroupSampler,
+    OnProgress,
     PendingGroup,
+    gather_groups,
     sampling_params,
+    score_all,
+    share,
     with_greedy_twins,
 )
-from covey.rollouts.groups import OnProgress, gather_groups, score_all, share
-from covey.rollouts.judge import judge, passes_filter, with_running_means
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
 from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments
 from covey.rollouts.store import CompletionStore
 from covey.sampling.base import Request, Sampler
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.turns import seconds_waited
 from covey.system.processes import gather, on_rank_zero
 from covey.tasks.difficulty import Difficulty, Memory
@@ -66,7 +69,7 @@ class Rollouts:
 
     def __init__(
         self,
-        problems: Sequence[Prompted],
+        problems: Sequence[EncodedProblem],
         sampler: Sampler,
         rewards: Rewards,
         rollout: Rollout,
@@ -132,13 +135,13 @@ class Rollouts:
             p.request([key(self.seed, "prepass", p.problem.id, n) for n in numbers]) for p in self.problems
         ]
         scorer = Scorer(self.rewards)
-        groups = score_all(self.problems, requests, self.sampler, self.params, scorer, self.progress)
+        groups = score_all(requests, self.sampler, self.params, scorer, self.progress)
         self._remember(enumerate(groups))
 
     def _remember(self, groups: Iterable[tuple[int, Group]]) -> None:
-        """Record the pass rate of each judged group under the number of its problem."""
+        """Record the pass rate of each group with verdicts under the number of its problem."""
         for problem, group in groups:
-            if group.judged.any():
+            if group.verdict_mask.any():
                 self.difficulty.update(problem, group.pass_rate)
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:
@@ -154,7 +157,7 @@ class Rollouts:
         problem = groups[step % len(groups)].problem
         refused = on_rank_zero(partial(ask_canaries, scorer, problem, position.refused))
         elsewhere = on_rank_zero(partial(paid_elsewhere, scorer, groups))
-        # Each process has counted only the groups that it judged.
+        # Each process has counted only the groups that it scored.
         stats = ScoringStats.sum_over(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         # After all rounds: a step's own results do not change its choice of problems.
@@ -231,10 +234,7 @@ class Rollouts:
         """Sample this process' part of a round in the step that uses it."""
         sizes = self.chooser.sizes(choices, self.difficulty)
         numbers = share(len(choices), self.sampler)
-        group_requests = [
-            GroupRequest(self.problems[choices[n].problem], self._request(choices[n], sizes[n], step), scorer)
-            for n in numbers
-        ]
+        group_requests = [GroupRequest(self._request(choices[n], sizes[n], step), scorer) for n in numbers]
         return {
             numbers[place]: pending for place, pending in self.sample_groups(group_requests, self.progress)
         }
@@ -250,11 +250,7 @@ class Rollouts:
             # A filter may move this group to another step. Rewards get the step it would have without one.
             expected_step = step + (ticket - cursor) // self.rollout.prompts_per_step
             request = self._request(choice, self.rollout.group_size, step=None)
-            group_requests.append(
-                GroupRequest(
-                    self.problems[choice.problem], request, Scorer(self.rewards, expected_step), ticket
-                )
-            )
+            group_requests.append(GroupRequest(request, Scorer(self.rewards, expected_step), ticket))
         # ``ended`` raises when the prefetcher is closed, which ends this thread's sampling.
         for number, pending in self.sample_groups(group_requests, lambda *_: ended()):
             yield own_tickets[number], pending
@@ -274,7 +270,7 @@ class Rollouts:
         self, sample: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer
     ) -> dict[int, Group]:
         """Return this process' groups with their scores, by number in the round."""
-        return {n: judge(pending, scorer, self.algorithm.credit) for n, pending in sample().items()}
+        return {n: finish_group(pending, scorer, self.algorithm.credit) for n, pending in sample().items()}
 
     def _with_segments(
         self,

@@ -16,7 +16,7 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     completions = [c for g in groups for c in g.completions]
     if not completions:
         return {}
-    versions = [c.token_versions[c.drawn] for c in completions]
+    versions = [c.token_versions[c.drawn_mask] for c in completions]
     behind = version - np.concatenate(versions)
     return {
         "staleness/mean": float(behind.mean()) if len(behind) else 0.0,
@@ -29,7 +29,7 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
 def drawable_tokens(groups: Sequence[Group]) -> dict[str, float]:
     """Return how many tokens could be drawn on average, if top_p or top_k excluded some."""
     masked = [
-        (c.sampling_mask, c.drawn) for g in groups for c in g.completions if c.sampling_mask is not None
+        (c.sampling_mask, c.drawn_mask) for g in groups for c in g.completions if c.sampling_mask is not None
     ]
     # Ends are cumulative: their differences count the tokens that each place allowed.
     kept = [np.diff(mask.ends, prepend=0)[drawn] for mask, drawn in masked]

@@ -15,11 +15,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import setting_defaults
+from covey.objective.axis_function import setting_defaults
 from covey.objective.credit import Segments, segment_difference
 from covey.rewards.ends import token_ends
-from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
-from covey.sampling.prompts import Prompted
+from covey.sampling.base import Request, SampledCompletion, Sampler, SamplingParams, Weights
 from covey.sampling.stops import ended_at_stop
 from covey.types import Completion, Group
 from covey_verify.mathematics.steps import split, token_spans
@@ -28,8 +27,8 @@ from covey_verify.types import StepRewards
 BANDS = 8
 """Number of token limits: continuations with about as many tokens left are sampled under one of them."""
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-ScoreAll: TypeAlias = Callable[[Sequence[Prompted], Sequence[Request], Sampler, SamplingParams], list[Group]]
-"""Samples requests and judges the completions, on any number of processes."""
+ScoreAll: TypeAlias = Callable[[Sequence[Request], Sampler, SamplingParams], list[Group]]
+"""Samples requests and scores the completions, on any number of processes."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,14 @@ class PrefixSampler:
         self.prefixes = prefixes
         self.decode = decode
         self.version = sampler.version
-        self.shares = sampler.shares
+        self.samples_on_every_rank = sampler.samples_on_every_rank
         self.bit_exact = sampler.bit_exact
 
     def sync(self, weights: Weights) -> None:
         """Sync the wrapped sampler."""
         self.sampler.sync(weights)
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield whole completions as their continuations end."""
         for request, sample, tail in self.sampler.sample(requests, params):
             # Streams are unique, so the first one identifies the request in any order.
@@ -117,7 +116,7 @@ class PrefixSampler:
             completion = Completion(tokens, logprobs, self.decode(tokens.tolist()), tail.finish)
             # A stop string may begin in the prefix and end in the continuation.
             completion = ended_at_stop(completion, end + 1, params.stop, self.decode, self.decode)
-            yield Sampled(request, sample, completion)
+            yield SampledCompletion(request, sample, completion)
 
 
 def with_segments(
@@ -139,16 +138,15 @@ def with_segments(
     values: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     tokens = 0
     for cuts in _bands(groups, settings, params, decode):
-        problems = [_prefix(groups[cut.group], cut) for cut in cuts]
         streams = [[stream(cut, n) for n in range(settings.continuations)] for cut in cuts]
-        requests = [problem.request(keys) for problem, keys in zip(problems, streams, strict=True)]
+        requests = [_request(groups[c.group], c, keys) for c, keys in zip(cuts, streams, strict=True)]
         prefixes = {
             keys[0]: (groups[cut.group].completions[cut.sample], cut.end)
             for cut, keys in zip(cuts, streams, strict=True)
         }
         # One limit for the band, at its latest place: no whole completion exceeds max_tokens.
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in cuts))
-        continued = score(problems, requests, PrefixSampler(sampler, prefixes, decode), limit)
+        continued = score(requests, PrefixSampler(sampler, prefixes, decode), limit)
         for cut, group in zip(cuts, continued, strict=True):
             # Without the kept prefix, which was not sampled again.
             tokens += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
@@ -163,10 +161,10 @@ def _with_values(group: Group, number: int, values: Mapping[tuple[int, int], Map
     return replace(group, baselines=replace(group.baselines, segments=segments))
 
 
-def _prefix(group: Group, cut: Cut) -> Prompted:
-    """Return the problem of a group, with a completion up to a place as part of its prompt."""
+def _request(group: Group, cut: Cut, streams: Sequence[int]) -> Request:
+    """Return a request for continuations of a completion from a place in it."""
     tokens = group.completions[cut.sample].tokens[: cut.end + 1]
-    return Prompted(group.problem, np.concatenate([group.prompt, tokens]))
+    return Request(np.concatenate([group.prompt, tokens]), streams, problem=group.problem)
 
 
 def _bands(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, Sampler, SamplingParams
 from covey.types import Completion
 
 
@@ -16,7 +16,7 @@ class CompletionStore(Protocol):
     def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
         """Return the completion that an earlier process has drawn for this request, if there is one."""
 
-    def add(self, ticket: int, request: Request, params: SamplingParams, sampled: Sampled) -> None:
+    def add(self, ticket: int, request: Request, params: SamplingParams, sampled: SampledCompletion) -> None:
         """Keep a completion until it has been trained on and a checkpoint says so."""
         ...
 
@@ -31,7 +31,7 @@ def stored_or_sampled(
     tickets: Sequence[int],
     requests: Sequence[Request],
     params: SamplingParams,
-) -> Iterator[Sampled]:
+) -> Iterator[SampledCompletion]:
     """Yield as ``sampler.sample``, but take completions of an earlier process from the store."""
     # (number of a request, its samples that are still to be drawn).
     incomplete: list[tuple[int, list[int]]] = []
@@ -42,7 +42,7 @@ def stored_or_sampled(
             if stored is None:
                 missing.append(sample)
             else:
-                yield Sampled(number, sample, stored)
+                yield SampledCompletion(number, sample, stored)
         if missing:
             incomplete.append((number, missing))
     remaining = [

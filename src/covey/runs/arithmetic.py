@@ -24,7 +24,7 @@ from covey.system.processes import on_rank_zero
 
 
 def source_run(loaded: ResolvedConfig) -> Path | None:
-    """Return the folder of the run that a config records, or that made its model; None without one."""
+    """Return the folder of the run that a config records, or that made its model; None if there is none."""
     model = loaded.config.model
     if loaded.recorded_run is not None or not isinstance(model, str):
         return loaded.recorded_run
@@ -54,7 +54,7 @@ def follow_run(run: Path | None, device: torch.device) -> None:
 
 @contextmanager
 def compute_as_run(run: Path | None, device: torch.device) -> Iterator[None]:
-    """Do ``follow_run`` inside the block and undo it after: the process belongs to the caller."""
+    """Apply ``follow_run`` inside the block and undo it afterwards: the process belongs to the caller."""
     before = followed_choices()
     time = rendered_at()
     follow_run(run, device)
@@ -66,7 +66,7 @@ def compute_as_run(run: Path | None, device: torch.device) -> Iterator[None]:
 
 
 def arithmetic_notes(policy: Policy, config: Config, run: Path | None) -> Iterator[str]:
-    """Yield notes on what cannot be as in the run: rounded products, and the date in the prompts."""
+    """Yield notes on what cannot be as it was in the run: rounded products, and the date in the prompts."""
     if _was_rounded(run) and config.precision == "auto" and not policy.rounds:
         yield (
             f"note: {run} rounded its products to bfloat16, which cannot be done here: these are computed "

@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from covey.system.integrity import MANIFEST, manifest_of
+from covey.system.machine import runs_here
 from covey.system.opening import naming, open_to_readers
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
-"""Temporary names: that of the target and the id of the writing process."""
+"""Temporary names: that of the target, the writer's host and the id of its process (``_temporary``)."""
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -30,7 +31,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     written = content.encode() if isinstance(content, str) else content
     device = path.exists() and not path.is_file() and not path.is_dir()
     target = path if device else Path(os.path.realpath(path))
-    temporary = target.with_name(f"{TEMPORARY}{target.name}.{os.getpid()}")
+    temporary = _temporary(target)
     try:
         if device:
             path.write_bytes(written)
@@ -76,7 +77,7 @@ def make_folder(path: Path) -> None:
 @contextmanager
 def committed_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder to write into; it becomes ``target`` if the block ends without an error."""
-    temporary = target.with_name(f"{TEMPORARY}{target.name}.{os.getpid()}")
+    temporary = _temporary(target)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -97,7 +98,7 @@ def committed_folder(target: Path) -> Iterator[Path]:
 
 def discard(folder: Path) -> None:
     """Remove a folder so that no reader finds it half removed: it is renamed first."""
-    doomed = folder.with_name(f"{TEMPORARY}trash-{folder.name}.{os.getpid()}")
+    doomed = _temporary(folder.with_name(f"trash-{folder.name}"))
     folder.rename(doomed)
     _remove(doomed)
 
@@ -110,23 +111,25 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def clear_killed(target: Path) -> None:
-    """Remove the temporary folders of writers of ``target`` that no longer run on this machine."""
-    beginning = f"{TEMPORARY}{target.name}."
+    """Remove the temporary folders of writers of ``target`` that no longer run.
+
+    Those of other machines on a shared file system stay, because their processes cannot be seen from here.
+    """
+    beginning = _beginning(target)
     for path in target.parent.iterdir() if target.parent.is_dir() else ():
         number = path.name.removeprefix(beginning)
-        if path.name.startswith(beginning) and number.isdecimal() and not _runs(int(number)):
+        if path.name.startswith(beginning) and number.isdecimal() and not runs_here(int(number)):
             _remove(path)
 
 
-def _runs(process: int) -> bool:
-    """Whether a process of this number runs on this machine."""
-    try:
-        os.kill(process, 0)  # only tests whether the process exists
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # by another user
-        return True
-    return True
+def _temporary(target: Path) -> Path:
+    """Return the name that this process, on this machine, writes ``target`` under."""
+    return target.with_name(f"{_beginning(target)}{os.getpid()}")
+
+
+def _beginning(target: Path) -> str:
+    # Machines that share a file system count their processes separately. No host's name contains "@".
+    return f"{TEMPORARY}{target.name}@{os.uname().nodename}."
 
 
 def link(source: str | Path, target: str | Path) -> None:

@@ -52,8 +52,9 @@ class Best:
 def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
     """Return the best evaluation since training began: by sampled accuracy, then greedy, then reward.
 
-    ``records`` are those of `evals.jsonl`. Of equals the first wins. Those that measured something else
-    than the newest are left out. None if nothing was measured. Raises CheckpointError for a damaged record.
+    ``records`` are those of `evals.jsonl`. Of equal ones, the first is returned. Those that measured
+    something other than the newest are left out. None if nothing was measured. Raises CheckpointError for a
+    damaged record.
     """
     # Step 0 is the model before training, which no checkpoint holds.
     evaluations = [(int(str(r["step"])), Evaluation.from_record(r)) for r in records if r["step"]]

@@ -106,7 +106,7 @@ def _write(
         # Collective operations in the same order on all ranks: rank 0 writes the model, every rank its part
         # of the optimizer, and rank 0 the state last, when the streams it describes have been synced.
         with folder_of_all(target) as new:
-            on_rank_zero(lambda: save_policy(learner.policy.unsharded, new, merged=False))
+            on_rank_zero(lambda: save_policy(learner.network.unsharded, new, merged=False))
             run_on_all(lambda: save_tensors(learner.state(), new / "optimizer"))
             run_on_all(faults.in_save)
             reference = learner.reference
@@ -145,7 +145,7 @@ def load_checkpoint(
     """Restore the learners from a checkpoint. Raises CheckpointError if a record is damaged."""
     remedy = "Remove this checkpoint to resume from the one before"
     saved = read_sealed(path / "trainer.json", CheckpointRecord, remedy)
-    learner.policy.load_weights(path)
+    learner.network.load_weights(path)
     learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
     reference = learner.reference
     if reference is not None and reference.moves:

@@ -19,7 +19,7 @@ class Clock:
         self.device = device or torch.device("cpu")
         self.started = self.since = time.monotonic()
         self.phase = ""
-        """The present phase, which began at ``since``; empty between two."""
+        """The current phase, which began at ``since``; empty between phases."""
         self.last: dict[str, float] = {}
         """Seconds of each phase when it was last passed through."""
         self.before = 0.0

@@ -22,10 +22,11 @@ from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
+from covey.runs.atomic import write_file
 from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
-from covey.runs.inventory import changes
 from covey.runs.owner import OWNER
 from covey.runs.reader import read_environment, recorded_settings
+from covey.system.integrity import changes, sealed
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine, world_size
 from covey.tasks.source import EXAMPLES
@@ -104,8 +105,8 @@ def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
     before, current = (dict(flatten(c)) for c in (recorded, resolved_values(loaded)))
     keys = [k for k in {**before, **current} if before.get(k) != current.get(k)]
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
-    same_schedule = "train.schedule" not in keys
-    schedule = loaded.config.train.schedule if same_schedule else ""
+    same_schedule = not any(k.startswith("train.schedule") for k in keys)
+    schedule = str(loaded.config.train.schedule) if same_schedule else ""
     differences = []
     for k in keys:
         words = f"{k} is {before.get(k)} there, {current.get(k)} here"
@@ -166,6 +167,13 @@ def environment(loaded: ResolvedConfig) -> dict[str, object]:
         "processes": world_size(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def update_environment(output: Path, **facts: object) -> None:
+    """Add facts to the record of a run's environment, if it has one, or replace them."""
+    record = read_environment(output)
+    if record is not None:
+        write_file(output / "env.json", sealed({**record, **facts}))
 
 
 def operations_library() -> str | None:

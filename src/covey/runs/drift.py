@@ -3,12 +3,13 @@
 Some completions of the first step are kept; their log-probs under the first policy were recorded when they
 were sampled. The sum of log p(then) - log p(now) over a completion's tokens, averaged over completions, is an
 unbiased estimate of KL(first || now). It costs a forward pass over one completion in ``ONE_IN``. With fewer
-than ``MIN_COMPLETIONS`` completions it would be noise.
+than ``MIN_COMPLETIONS`` completions it would be noise, so small batches are measured in fewer steps instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,10 @@ from covey_verify.errors import ConfigError
 
 ONE_IN = 32
 """One in this many of the first step's completions is kept, which costs under 1 % of a step's time."""
+MAX_FRACTION = 1 / 16
+"""Completions computed again per sampled one, averaged over steps; this costs about 2 % of a run's time."""
+FIRST_STEPS = 8
+"""Number of first steps that are always measured: a learning rate that is too high shows there."""
 MIN_COMPLETIONS = 8
 MAX_COMPLETIONS = 32
 
@@ -35,12 +40,20 @@ class Drift:
     folder: Path
     completions: Batch | None = None
 
-    def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
-        """Return `kl/start`, nats per completion; empty without the log of the first step."""
+    def metrics(
+        self, learner: Learner[Policy], temperature: float, step: int, batch_size: int
+    ) -> dict[str, float]:
+        """Return `kl/start`, nats per completion; empty without the log of the first step.
+
+        Also empty in some later steps if few completions are sampled per step (``batch_size``).
+        """
         self.completions = self.completions or on_rank_zero(lambda: first_completions(self.folder))
         if self.completions is None:
             return {}
-        logprobs = learner.score(self.completions, temperature).logprobs
+        every = ceil(len(self.completions.mask) / (batch_size * MAX_FRACTION))
+        if step >= FIRST_STEPS and step % every:
+            return {}
+        logprobs = learner.token_outputs(self.completions, temperature).logprobs
         moved = (self.completions.sampler_logprobs - logprobs).where(self.completions.mask, 0.0)
         return {"kl/start": float(moved.sum(-1).mean())}
 

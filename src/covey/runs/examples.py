@@ -61,7 +61,7 @@ def _logged_sample(log: RolloutLog, index: int, prompt: tuple[int, ...], tokeniz
     row = log.rows[index]
     completion = log.completion(index)
     fields = {name: row[name] for name in LOGGED_FIELDS if name in row}
-    tokens = AnswerTokens(tuple(completion.tokens.tolist()), tuple(completion.drawn.tolist()))
+    tokens = AnswerTokens(tuple(completion.tokens.tolist()), tuple(completion.drawn_mask.tolist()))
     return LoggedSample(**fields, tokens=tokens, prompt_tokens=prompt, tokenizer=tokenizer)
 
 

@@ -81,7 +81,7 @@ OPEN_LOCKS = set["FileLock"]()
 
 
 def take_lock(path: Path) -> FileLock:
-    """Return the lock of a run's folder, which this process has until it is released. Raises FolderBusy."""
+    """Take the lock of a run's folder, which this process holds until it is released. Raises FolderBusy."""
     from filelock import FileLock, Timeout  # slow to import for commands that only read a run
 
     # Whatever thread opens a folder, another may close it. A forked child does not hold the lock.
@@ -161,10 +161,10 @@ class RunFolder:
         meant.unread.clear()
 
     def damaged_streams(self, logged: LogState, step: int) -> list[str]:
-        """Streams that are not what they were when the checkpoint of ``step`` was written, each in words.
+        """Describe the streams that differ from what they were at the checkpoint of ``step``.
 
-        Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
-        rests.
+        Raises CheckpointError if one is shorter, or if the evaluations differ, on which the verdict
+        depends.
         """
         complaints = []
         newest = checkpoint_at(self.path, step)
@@ -186,7 +186,7 @@ class RunFolder:
     def damaged_rollouts(self, logged: LogState, step: int, every: bool) -> list[str]:
         """Describe missing or damaged files of the rollout log before ``step``.
 
-        The content is checked of the first step, which `kl/start` reads again, or of ``every`` step.
+        Checks the content of the first step, which `kl/start` reads again, or with ``every`` that of all.
         """
         before = [path for path, number in self.rollout_files().items() if number < step]
         numbers = sorted({number for path, number in self.rollout_files().items() if number < step})
@@ -288,7 +288,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
+    """Return the newest undamaged checkpoint, and a complaint about each damaged one after it."""
     complaints: list[str] = []
     for path in reversed(checkpoints(run)):
         problem = damage(path, (IN_CHECKPOINT, optimizer_file(path)))

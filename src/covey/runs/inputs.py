@@ -1,51 +1,142 @@
-"""Record a run's data, rewards and other functions by content, to say what differs when it is called again.
+"""The inputs of a run, as `env.json` records them, and which of them have changed.
 
-Unlike the inventory of files, this covers only what is used: a script's functions, not the whole script. It
-is taken when a run begins and when it ends, since functions may change their own state (a cache, a counter).
+Files count by their bytes, because any change may end the exactness of a resumed run. Given rows and
+functions also count by content: of a script, only the functions that the run uses. That tells whether another
+call means the same run. Contents are taken when a process begins and when it ends, since functions may change
+their own state (a cache, a counter).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from covey.config.load import ResolvedConfig
-from covey.config.python_objects import RowsObject
+from covey.config.python_objects import ModelObject, RowsObject
+from covey.models.load import model_files
+from covey.models.model_objects import adapter_of, checked_model
+from covey.models.policy import weights_hash
 from covey.rewards.contract import Reward
-from covey.runs.atomic import write_file
-from covey.runs.content import content_parts, rows_hash
-from covey.runs.inventory import changes, is_library_file, origin_of
+from covey.rewards.scorer import Rewards
+from covey.rollouts.learned import is_learned
+from covey.runs.compatibility import update_environment
+from covey.runs.fingerprints import fingerprints
+from covey.runs.reader import read_environment
+from covey.runs.sources import OURS, is_library_file, origin_of, sources
+from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.definitions import load_tools
-from covey.system.integrity import digest_of, read_sealed, sealed
+from covey.system.integrity import changes, digest_of
 from covey.system.processes import is_rank_zero
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.usercode import load_function, name_of
-
-INPUTS = "inputs.json"
-"""File in the run's folder."""
 
 
 class OtherInputs(ConfigError):
     """A run would continue with other rows or functions than it began with."""
 
 
-def inputs_of(loaded: ResolvedConfig) -> dict[str, str]:
-    """Return description -> hash for given rows, data files and the parts of the user's functions."""
+def files_of(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
+    """Return name -> sha256 of every file the run has read; project files by their path in its folder."""
+    folder = loaded.folder
+    files = _data_files(loaded)
+    files |= {_name(path, folder): path for path in sources((f for _, f in _functions(loaded)), folder)}
+    model = loaded.config.model
+    objects = dict[str, str]()
+    if isinstance(model, ModelObject):
+        objects = _of_given(model, adapters=loaded.config.lora is not None or adapter_of(model) is not None)
+    elif model != "tiny":
+        files |= _of_model("model", model, folder)
+    for reward in rewards:
+        if is_learned(reward):
+            files |= _of_model(reward.name, reward.settings["model"], folder)
+    return fingerprints(dict(sorted(files.items()))) | objects | {"covey's own code": _own_code()}
+
+
+def contents_of(loaded: ResolvedConfig) -> dict[str, str]:
+    """Return description -> hash of given rows and of the parts of the user's functions."""
     data = loaded.config.data
-    inputs = dict[str, str]()
-    for key, value in (("data.train", data.train), ("data.test", data.test)):
-        if isinstance(value, RowsObject):
-            inputs[f"rows of {key}"] = rows_hash(value.rows)
-    inputs |= {str(path): digest_of(path) for path in data_files(loaded) if path.is_file()}
-    return inputs | _of_functions(loaded)
+    given = {"data.train": data.train, "data.test": data.test}
+    rows = {f"rows of {key}": value for key, value in given.items() if isinstance(value, RowsObject)}
+    return fingerprints(rows) | _contents_of_functions(loaded)
 
 
-def _of_functions(loaded: ResolvedConfig) -> dict[str, str]:
-    functions = [(name, function) for name, function in _functions(loaded) if not _is_ours(function)]
-    return {f"{name}: {part}": value for name, f in functions for part, value in content_parts(f).items()}
+def _contents_of_functions(loaded: ResolvedConfig) -> dict[str, str]:
+    return fingerprints({name: f for name, f in _functions(loaded) if not _is_ours(f)})
+
+
+def contents_record(loaded: ResolvedConfig, begun: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+    """Return the contents with which a process began, and their present state."""
+    return {"begun": begun, "ended": {**begun, **_contents_of_functions(loaded)}}
+
+
+def record_end(loaded: ResolvedConfig, begun: Mapping[str, str]) -> None:
+    """Record the state of the contents as a process ends."""
+    if is_rank_zero():
+        with suppress(OSError, CoveyError):  # a full disk, or a damaged record, has its own message
+            update_environment(loaded.config.output, contents=contents_record(loaded, begun))
+
+
+def changed_inputs(loaded: ResolvedConfig) -> list[str]:
+    """Describe the data files, rows and functions that differ from those of the folder's run."""
+    record = read_environment(loaded.config.output) or {}
+    contents = record.get("contents")
+    if contents is None:
+        return []
+    data = _data_files(loaded)
+    files = {name: digest for name, digest in record["files"].items() if name in data}
+    existing = {name: path for name, path in data.items() if path.is_file()}
+    changed = [f"{name} {what}" for name, what in changes(files, fingerprints(existing)).items()]
+    if _minor(record["python"]) != _minor(platform.python_version()):
+        return changed  # the bytecode is another; the environment says so
+    current = contents_of(loaded)
+    # What equals its state at the end is unchanged too: the run itself changed it, as a cache.
+    begun, ended = (changes(contents[when], current) for when in ("begun", "ended"))
+    return changed + [f"{name} {what}" for name, what in begun.items() if name in ended]
+
+
+def refuse_other_inputs(loaded: ResolvedConfig, ended: bool) -> None:
+    """Raise OtherInputs if a run would continue, or return its result, with other inputs."""
+    changed = changed_inputs(loaded)
+    if not changed:
+        return
+    output = loaded.config.output
+    held = "has ended with" if ended else "holds a run with"
+    anew = "choose another output, or begin anew in Python by overwrite=True"
+    rest = "" if ended else f". `covey.resume({str(output)!r}, ...)` continues it with what is given now"
+    raise OtherInputs(
+        f"{output} {held} other rewards or data: {'; '.join(changed)}. To train with them {anew}{rest}"
+    )
+
+
+def _is_ours(function: object) -> bool:
+    """Whether a function is covey's or a library's: then its version says enough."""
+    file = origin_of(function)
+    return file is not None and is_library_file(file)
+
+
+def _data_files(loaded: ResolvedConfig) -> dict[str, Path]:
+    return {_name(path, loaded.folder, loaded.pipeline_folder): path for path in data_files(loaded)}
+
+
+def _minor(version: object) -> list[str]:
+    """Return the parts of a Python version that its bytecode depends on."""
+    return str(version).split(".")[:2]
+
+
+def problems_hash(problems: Iterable[EncodedProblem]) -> str:
+    """Return a hash of the training data: prompts as tokens, in their order, with their columns."""
+    digest = hashlib.sha256()
+    for prompted in problems:
+        columns = {k: str(v) for k, v in prompted.problem.columns.items()}
+        digest.update(prompted.tokens.tobytes())
+        digest.update(json.dumps([prompted.problem.id, columns]).encode())
+    return digest.hexdigest()
 
 
 def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:
@@ -59,58 +150,50 @@ def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:
             yield f"reward {spec.name}", spec.function
         elif callable(spec):
             yield f"reward {name_of(spec)}", spec
-    for bound in loaded.algorithm.all_functions:
-        yield f"function {name_of(bound.function)}", bound.function
-    if (tools := loaded.config.rollout.tools) is not None:
+    for part in loaded.algorithm.all_functions:
+        yield f"function {name_of(part.function)}", part.function
+    tools = loaded.config.rollout.tools
+    if tools is not None:
         with suppress(CoveyError):
             yield from ((f"tool {n}", t.function) for n, t in load_tools(tools, loaded.folder).items())
 
 
-def _is_ours(function: object) -> bool:
-    """Whether a function is covey's or a library's: then its version says enough."""
-    file = origin_of(function)
-    return file is not None and is_library_file(file)
+def _of_model(role: str, name: str, folder: Path) -> dict[str, Path]:
+    return {f"{role}/{file}": path for file, path in model_files(name, folder).items()}
 
 
-def record_inputs(loaded: ResolvedConfig, before: Mapping[str, str]) -> None:
-    """Write down the inputs with which a run began, and their state at its end."""
-    if is_rank_zero():
-        current = {**before, **_of_functions(loaded)}
-        record = {"python": {"version": _python()}, "begun": dict(before), "ended": current}
-        with suppress(OSError):  # a full disk has its own message
-            write_file(loaded.config.output / INPUTS, sealed(record))
+def _of_given(model_object: ModelObject, adapters: bool) -> dict[str, str]:
+    """Return hashes of a model object: of its config and tokenizer, with adapters of its weights too."""
+    model, tokenizer = checked_model(model_object)
+    texts = {
+        "model/config.json": model.config.to_json_string(use_diff=False),
+        "model/tokenizer": json.dumps([tokenizer.get_vocab(), tokenizer.chat_template], sort_keys=True),
+    }
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    # Without adapters the weights are what is trained, and each checkpoint has them; with adapters the base
+    # is needed again on a resume and has to be the same.
+    weights = {k: v for k, v in model.state_dict().items() if "lora_" not in k}
+    return hashes | ({"model/weights": weights_hash(weights)} if adapters else {})
 
 
-def changed_inputs(loaded: ResolvedConfig) -> list[str]:
-    """Describe the inputs that match neither the begin nor the end of the folder's run."""
-    path = loaded.config.output / INPUTS
-    if not path.is_file():
-        return []
-    recorded = _read_inputs(path)
-    if recorded["python"]["version"] != _python():  # bytecode is another; the environment says so
-        return []
-    current = inputs_of(loaded)
-    # An input that equals its state at the end is unchanged too: the run itself changed it, as a cache.
-    begun, ended = (changes(recorded[when], current) for when in ("begun", "ended"))
-    return [f"{name} {what}" for name, what in begun.items() if name in ended]
+@cache
+def _own_code() -> str:
+    """Return a hash of the sources that this process runs."""
+    digest = hashlib.sha256()
+    for package in OURS:
+        for path in sorted(package.rglob("*")):
+            if path.suffix in (".py", ".c", ".h"):
+                digest.update(f"{path.relative_to(package.parent)} {digest_of(path)}\n".encode())
+    return digest.hexdigest()
 
 
-def refuse_other_inputs(loaded: ResolvedConfig, ended: bool) -> None:
-    """Raise OtherInputs if a run would continue, or return its result, with other inputs."""
-    if not (changed := changed_inputs(loaded)):
-        return
-    output = loaded.config.output
-    held = "has ended with" if ended else "holds a run with"
-    anew = "choose another output, or begin anew in Python by overwrite=True"
-    rest = "" if ended else f". `covey.resume({str(output)!r}, ...)` continues it with what is given now"
-    raise OtherInputs(
-        f"{output} {held} other rewards or data: {'; '.join(changed)}. To train with them {anew}{rest}"
-    )
+def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
+    """Return a file's name relative to the project, or to the pipeline if an earlier stage left it.
 
-
-def _read_inputs(path: Path) -> dict[str, dict[str, str]]:
-    return read_sealed(path, dict[str, dict[str, str]], "Put the file back, or remove it")
-
-
-def _python() -> str:
-    return ".".join(platform.python_version_tuple()[:2])
+    So the record stays true if the project or the pipeline is moved.
+    """
+    path = path.resolve()
+    folder = folder.resolve()
+    if pipeline is not None and path.is_relative_to(pipeline.resolve()):
+        return f"../{path.relative_to(pipeline.resolve())}"
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

@@ -53,12 +53,12 @@ class Journal:
         self.track(step, {f"held_out/{name}": e.value for name, e in evaluation.summary().items()})
 
     def track(self, step: int, values: Mapping[str, float]) -> None:
-        """Give the tracker a copy, if there is one."""
+        """Send a copy to the tracker, if there is one."""
         if self.tracking is not None:
             self.tracking.log(step, values)
 
     def track_by(self, name: str | None, settings: Mapping[str, object], first: int) -> None:
-        """Start to give a tracker copies of the metrics. If it fails, the run says so once and continues."""
+        """Send copies of the metrics to a tracker. If it fails, the run says so once and continues."""
         if name is None or not self.folder.writes:
             return
 
@@ -71,7 +71,7 @@ class Journal:
         self.tracking = Tracking(lambda: tracker_opener(name)(self.folder.path, settings, first), log_failure)
 
     def close(self) -> None:
-        """Let the tracker write what is left, and give the folder back."""
+        """Let the tracker write its last records, and release the folder."""
         if self.tracking is not None:
             self.tracking.close()
         self.folder.close()
@@ -87,7 +87,7 @@ class Journal:
     def log_rollouts(
         self,
         step: int,
-        rollout: RolloutBatch,
+        rollout_batch: RolloutBatch,
         batch: Batch,
         per_token: Mapping[str, np.ndarray],
         epochs: int,
@@ -98,23 +98,23 @@ class Journal:
         values = {}
         if batch.value_targets is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.value_targets.values))
-        self.log_completions(step, rollout, advantages, {**values, **per_token})
+        self.log_completions(step, rollout_batch, advantages, {**values, **per_token})
         self.clock.count("update", int(batch.mask.sum()) * epochs)
         return self.log(step, metrics)
 
     def log_completions(
         self,
         step: int,
-        rollout: RolloutBatch,
+        rollout_batch: RolloutBatch,
         advantages: Sequence[np.ndarray],
         per_token: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         """Log a step's completions, and the time and tokens that they took."""
-        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, per_token)
-        self.clock.add("reward", rollout.scoring.waited)
-        if rollout.tool_seconds is not None:
-            self.clock.add("tools", rollout.tool_seconds)
-        self.clock.count("rollout", sum(c.length for g in rollout.all_groups for c in g.completions))
+        self.folder.write_rollouts(step, rollout_batch.groups, advantages, rollout_batch.filtered, per_token)
+        self.clock.add("reward", rollout_batch.scoring.waited)
+        if rollout_batch.tool_seconds is not None:
+            self.clock.add("tools", rollout_batch.tool_seconds)
+        self.clock.count("rollout", sum(c.length for g in rollout_batch.all_groups for c in g.completions))
 
     def save_skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
         """Save a batch whose gradient is not finite, so that somebody can look into it."""

@@ -19,8 +19,8 @@ import numpy as np
 
 from covey.runs.atomic import append_whole, discard, make_folder
 from covey.runs.folder import checkpoints, step_of
-from covey.sampling.base import Request, Sampled, SamplingParams
-from covey.types import Completion, Provenance, SamplingMask, Transcript
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
+from covey.types import ALL_DRAWN, Completion, Provenance, SamplingMask, Transcript
 
 PENDING = "pending"
 FILE = re.compile(r"(\d{8,})\.jsonl")
@@ -56,14 +56,14 @@ class PendingCompletions:
         record = self._records[ticket].get(_name(request, sample, params))
         return None if record is None else _completion(record)
 
-    def add(self, ticket: int, request: Request, params: SamplingParams, sampled: Sampled) -> None:
+    def add(self, ticket: int, request: Request, params: SamplingParams, sampled: SampledCompletion) -> None:
         """Append a completion. A newline comes first, so a line torn by a kill does not spoil this one."""
         c = sampled.completion
         arrays = {"tokens": c.tokens, "logprobs": c.logprobs, "versions": c.token_versions}
         if c.sampling_mask is not None:
             arrays |= {"ids": c.sampling_mask.ids, "ends": c.sampling_mask.ends}
-        if c.sampled is not None:
-            arrays["sampled"] = c.sampled
+        if not c.drawn_mask.all():
+            arrays["sampled"] = c.drawn_mask
         transcript = c.transcript
         packed = {n: base64.b64encode(a.astype(ARRAYS[n]).tobytes()).decode() for n, a in arrays.items()}
         name = _name(request, sampled.sample, params)
@@ -132,7 +132,7 @@ def _completion(record: Mapping[str, str]) -> Completion:
         record["text"],
         finish,
         Provenance(version, versions),
-        arrays.get("sampled"),
+        arrays.get("sampled", ALL_DRAWN),
         mask,
         Transcript(turns, json.loads(record["environment"]), record["fault"]),
     )

@@ -1,4 +1,4 @@
-"""Remove a run: its files, so that another one can begin in its folder; or its folder, into a trash."""
+"""Remove a run: its files, so that another one can begin in its folder; or its folder, into the trash."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from covey.errors import EXIT_FILE, START_FILE
+from covey.runs.archive import ARCHIVE
 from covey.runs.atomic import discard, make_folder, sync
-from covey.runs.attempts import HEALING
 from covey.runs.compatibility import refuse_foreign
 from covey.runs.folder import CURVE, LOCK, RESULT, STREAMS, RunFolder, take_lock
-from covey.runs.healing import ARCHIVE
-from covey.runs.inputs import INPUTS
 from covey.runs.owner import OWNER
 from covey.runs.pending import PENDING
 from covey.runs.reader import recorded_yaml, stages_in
+from covey.runs.rollbacks import ROLLBACKS
 from covey.runs.tags import TAGS
 from covey.runs.trackers import IDENTITY
 from covey.runs.trust import MARKS
@@ -33,9 +32,8 @@ FILES = (
     START_FILE,
     EXIT_FILE,
     RESULT,
-    INPUTS,
     EXAMPLES,
-    HEALING,
+    ROLLBACKS,
     TAGS,
 )
 OTHERS = (LOCK, OWNER, "report.html")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from covey.errors import CheckpointError
 from covey.system.integrity import sealed_line, unsealed_line
 from covey.system.opening import read_below, stream_bytes
-from covey.types import Completion, Group, SamplingMask, Transcript
+from covey.types import ALL_DRAWN, Completion, Group, SamplingMask, Transcript
 from covey_verify.errors import ConfigError
 from covey_verify.types import StepRewards
 
@@ -78,7 +78,7 @@ class RolloutLog:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays of the npz. Raises CheckpointError if it is missing, damaged or of other rows."""
+        """All arrays of the npz. Raises CheckpointError if it is missing, damaged or not of these rows."""
         path = self.path.with_suffix(".npz")
         try:
             content = read_below(path.parent.parent, f"{path.parent.name}/{path.name}", stream_bytes())
@@ -135,7 +135,7 @@ class RolloutLog:
             arrays["logprobs"],
             row["completion"],
             row["finish"],
-            sampled=arrays.get("sampled"),
+            drawn_mask=arrays.get("sampled", ALL_DRAWN),
             sampling_mask=mask,
             transcript=Transcript(tuple(row.get("turns", ())), row.get("environment"), fault),
         )
@@ -189,7 +189,7 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
         except (ValueError, ValidationError):
             raise CheckpointError(f"{path}:{number}: damaged. {_remedy(path)}") from None
         if not _follows(row, rows[-1] if rows else None, step):
-            raise CheckpointError(f"{path}:{number}: damaged, another line stood here. {_remedy(path)}")
+            raise CheckpointError(f"{path}:{number}: damaged: another line was written here. {_remedy(path)}")
         rows.append(row)
     if len(rows) != rows[0]["rows"]:
         raise CheckpointError(f"{path}: {len(rows)} of {rows[0]['rows']} lines are left. {_remedy(path)}")
@@ -197,7 +197,7 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
 
 
 def _follows(row: Mapping[str, object], before: Mapping[str, Any] | None, step: int) -> bool:
-    """Whether a row is the next one of its step: its position alone tells its part of the arrays."""
+    """Whether a row is the next one of its step: its place among the rows tells its part of the arrays."""
     if row["step"] != step:
         return False
     if before is None:
@@ -283,8 +283,8 @@ def rollout_arrays(
     completions = [c for g in groups for c in g.completions]
     masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
     mask = SamplingMask.join(masks)
-    lags = any(c.provenance.versions is not None for c in completions)
-    all_drawn = all(c.sampled is None for c in completions)
+    by_token = any(c.provenance.versions is not None for c in completions)
+    all_drawn = all(c.drawn_mask.all() for c in completions)
     return packed(
         prompt_tokens=np.concatenate([g.prompt for g in groups]),
         prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
@@ -294,8 +294,8 @@ def rollout_arrays(
         advantages=np.concatenate(advantages).astype(np.float32),
         **per_token,
         **({"kept_ids": mask.ids, "kept_ends": mask.ends} if masks else {}),
-        **({"versions": np.concatenate([c.token_versions for c in completions])} if lags else {}),
-        **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
+        **({"versions": np.concatenate([c.token_versions for c in completions])} if by_token else {}),
+        **({} if all_drawn else {"sampled": np.concatenate([c.drawn_mask for c in completions])}),
     )
 
 
@@ -305,7 +305,7 @@ def or_null(value: object) -> object:
 
 
 def _mean(advantage: np.ndarray, completion: Completion) -> float:
-    return float(advantage[completion.drawn].mean()) if completion.length else 0.0
+    return float(advantage[completion.drawn_mask].mean()) if completion.length else 0.0
 
 
 def _row(group: Group, sample: int) -> dict[str, object]:

@@ -10,6 +10,7 @@ from covey.errors import EXIT_FILE
 from covey.runs.folder import RESULT
 from covey.runs.owner import owner_of
 from covey.runs.reader import resumable
+from covey.system.machine import runs_here
 
 RunState = Literal["training", "finished", "stopped", "interrupted"]
 
@@ -29,13 +30,7 @@ def run_state(folder: Path) -> RunState:
         return ended
     if owner.host != os.uname().nodename:
         return "training"  # it is believed to be at work: its processes cannot be seen from here
-    try:
-        os.kill(owner.process, 0)  # only tests whether the process exists
-    except PermissionError:
-        return "training"  # by another user
-    except (OSError, OverflowError):
-        return ended
-    return "training"
+    return "training" if runs_here(owner.process) else ended
 
 
 def host_elsewhere(folder: Path) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from covey.errors import EXIT_FILE, START_FILE
-from covey.runs.attempts import HEALING
 from covey.runs.folder import (
     IN_CHECKPOINT,
     RESULT,
@@ -21,6 +20,7 @@ from covey.runs.folder import (
 )
 from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.references import REFERENCE, read_sums
+from covey.runs.rollbacks import ROLLBACKS
 from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.system.integrity import damage, read_sealed
 from covey.system.opening import read_below, stream_bytes
@@ -29,7 +29,7 @@ from covey_verify.errors import CoveyError
 
 State = Literal["whole", "damaged", "missing", "unsealed"]
 MOST_LINES = 5
-"""Number of damaged lines of a log that are named."""
+"""Largest number of damaged lines of a log that are named."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _of_run(run: Path) -> Iterator[FileState]:
     if (run / EXIT_FILE).exists():
         yield FileState(EXIT_FILE, "unsealed", "says why a run ended, and nothing is computed from it")
     hashes = _known_to_checkpoint(run)
-    for name in (*STREAMS, HEALING):
+    for name in (*STREAMS, ROLLBACKS):
         yield from _stream(run, name, hashes)
     for step in recorded_steps(run):
         yield _check_file(run, f"rollouts/step_{step:06d}", _arrays(run, step))

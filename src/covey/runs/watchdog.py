@@ -49,8 +49,8 @@ class Watchdog:
         tick = min(1.0, self.minutes * 6)
         try:
             while not self._over.wait(tick):
-                # Where C code keeps the interpreter this thread stands still as well; a clock in C then shows
-                # who holds it. It does not end the process: it cannot tell that from one that was suspended.
+                # If C code holds the interpreter lock, this thread is blocked too; a timer in C then shows
+                # what holds it. The timer does not end the process, which may have been suspended.
                 with contextlib.suppress(ValueError, OSError, RuntimeError):  # there may be no standard error
                     faulthandler.dump_traceback_later(60 * self.minutes + 2 * tick)
                 self.idle += tick

@@ -48,19 +48,24 @@ class Request:
     """One key per completion: its t-th token is drawn with the t-th uniform of this key."""
     prefix_tokens: int = 0
     """Number of tokens at the end of the prompt that were drawn before, and belong to the completion."""
-    room: int | None = None
+    max_tokens: int | None = None
     """Most tokens of a completion, if fewer than ``SamplingParams.max_tokens``."""
     problem: Problem = NO_PROBLEM
     """The problem that the prompt belongs to, for tools that read its columns."""
     greedy: bool = False
     """Whether the likeliest token is taken each time, whatever the temperature."""
 
+    @property
+    def problem_prompt(self) -> np.ndarray:
+        """The prompt without the tokens that belong to the completion."""
+        return self.prompt[: -self.prefix_tokens] if self.prefix_tokens else self.prompt
+
     def limit(self, params: SamplingParams) -> int:
         """Return the most tokens that a completion may have."""
-        return params.max_tokens if self.room is None else min(self.room, params.max_tokens)
+        return params.max_tokens if self.max_tokens is None else min(self.max_tokens, params.max_tokens)
 
 
-class Sampled(NamedTuple):
+class SampledCompletion(NamedTuple):
     """A finished completion and the request it answers."""
 
     request: int
@@ -75,7 +80,7 @@ class Weights(Protocol):
     """Number of optimizer steps that moved the weights."""
 
     @property
-    def policy(self) -> Policy:
+    def network(self) -> Policy:
         """The model that has these weights."""
 
 
@@ -87,16 +92,16 @@ class Sampler(Protocol):
         """Number of optimizer steps that its weights have seen."""
 
     @property
-    def shares(self) -> bool:
+    def samples_on_every_rank(self) -> bool:
         """Whether several processes share the requests; otherwise rank 0 asks for all of them."""
 
     @property
     def bit_exact(self) -> bool:
-        """Whether its log-probs are bit-exact: the bits that the trained policy's ``score`` computes."""
+        """Whether its log-probs are bit-exact: the bits of the trained policy's ``token_outputs``."""
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on."""
         ...
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield completions as they end, in no particular order."""

@@ -109,7 +109,7 @@ class Fleet:
         """
         with self._weights_lock:
             if snapshot:
-                copy_trained(weights.policy.unsharded, self.policy)
+                copy_trained(weights.network.unsharded, self.policy)
             self.version = weights.version
 
     # Requests

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -26,7 +27,7 @@ from covey.models.kernels.calls import threads_lent
 from covey.models.logprobs import exclude_unknown
 from covey.models.policy import Policy, copy_trained
 from covey.rng import uniforms_of
-from covey.sampling.base import Request, Sampled, SamplingParams, Weights
+from covey.sampling.base import Request, SampledCompletion, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
 from covey.sampling.draw import GREEDY, draw
@@ -41,7 +42,7 @@ Owner = tuple[int, int]
 
 
 class LocalSampler:
-    """Samples in this process: from the policy that is trained or, where it ``lags``, from a snapshot of it.
+    """Samples in this process: from the policy that is trained, or from a snapshot of it.
 
     A snapshot changes between two tokens only: completions under way then continue from their tokens under
     the new weights, keys and values computed anew, so that each token is drawn from exactly one version.
@@ -50,7 +51,7 @@ class LocalSampler:
     to stop.
     """
 
-    shares = True
+    samples_on_every_rank = True
 
     def __init__(
         self,
@@ -58,17 +59,17 @@ class LocalSampler:
         max_running: int = 256,
         faults: Faults | None = None,
         on_fewer_running: Callable[[int], None] = lambda _: None,
-        lags: bool = False,
+        from_snapshot: bool = False,
     ) -> None:
         self.policy = policy
-        self.lags = lags
+        self.from_snapshot = from_snapshot
         self.max_running = max_running
         self.faults = faults or Faults()
         self.on_fewer_running = on_fewer_running
         self.on_token: Callable[[int, int], None] = lambda *_: None
         self.version = 0
-        self._reusable: list[CacheEngine] = []
-        """The engine of the last rollout, if its recorded steps can serve the next one: at most one."""
+        self._reusable = deque[CacheEngine](maxlen=1)
+        """The engine of the last rollout, if its recorded steps can serve the next one."""
         self.most_memory = 0
         """Most bytes that sampling has taken."""
         # ``_weights`` is held while a token is drawn, or while the snapshot changes. Locks are not fair, and
@@ -82,15 +83,15 @@ class LocalSampler:
     @property
     def bit_exact(self) -> bool:
         """Whether log-probs are bit-exact: if the policy's are, and the policy itself is sampled from."""
-        return self.policy.bit_exact and not self.lags
+        return self.policy.bit_exact and not self.from_snapshot
 
     def sync(self, weights: Weights) -> None:
         """Follow new weights. Without a snapshot nothing is copied: the trained tensors are sampled from."""
-        if not self.lags:
+        if not self.from_snapshot:
             self.version = weights.version
             return
         with self._sync_gate, self._weights:
-            copy_trained(weights.policy.unsharded, self.policy)
+            copy_trained(weights.network.unsharded, self.policy)
             self.version = weights.version
 
     @contextmanager
@@ -109,7 +110,7 @@ class LocalSampler:
                 check_sampling(self.policy)
             self._checked = True
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield completions as they end, in no particular order.
 
         Those that were running when memory ran out start again: draws are keyed, so they get the same
@@ -156,7 +157,7 @@ class LocalSampler:
         params: SamplingParams,
         unfinished: Sequence[Owner],
         partials: dict[Owner, _PartialCompletion],
-    ) -> Iterator[Sampled]:
+    ) -> Iterator[SampledCompletion]:
         """Complete the unfinished. If new weights end the pass early, ``partials`` has the tokens so far."""
         # Interrupted ones first: they are the oldest.
         waiting = deque([*partials, *(owner for owner in unfinished if owner not in partials)])
@@ -178,14 +179,14 @@ class LocalSampler:
                 count = min(engine.free_slots(running.count), len(waiting))
                 running.step(engine, [waiting.popleft() for _ in range(count)], version)
                 tokens_drawn += running.count
-                finished = running.pop_finished(engine, by_token=self.lags)
+                finished = running.pop_finished(engine, by_token=self.from_snapshot)
                 if finished:
                     self.most_memory = max(self.most_memory, engine.memory)
             most_tokens -= sum(requests[s.request].limit(params) - s.completion.length for s in finished)
             # Outside of the lock: the consumer may take long, or may be what changes the weights.
             yield from finished
         if isinstance(engine, CacheEngine) and engine.worth_keeping:
-            self._reusable[:] = [engine]
+            self._reusable.append(engine)
 
     def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
         if self.policy.decoder is None:
@@ -201,7 +202,7 @@ class LocalSampler:
     ) -> CacheEngine | None:
         """Return the last rollout's engine for other prompts, or None. One that is too small is freed."""
         try:
-            # Removed from the list, because another thread's rollout may begin before this one ends.
+            # Removed, because another thread's rollout may begin before this one ends.
             engine = self._reusable.pop()
         except IndexError:
             return None
@@ -217,8 +218,47 @@ class _PartialCompletion(NamedTuple):
     drawable: list[np.ndarray]
 
 
+@dataclass(frozen=True)
+class SlotTensors:
+    """The running completions on the device: row b belongs to slot b, column t to token t."""
+
+    tokens: Tensor
+    """(slots, max_tokens) int64, as ``versions``."""
+    logprobs: Tensor
+    """(slots, max_tokens) float32, as ``uniforms``."""
+    versions: Tensor
+    uniforms: Tensor
+    """The number with which each token is drawn."""
+    lengths: Tensor
+    """(slots,) int64, as ``limits`` and ``latest``: tokens so far, most tokens, latest token."""
+    limits: Tensor
+    latest: Tensor
+
+    @classmethod
+    def empty(cls, slots: int, max_tokens: int, device: torch.device) -> SlotTensors:
+        """Return the tensors of slots without completions."""
+        shape = (slots, max_tokens)
+        floats = partial(torch.zeros, device=device)
+        integers = partial(floats, dtype=torch.int64)
+        return cls(
+            tokens=integers(shape),
+            logprobs=floats(shape),
+            versions=integers(shape),
+            uniforms=floats(shape),
+            lengths=integers(slots),
+            limits=integers(slots),
+            latest=integers(slots),
+        )
+
+    def evict(self, compaction: Compaction) -> None:
+        """Move the last slots into those of completions that have ended."""
+        if compaction.sources:
+            for rows in vars(self).values():
+                rows[compaction.targets] = rows[compaction.sources]
+
+
 class _Running:
-    """The tokens of the running completions: row b belongs to slot b, column t to token t."""
+    """The completions that are being sampled."""
 
     def __init__(
         self,
@@ -241,19 +281,10 @@ class _Running:
             tokens = completion.tokens.cpu().numpy()
             self.prompts.append(np.concatenate([requests[request].prompt, tokens]))
         # All on the device, so that a step needs no transfer; the host waits only in ``_ended_slots``.
-        shape = (slots, params.max_tokens)
-        numbers = partial(torch.zeros, device=policy.device)
-        integers = partial(numbers, dtype=torch.int64)
+        self.slots = SlotTensors.empty(slots, params.max_tokens, policy.device)
         self.owners: list[Owner] = []
-        self.tokens = integers(shape)
-        self.logprobs = numbers(shape)
-        self.versions = integers(shape)
-        self.uniform = numbers(shape)
-        self.lengths = integers(slots)
-        self.limits = torch.full((slots,), params.max_tokens, device=policy.device)
         self.starts = params.max_tokens * torch.arange(slots, device=policy.device)
         """(slots,) index of each slot's first token in the flattened (slots, max_tokens) tensors."""
-        self.latest = integers(slots)
         self.end_ids = torch.tensor(params.ends_of(policy), device=policy.device)
         self.drawable: list[list[np.ndarray]] = []
         """The ids that could be drawn, for each slot and token; empty lists where all could."""
@@ -267,69 +298,71 @@ class _Running:
     def step(self, engine: Engine, admitted: Sequence[Owner], version: int) -> None:
         """Draw the next token of every running completion, and the first token of each admitted one."""
         # New slots come after the running ones, so concatenating keeps slot b in row b.
-        logits = [engine.decode(self.latest[: self.count])] if self.owners else []
+        logits = [engine.decode(self.slots.latest[: self.count])] if self.owners else []
         if admitted:
             self._admit(admitted)
             logits.append(engine.admit([self.extended_prompts.get(owner, owner[0]) for owner in admitted]))
         self._draw(torch.cat(logits), version)
 
-    def pop_finished(self, engine: Engine, by_token: bool) -> list[Sampled]:
+    def pop_finished(self, engine: Engine, by_token: bool) -> list[SampledCompletion]:
         """Return the completions that ended with the latest token, and free their slots."""
         ended = self._ended_slots()
         completions = self._make_completions(ended, by_token) if ended else []
         if ended:
             compaction = Compaction.after(ended, self.count)
-            self._evict(compaction)
+            self.slots.evict(compaction)
+            self.owners = compaction.apply(self.owners)
+            self.drawable = compaction.apply(self.drawable)
             engine.evict(compaction)
         return completions
 
     def _admit(self, owners: Sequence[Owner]) -> None:
         """Give completions the next slots; interrupted ones have tokens already."""
-        slots = slice(self.count, self.count + len(owners))
+        rows = slice(self.count, self.count + len(owners))
         own_requests = [self.requests[r] for r, _ in owners]
         streams = [request.streams[s] for request, (_, s) in zip(own_requests, owners, strict=True)]
         # (n, max_tokens): uniform t of each stream; a completion that began elsewhere starts at a later t.
         first_draws = [request.prefix_tokens for request in own_requests]
         draws = uniforms_of(streams, self.params.max_tokens, first_draws)
         draws[[request.greedy for request in own_requests]] = GREEDY
-        self.uniform[slots] = torch.from_numpy(draws)
-        self.limits[slots] = torch.tensor([request.limit(self.params) for request in own_requests])
-        self.lengths[slots] = 0
+        self.slots.uniforms[rows] = torch.from_numpy(draws)
+        self.slots.limits[rows] = torch.tensor([request.limit(self.params) for request in own_requests])
+        self.slots.lengths[rows] = 0
         for slot, owner in enumerate(owners, start=self.count):
             completion = self.partials.get(owner)
             if completion is None:
                 self.drawable.append([])
                 continue
-            self.lengths[slot] = length = len(completion.tokens)
-            self.tokens[slot, :length] = completion.tokens
-            self.logprobs[slot, :length] = completion.logprobs
-            self.versions[slot, :length] = completion.versions
+            self.slots.lengths[slot] = length = len(completion.tokens)
+            self.slots.tokens[slot, :length] = completion.tokens
+            self.slots.logprobs[slot, :length] = completion.logprobs
+            self.slots.versions[slot, :length] = completion.versions
             self.drawable.append(list(completion.drawable))
         self.owners += owners
 
     def partial_completions(self) -> dict[Owner, _PartialCompletion]:
         """Return copies of the tokens drawn for each running completion."""
         copies = {}
-        for slot, (owner, length) in enumerate(zip(self.owners, self.lengths.tolist(), strict=False)):
+        for slot, (owner, length) in enumerate(zip(self.owners, self.slots.lengths.tolist(), strict=False)):
             part = (slot, slice(length))
             copies[owner] = _PartialCompletion(
-                self.tokens[part].clone(),
-                self.logprobs[part].clone(),
-                self.versions[part].clone(),
+                self.slots.tokens[part].clone(),
+                self.slots.logprobs[part].clone(),
+                self.slots.versions[part].clone(),
                 self.drawable[slot],
             )
         return copies
 
     def _draw(self, logits: Tensor, version: int) -> None:
         # (B,) where each slot's next token lies in the flattened tensors: one indexed write for all rows.
-        index = self.starts[: self.count] + self.lengths[: self.count]
+        index = self.starts[: self.count] + self.slots.lengths[: self.count]
         logits = exclude_unknown(logits, self.policy.drawable_ids)
-        tokens, logprobs, drawable = draw(logits, self.uniform.view(-1)[index], self.params)
-        self.tokens.view(-1)[index] = tokens
-        self.logprobs.view(-1)[index] = logprobs
-        self.versions.view(-1)[index] = version
-        self.lengths[: self.count] += 1
-        self.latest[: self.count] = tokens
+        tokens, logprobs, drawable = draw(logits, self.slots.uniforms.view(-1)[index], self.params)
+        self.slots.tokens.view(-1)[index] = tokens
+        self.slots.logprobs.view(-1)[index] = logprobs
+        self.slots.versions.view(-1)[index] = version
+        self.slots.lengths[: self.count] += 1
+        self.slots.latest[: self.count] = tokens
         self.latest_drawable = drawable
 
     def _ended_slots(self) -> dict[int, Literal["stop", "length"]]:
@@ -340,11 +373,11 @@ class _Running:
             ends = self.latest_drawable.sum(-1).cumsum(-1).tolist()
             for slot, slot_ids in enumerate(np.split(ids, ends[:-1])):
                 self.drawable[slot].append(slot_ids)
-        stopped = torch.isin(self.latest[: self.count], self.end_ids)
+        stopped = torch.isin(self.slots.latest[: self.count], self.end_ids)
         if self.params.stop:
             by_string = [self._has_stop_string(slot) for slot in range(self.count)]
             stopped |= torch.tensor(by_string, device=stopped.device)
-        reached_limit = self.lengths[: self.count] == self.limits[: self.count]
+        reached_limit = self.slots.lengths[: self.count] == self.slots.limits[: self.count]
         # One that stops with its last token has stopped: "stop" comes before "length".
         slots = (stopped | reached_limit).nonzero()[:, 0]
         return {
@@ -354,19 +387,22 @@ class _Running:
 
     def _has_stop_string(self, slot: int) -> bool:
         stop = self.params.stop
-        tail = self.tokens[slot, : self.lengths[slot]][-tail_length(stop) :]
+        tail = self.slots.tokens[slot, : self.slots.lengths[slot]][-tail_length(stop) :]
         # With padding at the end, which no completion shows: a stop string may be the name of that token.
         return has_stop(self.policy.decode.text_with_specials, tail.tolist(), stop)
 
     def _make_completions(
         self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         """Return the completions in these slots; with the version of each token if ``by_token``."""
         slots = list(ended)
-        results = list[Sampled]()
+        results = list[SampledCompletion]()
         # One transfer for all that ended; ``copy`` below frees completions from the whole array.
-        arrays = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
-        for row, length in enumerate(self.lengths[slots].tolist()):
+        arrays = [
+            rows[slots].cpu().numpy()
+            for rows in (self.slots.tokens, self.slots.logprobs, self.slots.versions)
+        ]
+        for row, length in enumerate(self.slots.lengths[slots].tolist()):
             slot = slots[row]
             tokens, logprobs, versions = (rows[row, :length].copy() for rows in arrays)
             text = self.policy.decode(tokens.tolist())
@@ -374,21 +410,5 @@ class _Running:
             # ``version`` is the version of the first token, the oldest.
             provenance = Provenance(int(versions[0]), versions if by_token else None)
             completion = Completion(tokens, logprobs, text, ended[slot], provenance, sampling_mask=mask)
-            results.append(Sampled(*self.owners[slot], completion))
+            results.append(SampledCompletion(*self.owners[slot], completion))
         return results
-
-    def _evict(self, compaction: Compaction) -> None:
-        """Free the slots of completions that have ended."""
-        tensors = (
-            self.tokens,
-            self.logprobs,
-            self.versions,
-            self.uniform,
-            self.lengths,
-            self.limits,
-            self.latest,
-        )
-        for rows in tensors if compaction.sources else ():
-            rows[compaction.targets] = rows[compaction.sources]
-        self.owners = compaction.apply(self.owners)
-        self.drawable = compaction.apply(self.drawable)

@@ -23,9 +23,9 @@ def unseen_by_model(
     policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
 ) -> list[str]:
     """Return notes on data that the model does not read, or not as meant; a sentence each."""
-    problems = [p for p in problems if p.sampled is None]
+    problems = [p for p in problems if p.sampled_tokens is None]
     # Examples that an earlier stage sampled are tokens: a template has rendered them already.
-    examples = [e for e in examples if e.problem.sampled is None]
+    examples = [e for e in examples if e.problem.sampled_tokens is None]
     chats = _chats(problems, examples)
     notes = [*_unread_roles(policy, chats), *_unread_keys(policy, chats)]
     notes += _unread_by_texts(problems, config)

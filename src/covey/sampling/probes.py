@@ -104,7 +104,7 @@ def alters_draws(
 def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float) -> float:
     """Return the mean absolute difference between a server's log-probs and the policy's, nats."""
     with torch.no_grad():
-        policy_logprobs = policy.score(_pack_probes(policy, probes), temperature).logprobs.cpu()
+        policy_logprobs = policy.token_outputs(_pack_probes(policy, probes), temperature).logprobs.cpu()
     server_logprobs = torch.tensor([x for p in probes for x in p.logprobs], dtype=torch.float64)
     return float((policy_logprobs.double() - server_logprobs).abs().mean())
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from covey.config.schema import Config
-from covey.models.chat import chat_text, encoded_apart, leaves_out, spelled_out
+from covey.models.chat import assistant_spans, chat_text, encoded_apart, leaves_out, spelled_out
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
 from covey.models.thoughts import check_channels, pairs_fault, text_after_prompt
@@ -40,7 +39,7 @@ class GivenAnswer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prompted:
+class EncodedProblem:
     """A problem and its prompt as the model reads it; given answers to it as the model would write them."""
 
     problem: Problem
@@ -77,15 +76,15 @@ def _plain(text: AnswerText) -> str:
 
 def prompt_ids(policy: Policy, problem: Problem) -> Sequence[int]:
     """Return the ids of a prompt: the recorded ones if there are any, else its text's. Raises DataError."""
-    if problem.sampled is not None:
+    if problem.sampled_tokens is not None:
         # Completions of an earlier stage are kept as tokens, which mean nothing to another tokenizer.
-        if problem.sampled.tokenizer != policy.vocabulary_hash:
+        if problem.sampled_tokens.tokenizer != policy.vocabulary_hash:
             raise DataError(
-                f"{problem.id}: its tokens come from tokenizer {problem.sampled.tokenizer[:8]}; this model "
-                f"has {policy.vocabulary_hash[:8]}. Train the model that sampled them, or one with the same "
-                f"tokenizer. {REMEDY}"
+                f"{problem.id}: its tokens come from tokenizer {problem.sampled_tokens.tokenizer[:8]}; this "
+                f"model has {policy.vocabulary_hash[:8]}. Train the model that sampled them, or one with the "
+                f"same tokenizer. {REMEDY}"
             )
-        return problem.sampled.prompt
+        return problem.sampled_tokens.prompt
     return call_for(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
@@ -97,7 +96,7 @@ def call_for(problem: Problem, read: Callable[[], Read]) -> Read:
         raise DataError(f"{problem.id}: {error}") from None
 
 
-def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
+def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[EncodedProblem]:
     """Encode prompts. Those that leave no room for max_tokens are an error or left out."""
     # The longest prompt after which a completion of max_tokens still fits.
     room = policy.context - config.rollout.max_tokens
@@ -120,16 +119,16 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     return fitting
 
 
-def _encode_problems(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
+def _encode_problems(policy: Policy, problems: Iterable[Problem]) -> list[EncodedProblem]:
     encoded = [_encode_problem(policy, problem) for problem in problems]
     check_vocabulary(policy, encoded)
     return encoded
 
 
-def _encode_problem(policy: Policy, problem: Problem) -> Prompted:
+def _encode_problem(policy: Policy, problem: Problem) -> EncodedProblem:
     tokens = np.array(prompt_ids(policy, problem), dtype=np.int64)
     thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
-    return Prompted(replace(problem, thoughts=thoughts), tokens)
+    return EncodedProblem(replace(problem, thoughts=thoughts), tokens)
 
 
 def dropped_rows(rows: Sequence[object], fitting: Sequence[object]) -> list[str]:
@@ -140,7 +139,7 @@ def dropped_rows(rows: Sequence[object], fitting: Sequence[object]) -> list[str]
     return [f"{count:,} of {len(rows):,} rows exceed the model's context and are dropped (data.long_prompts)"]
 
 
-def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
+def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[EncodedProblem]:
     """Encode examples. Those that are longer than the model's context are an error or left out."""
     encoded = []
     prompts = _encode_problems(policy, (example.problem for example in examples))
@@ -168,15 +167,17 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     return fitting
 
 
-def _answers(policy: Policy, prompted: Prompted, example: Example) -> tuple[GivenAnswer, ...]:
+def _answers(policy: Policy, prompted: EncodedProblem, example: Example) -> tuple[GivenAnswer, ...]:
     """Return an example's answers: answers that an earlier stage sampled are tokens, others are rendered."""
-    if example.sampled:
-        return tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
+    if example.sampled_tokens:
+        return tuple(
+            GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn_mask)) for a in example.sampled_tokens
+        )
     labelled = zip(example.answers, example.labels, strict=True)
     return tuple(_answer(policy, prompted, text, label > 0) for text, label in labelled)
 
 
-def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) -> GivenAnswer:
+def _answer(policy: Policy, prompted: EncodedProblem, answer: AnswerText, good: bool) -> GivenAnswer:
     """Return an answer as tokens, with its end: the chat template's where the prompt is a chat.
 
     The assistant's messages are trained; a text is one such message. Thoughts are opened and closed once.
@@ -219,7 +220,7 @@ def _bare_message(policy: Policy, problem: Problem, message: Mapping[str, object
 
 
 def _in_conversation(
-    policy: Policy, prompted: Prompted, answer: list[dict[str, object]], skipped: Sequence[int]
+    policy: Policy, prompted: EncodedProblem, answer: list[dict[str, object]], skipped: Sequence[int]
 ) -> GivenAnswer | DataError:
     """Return the answer as the template renders it after the prompt, or why it cannot be located there.
 
@@ -238,7 +239,7 @@ def _in_conversation(
     return _as_rendered(policy, problem, tokens, start, answer, skipped)
 
 
-def _check_thoughts(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
+def _check_thoughts(policy: Policy, prompted: EncodedProblem, answer: GivenAnswer, good: bool) -> GivenAnswer:
     """Return the answer if its turns open and close thoughts at most once each. Raises DataError."""
     fault = _fault(policy, prompted, answer, good)
     if fault:
@@ -246,7 +247,7 @@ def _check_thoughts(policy: Policy, prompted: Prompted, answer: GivenAnswer, goo
     return answer
 
 
-def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> str | None:
+def _fault(policy: Policy, prompted: EncodedProblem, answer: GivenAnswer, good: bool) -> str | None:
     tokens = np.concatenate([prompted.tokens, answer.tokens])
     return pairs_fault(policy.tokenizer, prompted.problem, tokens, answer.trained, good)
 
@@ -313,54 +314,28 @@ def _as_rendered(
     ``first``: index of its first token, after the prompt and the template's beginning of a turn.
     ``skipped``: numbers of messages that are not trained.
     """
-    messages = [*problem.prompt, *answer]
-    of_prompt = len(problem.prompt)  # number of its messages
-    # ``assistants``: the numbers of the assistant's messages. ``starts``: where the tokens of each begin in
-    # ``conversation``, which is known from rendering all that comes before it.
-    assistants = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
-    starts = [
-        _answer_start(policy, problem, conversation, messages[: of_prompt + n]) if n else first
-        for n in assistants
-    ]
-    last_start = starts[-1]
-    conversation = [*conversation[:last_start], *_until_end(policy, conversation[last_start:])]
-    # (tokens of the conversation,) bool. The loop fills in all messages but the last one.
-    trained = np.zeros(len(conversation), dtype=bool)
-    for number, turn in zip(assistants, pairwise(starts), strict=False):
-        rendered = _conversation(policy, problem, messages[: of_prompt + number + 1], False)
-        stop = _message_stop(policy, conversation, rendered, turn)
-        if stop is None:
-            raise _rerender_error(problem)
-        trained[turn[0] : stop] = number not in skipped
-    trained[last_start:] = assistants[-1] not in skipped
-    return GivenAnswer(np.array(conversation[first:], dtype=np.int64), trained[first:])
+    spans = assistant_spans(
+        lambda messages, begin: _conversation(policy, problem, messages, begin),
+        [*problem.prompt, *answer],
+        len(problem.prompt),
+        conversation,
+        policy.end_ids,
+    )
+    if spans is None:
+        raise _rerender_error(problem)
+    last = spans[-1]
+    tokens = [*conversation[: last.start], *_with_end(policy, conversation[last.start : last.stop])]
+    trained = np.zeros(len(tokens), dtype=bool)
+    for span in spans:
+        stop = len(tokens) if span is last else span.stop
+        trained[span.start : stop] = span.message - len(problem.prompt) not in skipped
+    return GivenAnswer(np.array(tokens[first:], dtype=np.int64), trained[first:])
 
 
-def _message_stop(
-    policy: Policy, conversation: Sequence[int], rendered: Sequence[int], turn: tuple[int, int]
-) -> int | None:
-    """Return where the assistant's message of a turn stops, its end token included; None if nothing tells.
-
-    ``rendered``: the conversation up to this message, as the template renders it. ``turn``: where the tokens
-    of this message and of the assistant's next one begin.
-    """
-    start, next_start = turn
-    # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
-    is_prefix = conversation[: len(rendered)] == rendered
-    stop = len(rendered) if is_prefix else next_start
-    ends = [i for i in range(start, stop) if conversation[i] in policy.end_ids]
-    # What the template writes after the message's end token, such as a line break, is not the model's.
-    if ends:
-        return ends[0] + 1
-    # If a template writes no such token, as GLM's, the beginning of the next turn may be an end token.
-    return stop + (conversation[stop] in policy.end_ids) if is_prefix else None
-
-
-def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
-    """Return a last message up to its end token; if the template writes none, the model's own is added."""
-    ends = [n for n, token in enumerate(tokens) if token in policy.end_ids]
-    if ends:
-        return tokens[: ends[0] + 1]
+def _with_end(policy: Policy, tokens: list[int]) -> list[int]:
+    """Return a last message with its end token; if the template writes none, the model's own is added."""
+    if tokens and tokens[-1] in policy.end_ids:
+        return tokens
     # White space that the template writes after the message is not the model's.
     while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
         tokens = tokens[:-1]
@@ -369,14 +344,6 @@ def _until_end(policy: Policy, tokens: list[int]) -> list[int]:
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
     return call_for(problem, lambda: policy.conversation(messages, problem.template, begin))
-
-
-def _answer_start(policy: Policy, problem: Problem, conversation: list[int], messages: Messages) -> int:
-    """Return where the assistant's answer to a conversation's first messages begins. Raises DataError."""
-    beginning = _conversation(policy, problem, messages, True)
-    if conversation[: len(beginning)] != beginning:
-        raise _rerender_error(problem)
-    return len(beginning)
 
 
 def _not_shown(problem: Problem, omitted: str) -> DataError:
@@ -395,7 +362,7 @@ def _rerender_error(problem: Problem) -> DataError:
     )
 
 
-def check_vocabulary(policy: Policy, encoded: Sequence[Prompted]) -> None:
+def check_vocabulary(policy: Policy, encoded: Sequence[EncodedProblem]) -> None:
     """Raise ConfigError if prompts or answers have tokens that the model does not know."""
     for prompted in encoded:
         check_known(policy, prompted.tokens, f"{prompted.problem.id}: the prompt")

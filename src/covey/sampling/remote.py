@@ -3,8 +3,9 @@
 A server that fails, or whose log-probs differ from the policy's, is excluded by the ``fleet``. Its requests
 go to the others, with the same random streams.
 
-Where weights may change meanwhile (``lags``), each completion is asked for in segments. A server that has new
-weights to take ends its segments first; unfinished completions continue from their tokens, here or elsewhere.
+Where weights may change meanwhile (``from_snapshot``), each completion is asked for in segments. A server
+that has new weights to take ends its segments first; unfinished completions continue from their tokens, here
+or elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from covey.config.sampling import Servers
 from covey.models.policy import Policy
-from covey.sampling.base import Request, Sampled, SamplingParams, Weights
+from covey.sampling.base import Request, SampledCompletion, SamplingParams, Weights
 from covey.sampling.dialects import ServerOutput
 from covey.sampling.fleet import Fleet
 from covey.sampling.server_client import ServerClient
@@ -38,7 +39,7 @@ SEGMENT = 256
 class RemoteSampler:
     """Samples on servers; ``covey.sampling.base.Sampler``."""
 
-    shares = False
+    samples_on_every_rank = False
 
     def __init__(
         self,
@@ -51,15 +52,15 @@ class RemoteSampler:
         *,
         token: str = "",
         transport: Transport = ask,
-        lags: bool = False,
+        from_snapshot: bool = False,
     ) -> None:
         """Nothing is sent yet. ``folder`` is where weights are written for the servers.
 
-        ``probes`` are prompts to compare on; ``transport`` sends a request. ``lags``: ``policy`` is a
-        snapshot, and ``sync`` and ``sample`` are called in different threads.
+        ``probes`` are prompts to compare on; ``transport`` sends a request. ``from_snapshot``: ``policy`` is
+        one, and ``sync`` and ``sample`` are called in different threads.
         """
         self.policy = policy
-        self.lags = lags
+        self.from_snapshot = from_snapshot
         self.max_running = max_running
         self.client = ServerClient(policy, transport, token, servers.timeout)
         self.fleet = Fleet(policy, servers, folder, probes, temperature, self.client)
@@ -77,13 +78,13 @@ class RemoteSampler:
 
         All processes ask this together: only rank 0 knows.
         """
-        return on_rank_zero(lambda: self.fleet.bit_exact) and not self.lags
+        return on_rank_zero(lambda: self.fleet.bit_exact) and not self.from_snapshot
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on; they travel when a server is next asked for something."""
-        self.fleet.sync(weights, snapshot=self.lags)
+        self.fleet.sync(weights, snapshot=self.from_snapshot)
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield completions as their groups end. Raises SamplersLost when no server is left."""
         # Of several processes the first one asks for all completions, and it alone gives servers weights.
         if not requests:
@@ -122,10 +123,10 @@ class RemoteSampler:
         self._say_padding(tokens)
 
     def _pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
-        """Yield the completions that a request asks for: a group; under ``lags`` a single completion."""
+        """Yield the completions that a request asks for: a group; ``from_snapshot`` a single completion."""
         for number, request in enumerate(requests):
             samples = range(len(request.streams))
-            if self.lags:
+            if self.from_snapshot:
                 yield from (Piece(number, [sample]) for sample in samples)
             else:
                 yield Piece(number, samples)
@@ -141,8 +142,8 @@ class RemoteSampler:
     def _start_threads(self, work: WorkList) -> None:
         """Let the present servers work on this call, each on as many pieces at once as it has room for."""
         group_sizes = [len(request.streams) for request in work.requests]
-        largest = 1 if self.lags else max(group_sizes, default=1)
-        pieces = sum(group_sizes) if self.lags else len(group_sizes)
+        largest = 1 if self.from_snapshot else max(group_sizes, default=1)
+        pieces = sum(group_sizes) if self.from_snapshot else len(group_sizes)
         # A thread per request under way; ``max_running`` completions at once, in groups of the largest size.
         threads = max(1, self.max_running // largest)
         for server in self.fleet.present:
@@ -168,7 +169,7 @@ class RemoteSampler:
             if failure is not None:
                 self.fleet.exclude(server, failure)
             # If it was excluded or got other weights meanwhile, its segment is discarded and asked for again.
-            if failure is not None or (self.lags and server.version != version):
+            if failure is not None or (self.from_snapshot and server.version != version):
                 work.put_back(piece)
                 break
             completions = [self._completion(piece.prefix, output, version, server.url) for output in outputs]
@@ -183,7 +184,9 @@ class RemoteSampler:
             work.put_back(replace(piece, prefix=first))
             return
         numbered = zip(piece.samples, completions, strict=True)
-        work.results.put([Sampled(piece.request, sample, completion) for sample, completion in numbered])
+        work.results.put(
+            [SampledCompletion(piece.request, sample, completion) for sample, completion in numbered]
+        )
 
     def _next_piece(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
         """Return the next piece; while others are still under way, wait for a piece to come back.
@@ -214,7 +217,7 @@ class RemoteSampler:
             prompt = np.concatenate([prompt, piece.prefix.tokens])
         room = request.limit(params) - prefix_length
         # A stop string may begin in one segment and end in the next, so it excludes segments.
-        if self.lags and not params.stop:
+        if self.from_snapshot and not params.stop:
             room = min(room, SEGMENT)
         streams = [request.streams[sample] for sample in piece.samples]
         temperature = 0.0 if request.greedy else params.temperature
@@ -230,7 +233,7 @@ class RemoteSampler:
         """Return a completion with the segment that a server has added to it."""
         tokens = np.array(output.tokens, dtype=np.int64)
         logprobs = np.array(output.logprobs, dtype=np.float32)
-        versions = np.full(len(tokens), version) if self.lags else None
+        versions = np.full(len(tokens), version) if self.from_snapshot else None
         provenance = Provenance(version, versions, url)
         segment = Completion(
             tokens, logprobs, "", output.finish, provenance, sampling_mask=output.sampling_mask

@@ -17,7 +17,7 @@ from queue import Empty, Queue
 
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
 from covey.system.opening import open_to_readers
 from covey.types import Completion
@@ -83,7 +83,7 @@ class WorkList:
     requests: Sequence[Request]
     params: SamplingParams
     queue: deque[Piece]
-    results: Queue[list[Sampled] | Exception | None] = field(default_factory=Queue)
+    results: Queue[list[SampledCompletion] | Exception | None] = field(default_factory=Queue)
     """None: a server was excluded or has weights to take; an exception: a mistake of ours, to be raised."""
     threads_started_for: dict[str, int] = field(default_factory=dict)
     """Address -> the server's ``times_admitted`` when threads were last started for it."""
@@ -97,7 +97,7 @@ class WorkList:
             self.queue.appendleft(piece)
             self.changed.notify_all()
 
-    def next_result(self) -> list[Sampled] | None:
+    def next_result(self) -> list[SampledCompletion] | None:
         """Return the samples of the next piece; None if a thread has ended, or if none came for a second.
 
         Raises the exception of a thread.

@@ -33,3 +33,14 @@ def available_memory() -> int:
     for group_limit in group_limits("memory", ("memory.max",), ("memory.limit_in_bytes",)):
         limits += group_limit
     return min(limits)
+
+
+def runs_here(process: int) -> bool:
+    """Return whether a process of this number runs on this machine, whoever's it is."""
+    try:
+        os.kill(process, 0)  # only tests whether the process exists
+    except PermissionError:  # by another user
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

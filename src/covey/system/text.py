@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import TypeAlias
 
 Say: TypeAlias = Callable[[str], object]
@@ -76,3 +77,13 @@ def duration(seconds: float) -> str:
     if s < 3600:
         return f"{s // 60} min {s % 60} s"
     return f"{s // 3600} h {s % 3600 // 60} min"
+
+
+def common_prefix_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many elements two sequences have in common at their beginning.
+
+    >>> common_prefix_length([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
+    pairs = zip(first, second, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))

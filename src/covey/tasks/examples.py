@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from covey.config.methods import METHODS, Kind
 from covey.config.schema import Data
-from covey.system.text import percent
+from covey.system.text import common_prefix_length, percent
 from covey.tasks.sampled import REMEDY, SAMPLED
 from covey.types import AnswerTokens, Problem
 from covey_verify.errors import DataError
@@ -45,7 +44,7 @@ class Example:
     """One answer, the chosen and the rejected one, or the steps of one."""
     labels: tuple[float, ...]
     """One label per answer: 1 imitated, chosen, good; 0 rejected, bad."""
-    sampled: tuple[AnswerTokens, ...] = ()
+    sampled_tokens: tuple[AnswerTokens, ...] = ()
     """The answers' tokens, if an earlier stage has sampled them."""
 
 
@@ -72,9 +71,9 @@ def with_prompt(row: dict[str, object], where: str, data: Data, answered: bool =
         return row
     if isinstance(chosen, list) and isinstance(rejected, list):
         # At least one message has to remain as an answer.
-        shared = min(_equal_at_start(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+        shared = min(common_prefix_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
     elif isinstance(chosen, str) and isinstance(rejected, str):
-        shared = _equal_at_start(chosen, rejected)
+        shared = common_prefix_length(chosen, rejected)
         if shared and chosen[shared - 1] == " ":  # a space belongs to the word that follows it
             shared -= 1
     else:
@@ -121,12 +120,6 @@ def _first_answer(messages: list[object], where: str) -> int:
             "of the user or the system"
         )
     return first
-
-
-def _equal_at_start(chosen: Sequence[object], rejected: Sequence[object]) -> int:
-    """Return the number of equal messages or characters at the beginning."""
-    pairs = zip(chosen, rejected, strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def messages_of(value: list[object]) -> Messages | None:
@@ -204,7 +197,7 @@ def _split_pair(example: Example) -> list[Example]:
     if example.kind != "pair":
         return [example]
     return [
-        Example("judged", example.problem, (answer,), (label,), example.sampled[n : n + 1])
+        Example("judged", example.problem, (answer,), (label,), example.sampled_tokens[n : n + 1])
         for n, (answer, label) in enumerate(zip(example.answers, example.labels, strict=True))
     ]
 
@@ -222,7 +215,7 @@ def need_both(examples: Sequence[Example]) -> None:
 
 def _example(problem: Problem, method: str, data: Data) -> Example:
     columns = problem.columns
-    if problem.sampled is not None:
+    if problem.sampled_tokens is not None:
         data = Data()  # its columns have covey's names, whatever the user's file calls its own
     readers: Mapping[Kind, Callable[[Problem, Data], Example]] = {
         "answer": _answer,
@@ -273,9 +266,9 @@ def _answer(problem: Problem, data: Data) -> Example:
 
 def _sampled_tokens(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
     """Return the tokens of the answers in these columns; () if no stage has sampled the row."""
-    if problem.sampled is None:
+    if problem.sampled_tokens is None:
         return ()
-    answers = problem.sampled.answers
+    answers = problem.sampled_tokens.answers
     if missing := [name for name in columns if name not in answers]:
         raise DataError(f"{problem.id}: {SAMPLED} has no tokens for {missing[0]!r}. {REMEDY}")
     return tuple(answers[name] for name in columns)
@@ -350,7 +343,7 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
         raise DataError(f"{problem.id}: {column!r} has no value (null, or NaN); leave the row out")
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         raise DataError(f"{problem.id}: {column!r} must be text, not {str(answer)[:60]!r}")
-    if problem.sampled is None:
+    if problem.sampled_tokens is None:
         refuse_messages_in_text(problem.id, column, str(answer))
     return str(answer)
 

@@ -245,7 +245,7 @@ def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Pro
     columns = {k: v for k, v in row.items() if k not in ("prompt", SAMPLED)}
     prompt = _prompt(where, {"prompt": None, **row}, Data())
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, Data())
-    return Problem(identifier, prompt, columns, template, sampled=sampled)
+    return Problem(identifier, prompt, columns, template, sampled_tokens=sampled)
 
 
 def in_our_names(row: dict[str, object], data: Data) -> dict[str, object]:

@@ -135,7 +135,7 @@ def logprobs_of(policy: Policy, sequences: Sequence[tuple[np.ndarray, Tensor]]) 
     times = torch.cat([t.new_full((len(t),), t[0].numel()) for _, t in sequences])
     targets = torch.cat([t.flatten() for _, t in sequences])
     packed = replace(packed, sources=packed.sources.repeat_interleave(times), targets=targets)
-    logprobs = policy.score(packed, 1.0).logprobs.split([t.numel() for _, t in sequences])
+    logprobs = policy.token_outputs(packed, 1.0).logprobs.split([t.numel() for _, t in sequences])
     return [x.view(t.shape) for x, (_, t) in zip(logprobs, sequences, strict=True)]
 
 
@@ -162,7 +162,7 @@ class DrawRequest:
     count: int
     seed: int
     params: SamplingParams
-    scored: int | None
+    logprob_tokens: int | None
     """Number of tokens at the prompt's end whose log-probs are wanted; None: of none."""
 
     @property
@@ -179,10 +179,10 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
     for number, draw in enumerate(draws):
         owners[draw.prompt.tobytes(), draw.params.max_tokens] += [(number, i) for i in range(draw.count)]
     requests = []
-    for (prompt, room), completions_of_prompt in owners.items():
+    for (prompt, max_tokens), completions_of_prompt in owners.items():
         streams = [key(draws[number].seed, "tinker", i) for number, i in completions_of_prompt]
-        requests.append(Request(np.frombuffer(prompt, np.int64), streams, room=room))
-    params = replace(draws[0].params, max_tokens=max(room for _, room in owners))
+        requests.append(Request(np.frombuffer(prompt, np.int64), streams, max_tokens=max_tokens))
+    params = replace(draws[0].params, max_tokens=max(most for _, most in owners))
     together = list(owners.values())
     completions: dict[tuple[int, int], Completion] = {}
     for sampled in sampler.sample(requests, params):
@@ -198,11 +198,11 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
 @torch.no_grad()
 def _prompt_logprobs(policy: Policy, draw: DrawRequest) -> np.ndarray | None:
     """The log-prob of each token of the prompt (P,); NaN for the first, and before the wanted tokens."""
-    if draw.scored is None:
+    if draw.logprob_tokens is None:
         return None
     logprobs = np.full(len(draw.prompt), np.nan, np.float32)
     if len(draw.prompt) > 1:
         targets = torch.from_numpy(draw.prompt[1:]).to(policy.device)
         logprobs[1:] = logprobs_of(policy, [(draw.prompt[:-1], targets)])[0].cpu().numpy()
-        logprobs[: len(logprobs) - draw.scored] = np.nan
+        logprobs[: len(logprobs) - draw.logprob_tokens] = np.nan
     return logprobs

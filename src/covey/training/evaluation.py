@@ -18,20 +18,19 @@ from covey.rewards.groups import sums_steps, with_credit
 from covey.rewards.reading import Reader
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
-from covey.rollouts.group_sampling import sampling_params
-from covey.rollouts.groups import OnProgress, score_all
+from covey.rollouts.groups import OnProgress, sampling_params, score_all
 from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
-from covey.runs.inventory import code_of
+from covey.runs.sources import code_of
 from covey.sampling.base import Sampler, SamplingParams
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.types import Completion, Credit, Group, Problem
 from covey_verify.extract import Rule, extract
 
 
 def evaluate_by(
     loaded: ResolvedConfig,
-    problems: Sequence[Prompted],
+    problems: Sequence[EncodedProblem],
     sampler: Sampler,
     rewards: Rewards,
     progress: OnProgress,
@@ -51,7 +50,7 @@ def evaluate_by(
 
 
 def evaluate(
-    problems: Sequence[Prompted],
+    problems: Sequence[EncodedProblem],
     sampler: Sampler,
     rewards: Rewards,
     params: SamplingParams,
@@ -70,8 +69,7 @@ def evaluate(
     # One stream, hence one completion; greedy decoding draws nothing from it.
     likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
     # All in one call, so that the sampler stays full; split again by position.
-    all_requests = [*requests, *likeliest]
-    groups = score_all([*problems, *problems], all_requests, sampler, params, Scorer(rewards), progress)
+    groups = score_all([*requests, *likeliest], sampler, params, Scorer(rewards), progress)
     sampled = [with_credit(group, credit) for group in groups[: len(problems)]]
     greedy = groups[len(problems) :]
     return Evaluation(
@@ -85,7 +83,7 @@ def evaluate(
     )
 
 
-def basis_of(problems: Sequence[Prompted], rewards: Rewards, by_steps: bool = False) -> Basis:
+def basis_of(problems: Sequence[EncodedProblem], rewards: Rewards, by_steps: bool = False) -> Basis:
     """Return hashes of verdict, rewards and problems: equal if two evaluations measure the same.
 
     ``by_steps``: a reward is the sum of its steps.
@@ -99,8 +97,7 @@ def basis_of(problems: Sequence[Prompted], rewards: Rewards, by_steps: bool = Fa
 
 def _identity(reward: Reward) -> str:
     """Hash what defines a reward: its name, its settings, a user's source code, a model's weights."""
-    # Where the config lies does not change what the reward measures.
-    settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
+    settings = reward.plain_settings
     if is_learned(reward):
         settings["model"] = weights_identity(reward)
     folder = Path(reward.origin.folder) if reward.origin else Path()

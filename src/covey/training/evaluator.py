@@ -11,7 +11,7 @@ from covey.rewards.scorer import Rewards
 from covey.runs.estimates import Evaluation
 from covey.runs.journal import Journal
 from covey.sampling.base import Sampler
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import on_rank_zero
 from covey.training.evaluation import evaluate_by
 
@@ -21,20 +21,20 @@ class Evaluator:
     """Measures a run's policy. The same problems are taken each time, so that two evaluations compare."""
 
     loaded: ResolvedConfig
-    test_set: Sequence[Prompted]
+    test_set: Sequence[EncodedProblem]
     sampler: Sampler
     rewards: Rewards
     journal: Journal
     on_sample: Callable[..., None]
-    """Called with the numbers of completions done and in all, and with ``what`` is done."""
+    """Called with the number of finished completions, that of all, and ``what`` is being done."""
 
     @property
-    def spare_problems(self) -> Sequence[Prompted]:
+    def spare_problems(self) -> Sequence[EncodedProblem]:
         """Held-out problems that no evaluation during training uses, as many as one evaluation has."""
         count = self.loaded.config.eval.problems
         return self.test_set[count : 2 * count]
 
-    def measure(self, problems: Sequence[Prompted]) -> Evaluation:
+    def measure(self, problems: Sequence[EncodedProblem]) -> Evaluation:
         """Measure accuracy on some problems now."""
         self.journal.console.show_work("evaluating")
         with self.journal.clock("eval"):

@@ -39,16 +39,18 @@ def sample_completions(run: Run) -> None:
         for step in range(run.state.step, config.train.steps):
             run.begin_step()
             with journal.clock("rollout"):
-                rollout = next(rollouts)
+                rollout_batch = next(rollouts)
             # The rollout log has a column for advantages; here there are none.
-            no_advantages = [np.zeros(len(c.tokens)) for group in rollout.groups for c in group.completions]
-            journal.log_completions(step, rollout, no_advantages)
-            run.advance(step + 1, rollout.position)
-            groups = rollout.all_groups
+            no_advantages = [
+                np.zeros(len(c.tokens)) for group in rollout_batch.groups for c in group.completions
+            ]
+            journal.log_completions(step, rollout_batch, no_advantages)
+            run.advance(step + 1, rollout_batch.position)
+            groups = rollout_batch.all_groups
             metrics = {
                 **group_metrics(groups),
-                **score_metrics(groups, rollout.scoring.logged),
-                **rollout.metrics,
+                **score_metrics(groups, rollout_batch.scoring.logged),
+                **rollout_batch.metrics,
             }
             journal.log(step, metrics)
             facts = {
@@ -66,7 +68,7 @@ def write_examples(run: Run) -> list[ExampleRow]:
     folder = run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
     rows = SELECTIONS[config.method](run, problems)
-    completions = config.train.steps * config.rollout.prompts_per_step * config.rollout.group_size
+    completions = config.train.steps * config.rollout.completions_per_step
     if not rows:
         why = mostly_truncated(sampled_groups(folder)) or _why_none(config)
         raise DataError(

@@ -10,7 +10,7 @@ from torch import Tensor
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective, Requirements
 from covey.learner.schedule import learning_rate
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.rng import key, permutation
 from covey.system.processes import run_on_all
 from covey.training.run import Run
@@ -96,9 +96,9 @@ class NegativeLogLikelihood:
 
     requires = Requirements()
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss, and its value for the log."""
-        logprobs = micro.packed.unpack(scores.logprobs)
+        logprobs = micro.packed.unpack(outputs.logprobs)
         mask = micro.rows.mask.to(logprobs.device)
         # Divided by the step's tokens, so that micro-batches add up to the mean.
         loss = -logprobs[mask].sum() / micro.totals.tokens

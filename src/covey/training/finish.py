@@ -38,9 +38,9 @@ from covey.system.processes import (
 from covey.system.text import duration, percent
 from covey.tasks.source import EXAMPLES
 from covey.training.example_sampling import write_examples
-from covey.training.healing import tell_outcomes
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.resume import load_weights_of
+from covey.training.rollback import tell_outcomes
 from covey.training.run import Run
 
 
@@ -96,7 +96,7 @@ def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluatio
         evaluations = {**evaluations, "after": best.evaluation}
     run.learner.check_finite(str(run.journal.folder.path / "final"))
     # All processes have to take part; only the first one writes.
-    critic = full_weights(run.critic.policy.model) if run.critic is not None else {}
+    critic = full_weights(run.critic.network.model) if run.critic is not None else {}
     return on_rank_zero(lambda: _write_final(run, evaluations, critic, again))
 
 
@@ -116,7 +116,7 @@ def _write_final(
     metrics = records.read("metrics.jsonl")
     ranking = held_out_ranking(metrics, run.held_out, steps) or CardFacts.ranking
     example = example_of([p.problem for p in run.test_set or run.train_set])
-    loader = run.learner.policy.loader_name
+    loader = run.learner.network.loader_name
     _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, ranking))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
@@ -151,9 +151,9 @@ def _verdict(
 def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
     """Write `final/`: the model, its critic and its card. It appears under its name once it is complete."""
     with committed_folder(run.journal.folder.path / "final") as final:
-        save_policy(run.learner.policy.unsharded, final)
+        save_policy(run.learner.network.unsharded, final)
         if run.critic is not None:
-            run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
+            run.critic.network.model.save_pretrained(final / "critic", state_dict=critic)
             check_folder(final / "critic", critic)
         write_cards(final, trained)
 

@@ -43,10 +43,10 @@ class KLAlarm(IntEnum):
 Action = Stop | Warn
 WORSE_THAN_NOTHING = -0.25
 """Explained variance below which a critic is diverging, not merely untrained or noisy."""
-LOST_STEPS = 5
+CRITIC_WORSE_STEPS = 5
 
 
-def judge_update(
+def count_skipped_update(
     finite: bool, memory: GuardMemory, limits: Guards, step: int
 ) -> tuple[GuardMemory, Stop | None]:
     """Count updates that were skipped because their loss or gradient was not finite."""
@@ -109,7 +109,7 @@ def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Acti
     # A comparison with NaN is false: a step without a critic resets the count.
     steps = before + 1 if explained < WORSE_THAN_NOTHING else 0
     # Equal, not at least: the warning comes once in a row of bad steps.
-    if steps != LOST_STEPS:
+    if steps != CRITIC_WORSE_STEPS:
         return steps, []
     text = (
         f"step {step + 1}: for {steps} steps the critic predicted returns worse than their mean would "

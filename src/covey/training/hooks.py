@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from covey.runs.atomic import write_file
-from covey.runs.reader import read_environment
+from covey.runs.compatibility import update_environment
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from covey.sampling.tools.turns import innermost
-from covey.system.integrity import sealed
 from covey.training.memory import memory_measured
 from covey.training.run import Run
 
@@ -47,8 +45,7 @@ class Hooks:
         path = self.run.journal.folder.path
         configured = self.run.loaded.config.train.tokens_per_micro_batch
         # The form in which ``plan_memory`` reads it.
-        planned = {"micro_tokens": {"configured": configured, "planned": tokens}}
-        write_file(path / "env.json", sealed({**(read_environment(path) or {}), **planned}))
+        update_environment(path, micro_tokens={"configured": configured, "planned": tokens})
 
     def fewer_running(self, running: int) -> None:
         """Report that the sampler ran out of memory and continues with fewer completions at once."""

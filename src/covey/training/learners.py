@@ -7,7 +7,6 @@ from typing import NamedTuple
 from covey.learner.learner import Objective
 from covey.learner.objectives import PolicyObjective, ValueObjective, ValueStats
 from covey.objective.diagnostics import TokenStats
-from covey.training.metrics import StepUpdates
 from covey.training.run import AnyLearner, Run
 
 
@@ -16,8 +15,11 @@ class LearnerPart(NamedTuple):
 
     learner: AnyLearner
     objective: Objective[TokenStats | ValueStats]
-    norms: list[float]
-    """The norms of its gradients so far; each update appends one."""
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether its gradient is the policy's, which a head of values may share."""
+        return isinstance(self.objective, PolicyObjective)
 
 
 def policy_is_frozen(run: Run, step: int) -> bool:
@@ -29,23 +31,23 @@ def policy_is_frozen(run: Run, step: int) -> bool:
 def set_value_pull(run: Run, policy_frozen: bool) -> None:
     """Set how far a value head's gradient reaches the policy's trunk: not at all if the policy is frozen."""
     critic = run.loaded.algorithm.critic
-    head = run.learner.policy.value
+    head = run.learner.network.value
     if critic is not None and head is not None:
         head.pull = 0.0 if policy_frozen else critic.pull
 
 
-def learner_parts(run: Run, policy_frozen: bool, outcome: StepUpdates) -> list[LearnerPart]:
+def learner_parts(run: Run, policy_frozen: bool) -> list[LearnerPart]:
     """Return the learners that take part in a step: the policy, unless it is frozen, and a critic."""
     algorithm = run.loaded.algorithm
     rollout = run.loaded.config.rollout
-    has_head = run.learner.policy.value is not None
+    has_head = run.learner.network.value is not None
     values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
     parts = []
     if not policy_frozen:
         shared = values if has_head else None
         policy = PolicyObjective.of(algorithm, rollout, run.state.coefficients, shared)
-        parts.append(LearnerPart(run.learner, policy, outcome.norms))
+        parts.append(LearnerPart(run.learner, policy))
     # A head on the policy learns with it in one pass, unless the policy is frozen.
     if values is not None and (policy_frozen or not has_head):
-        parts.append(LearnerPart(run.critic or run.learner, values, outcome.value_norms))
+        parts.append(LearnerPart(run.critic or run.learner, values))
     return parts

@@ -35,7 +35,7 @@ def plan_memory(run: Run, program: int) -> dict[str, int]:
     """
     config = run.loaded.config
     learner = run.learner
-    device = learner.policy.device
+    device = learner.network.device
     # Processes on one machine share its memory equally.
     available = device_memory(device) // on_this_machine(device.type)
     largest = _largest_step(run)
@@ -84,7 +84,7 @@ def _largest_step(run: Run) -> LargestStep:
 def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
     """Return the forecast as a function of the micro-batch and of the number of completions at once."""
     learner = run.learner
-    shape = shape_of(learner.policy.unsharded)
+    shape = shape_of(learner.network.unsharded)
     copied = learner.reference is not None and learner.reference.has_weights
     return partial(
         forecast,
@@ -93,8 +93,8 @@ def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
         largest,
         reference=copied,
         program=program,
-        critic=sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0,
-        judges=reward_model_bytes(run.rewards),
+        critic=sum(p.numel() for p in run.critic.network.parameters) if run.critic else 0,
+        reward_models=reward_model_bytes(run.rewards),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,23 +35,23 @@ from covey_verify.extract import last_text
 OFF_CENTRE = "advantages do not sum to zero"
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepUpdates:
     """The results of a training step's optimizer steps."""
 
     version_before: int
     """Optimizer steps before this step."""
-    stats: list[TokenStats] = field(default_factory=list)
+    stats: Sequence[TokenStats]
     """Statistics of the policy's micro-batches."""
-    norms: list[float] = field(default_factory=list)
+    norms: Sequence[float]
     """Norms of the policy's gradients."""
-    value_norms: list[float] = field(default_factory=list)
+    value_norms: Sequence[float]
     """Norms of the gradients of a critic that is updated separately."""
 
 
 def step_metrics(
     step: int,
-    rollout: RolloutBatch,
+    rollout_batch: RolloutBatch,
     batch: Batch,
     outcome: StepUpdates,
     loaded: ResolvedConfig,
@@ -60,20 +60,20 @@ def step_metrics(
     """Return everything that is logged of a step, by name; the config alone determines it."""
     algorithm = loaded.algorithm
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
-    groups = rollout.all_groups
+    groups = rollout_batch.all_groups
     advantages = by_completion(batch, batch.advantages)
     critic = batch.value_targets
     # NaN marks updates that were skipped.
     applied = [n for n in outcome.norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
-        **score_metrics(groups, rollout.scoring.logged),
+        **score_metrics(groups, rollout_batch.scoring.logged),
         **group_signs(groups),
-        **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in advantages])),
-        **gradient_signs(rollout.groups, advantages),
+        **gradient_shares(rollout_batch.groups, np.array([np.abs(a).sum() for a in advantages])),
+        **gradient_signs(rollout_batch.groups, advantages),
         **token_metrics(outcome.stats, algorithm),
         **(value_metrics(critic.values, critic.returns, batch.mask) if critic is not None else {}),
-        **rollout.metrics,
+        **rollout_batch.metrics,
         "entropy/sampled": sampled_entropy(groups),
         "update/coverage": update_coverage(batch, groups, algorithm.skips_idle),
         "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
@@ -93,20 +93,20 @@ def step_metrics(
 def report_step(
     journal: Journal,
     step: int,
-    rollout: RolloutBatch,
+    rollout_batch: RolloutBatch,
     batch: Batch,
     outcome: StepUpdates,
     metrics: Mapping[str, float],
     loaded: ResolvedConfig,
 ) -> None:
     """Log a step and show it on the console."""
-    _note_off_centre(journal, loaded.algorithm, batch, rollout.groups, step)
+    _note_off_centre(journal, loaded.algorithm, batch, rollout_batch.groups, step)
     tokens_of_step = token_record(outcome.stats, [len(tokens) for tokens in batch.tokens])
     times = journal.log_rollouts(
-        step, rollout, batch, tokens_of_step, loaded.config.train.inner_epochs, metrics
+        step, rollout_batch, batch, tokens_of_step, loaded.config.train.inner_epochs, metrics
     )
     console = journal.console
-    console.examples = extremes(rollout.all_groups)
+    console.examples = extremes(rollout_batch.all_groups)
     console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
 
 

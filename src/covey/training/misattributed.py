@@ -16,7 +16,7 @@ from covey.runs.journal import Journal
 from covey.types import Group
 
 REPORTED_ABOVE = 1.0
-"""Nats per token, averaged over a group, from which it is reported; rounding causes about 0.01."""
+"""Mean difference in nats per token from which a group is reported; rounding causes about 0.01."""
 EVENT = "answer to another request"
 
 

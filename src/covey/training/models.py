@@ -17,7 +17,7 @@ from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, load_value_model, value_model_from
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
-from covey.sampling.prompts import Prompted, encode_examples, texts_of
+from covey.sampling.prompts import EncodedProblem, encode_examples, texts_of
 from covey.sampling.remote import RemoteSampler
 from covey.sampling.server_client import TOKEN
 from covey.sampling.servers import Transport
@@ -31,13 +31,13 @@ from covey_verify.web import ask
 
 def load_trained(
     loaded: ResolvedConfig, source: Source
-) -> tuple[Policy, Callable[[Sequence[Example]], list[Prompted]]]:
+) -> tuple[Policy, Callable[[Sequence[Example]], list[EncodedProblem]]]:
     """Return the model that a method trains, and the function that encodes its examples."""
     config = loaded.config
     texts = texts_of(source, loaded.config)
     if config.method == "reward_model":
-        judge = load_reward_model(loaded, texts, kind_of(source.examples))
-        return judge, lambda examples: encode_judged(judge, examples)
+        reward_model = load_reward_model(loaded, texts, kind_of(source.examples))
+        return reward_model, lambda examples: encode_judged(reward_model, examples)
     policy = load_policy(loaded, texts)
     return policy, lambda examples: encode_examples(policy, examples, config)
 
@@ -78,16 +78,18 @@ def load_critic(policy: Policy, loaded: ResolvedConfig) -> Learner[ValueModel] |
     return Learner(model, config.train.model_copy(update={"lr": critic.lr}))
 
 
-def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
+def sampler_of(
+    policy: Policy, config: Config, prompts: Sequence[EncodedProblem], options: RunOptions
+) -> Sampler:
     """Return a sampler on servers, if the config names some or Ray places them, else in this process."""
     rollout = config.rollout
     transport: Transport = ask
-    lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
+    from_snapshot = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
     # Sampling ahead needs weights that the training thread does not change meanwhile.
-    policy = policy.snapshot() if lags else policy
+    policy = policy.snapshot() if from_snapshot else policy
     sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
     if sampler is None:
-        return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
+        return LocalSampler(policy, rollout.max_running, options.faults, from_snapshot=from_snapshot)
     folder = sampler.folder or config.output / "sync"
     token = os.environ.get(TOKEN, "")
     if config.launch.samplers and is_rank_zero():  # the process that sends all requests
@@ -103,5 +105,5 @@ def sampler_of(policy: Policy, config: Config, prompts: Sequence[Prompted], opti
         max_running=rollout.max_running,
         token=token,
         transport=transport,
-        lags=lags,
+        from_snapshot=from_snapshot,
     )

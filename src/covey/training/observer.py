@@ -25,7 +25,7 @@ class Observer:
         """Called before a step, counted from 0."""
 
     def step_ends(self, step: int, metrics: Mapping[str, float]) -> ObserverRequest | None:
-        """Called after ``step`` steps with the last one's metrics; None: no wish."""
+        """Called after ``step`` steps with the last one's metrics; None asks for nothing."""
 
     def checkpoint_written(self, folder: Path) -> None:
         """Called after a checkpoint was written."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved_values
-from covey.config.methods import METHODS, POLICIES, SAMPLES_EXAMPLES, Loop
-from covey.config.python_objects import ModelObject
-from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit
+from covey.config.methods import METHODS, SAMPLES_EXAMPLES, Loop
+from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit, resume_command
 from covey.insight.result import (
     Result,
     better_step_hint,
@@ -21,13 +19,12 @@ from covey.insight.result import (
 )
 from covey.learner.process import default_torch_modes, freeze_existing_objects, restore_process_settings
 from covey.models.model_objects import restore_model_object, take_weights
-from covey.runs.compatibility import refuse_other_config
 from covey.runs.folder import (
     RESULT,
     checkpoints,
     read_numbers,
 )
-from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
+from covey.runs.inputs import record_end
 from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey.system.parent import tell_run_folder
@@ -44,14 +41,14 @@ from covey.system.processes import (
 from covey.system.signals import StopSignal
 from covey.tasks.ordered_stages import refuse_missing
 from covey.training import example_sampling, examples_loop, preference, reward_model, rl
-from covey.training.ended import finished_result, refuse_late_changes
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
-from covey.training.healing import complete_going_back, run_with_healing, severe, with_attempts
 from covey.training.options import DEFAULTS, RunOptions
+from covey.training.refusals import check_resume
+from covey.training.rollback import run_with_rollbacks, severe
 from covey.training.run import Run
 from covey.training.select import select
 from covey.training.setup import set_up
-from covey.training.stage_folders import folder_name, refuse_other_stages, refuse_stale_stages
+from covey.training.stage_folders import placed_stages
 from covey.training.time_estimate import hours_line
 from covey_verify.errors import ConfigError
 
@@ -76,39 +73,25 @@ def run_pipeline(
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
-    stages = loaded.stages()
+    given = loaded.stages()
+    refuse_missing(given)
+    stages = placed_stages(given)
+    ended = check_resume(loaded.config.output, stages, console, options)
     results = list[Result]()
-    refuse_missing(stages)
-    refuse_other_stages(loaded.config.output, stages)
-    # A single stage keeps the run's own folder.
-    pipeline = [_in_pipeline(n, stages) for n in range(len(stages))] if len(stages) > 1 else stages
-    # All of them before the first begins: a stage may take days before a later one is refused.
-    currents = [_current(stage, options) for stage in pipeline]
-    for number, (stage, current) in enumerate(zip(pipeline, currents, strict=True), start=1):
-        last = number == len(stages)
-        finished = on_rank_zero(partial(finished_result, current, console))
-        # The result of the last stage is returned, and has to be that of the inputs given.
-        if not options.changes and (options.same_inputs or (finished is not None and last)):
-            refuse_other_inputs(current, ended=finished is not None)
-        if finished is not None:
-            refuse_late_changes(current)
-        else:
-            refuse_stale_stages(current, currents[number:])
-            if results:
-                run_on_all(stop.check)  # a request that came while the stage before was being written
+    for stage, result in zip(stages, ended, strict=True):
+        if results and result is None:
+            run_on_all(stop.check)  # a request that came while the stage before was being written
         # Each stage changes process-wide settings; the caller's are restored after it.
         with (
             restore_process_settings(),
             freeze_existing_objects(),
-            restore_model_object(current.config.model),
+            restore_model_object(stage.config.model),
         ):
-            results.append(finished or run_with_healing(_run_stage, stage, console, stop, options))
-        if finished is not None and last:
-            console.say(
-                f"{current.config.output} is complete after {finished.steps} steps; there is nothing left "
-                "to do"
-            )
-            take_weights(current.config.model, finished.folder / "final")
+            results.append(result or run_with_rollbacks(_run_stage, stage, console, stop, options))
+    if ended[-1] is not None:
+        steps = f"{ended[-1].steps} steps"
+        console.say(f"{ended[-1].folder} is complete after {steps}; there is nothing left to do")
+        take_weights(stages[-1].config.model, ended[-1].folder / "final")
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
             console.say(line)
@@ -178,62 +161,13 @@ def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
     return result
 
 
-def _current(stage: ResolvedConfig, options: RunOptions) -> ResolvedConfig:
-    """Return a stage's config as it continues. Raises ConfigError if its folder holds another run."""
-    # An earlier try may have gone back after a finding, and continued with a setting of its own.
-    current = with_attempts(stage)
-    complete_going_back(current)
-    refuse_other_config(current, changes=options.changes)
-    return current
-
-
-def _in_pipeline(index: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig:
-    """Return a stage's config with its own folder, names of earlier stages replaced by paths.
-
-    Its model is that of the stage it names, or of the last stage before it that leaves a policy.
-    """
-    stage = stages[index]
-    config = stage.config
-    home = stage.config.output
-    earlier = [(home / folder_name(n, s), s.config.method) for n, s in enumerate(stages[:index], start=1)]
-    # Name of a stage, such as 1-sft -> its folder.
-    folders = {folder.name: folder for folder, _ in earlier}
-    policies = [folder for folder, method in earlier if method in POLICIES]
-    start = folders.get(str(config.model)) or (policies[-1] if policies else None)
-    resolved_folders = {name: folder.resolve() for name, folder in folders.items()}
-    examples = tuple(resolved_folders.get(str(path), path) for path in config.data.examples)
-    changes: dict[str, object] = {
-        "output": home / folder_name(index + 1, stage),
-        "data": config.data.model_copy(update={"examples": examples}),
-        "rewards": tuple(_placed_reward(spec, resolved_folders) for spec in config.rewards),
-    }
-    if start is not None and not isinstance(config.model, ModelObject):
-        changes["model"] = str((start / "final").resolve())
-    return replace(
-        stage, config=config.model_copy(update=changes), previous_stage=start, pipeline_folder=home
-    )
-
-
-def _placed_reward(spec: object, folders: Mapping[str, Path]) -> object:
-    """Return a reward with an earlier stage's model replaced by its path."""
-    if not isinstance(spec, Mapping):
-        return spec
-    placed = dict(spec)
-    for name, settings in spec.items():
-        if isinstance(settings, Mapping) and settings.get("model") in folders:
-            placed[name] = {**settings, "model": str(folders[settings["model"]] / "final")}
-    return placed
-
-
 def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
     """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
     config = loaded.config
     loop = METHODS[config.method].loop
     if loop is None:
         return _select_rows(loaded, console)
-    inputs = inputs_of(loaded)  # before any user function is called, which may change its own data
     run = set_up(loaded, console, stop, options)
-    record_inputs(loaded, inputs)
     on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
         if config.method == "rl":
@@ -246,11 +180,12 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
         console.begin(title, config.train.steps, run.state.step, stops_early, left=run.seconds_left)
         console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
         run.journal.track_by(config.tracker, dict(flatten(resolved_values(loaded))), run.state.step)
-        with stop.listening(partial(_answer_stop, run)):
+        home = loaded.pipeline_folder or config.output
+        with stop.listening(partial(_answer_stop, run), partial(_ended_at_once, run, home)):
             return _train_and_finish(run, LOOPS[loop])
     finally:
         console.end()
-        record_inputs(loaded, inputs)
+        record_end(loaded, run.contents)
         run.journal.close()
         release()
 
@@ -259,6 +194,11 @@ def _answer_stop(run: Run, again: str) -> None:
     """Tell the user at a signal when the run will end; ``again``: the name of a second one."""
     if is_rank_zero():
         run.journal.console.answer(run.progress.describe_stop(again))
+
+
+def _ended_at_once(run: Run, home: Path) -> str:
+    """Return what a second signal loses, and the command that continues the run."""
+    return f"{run.progress.describe_loss()}. Continue with: {resume_command(home)}"
 
 
 def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
@@ -283,7 +223,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
             again = evaluate_again(run) if run.evaluates else None
             if config.method == "rl" and run.state.step:
                 findings = run.supervisor.report_findings(run.state.step - 1)
-                run.supervisor.go_back_for(severe(findings), run.state.step)
+                run.supervisor.roll_back_for(severe(findings), run.state.step)
             run.journal.console.show_work("writing the model")
             with run.journal.clock("final"):
                 return finish_run(run, evaluations, again)

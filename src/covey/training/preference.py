@@ -16,22 +16,22 @@ from covey.errors import CheckpointError
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Learner, Objective, Requirements
 from covey.models.load import own_reference
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.policy import Policy
-from covey.objective.bound import AnyBound
+from covey.objective.axis_function import AnyAxisFunction
 from covey.objective.preference import PreferenceData
 from covey.runs.atomic import write_file
 from covey.runs.folder import INEXACT
 from covey.runs.references import REFERENCE, packed_sums, read_sums
-from covey.sampling.prompts import GivenAnswer, Prompted
+from covey.sampling.prompts import EncodedProblem, GivenAnswer
 from covey.system.processes import on_rank_zero, run_on_all
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
 
 PROMPT = -1.0
-"""Stands where an answer's tokens have an advantage: a token of the prompt, which counts in the NLL alone."""
-SCORED_AT_ONCE = 256
-"""Examples that are scored between two writes of the file of reference log-probs."""
+"""Marks, in place of an advantage, a token of the prompt, which counts in the NLL alone."""
+EXAMPLES_AT_ONCE = 256
+"""Examples between two writes of the file of reference log-probs."""
 
 
 def preferences(run: Run) -> StepBuilder:
@@ -43,7 +43,7 @@ def preferences(run: Run) -> StepBuilder:
         examples = [with_prompt_trained(e) for e in examples]
     asks = set(loss.needs)
     # KTO alone: answers to other prompts, numbered after the examples themselves.
-    others = mismatch_answers(examples, run.learner.policy.context) if "reference_point" in asks else []
+    others = mismatch_answers(examples, run.learner.network.context) if "reference_point" in asks else []
     if others and run.options.trains:
         for note in unpaired_notes(run.train_set, loss.all_settings):
             run.journal.say(note, "yellow")
@@ -68,14 +68,14 @@ def preferences(run: Run) -> StepBuilder:
 
 def answer_log_probs(learner: Learner[Policy], batch: Batch) -> Tensor:
     """Return (N,) log-probs of whole answers under the present policy."""
-    return (learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)
+    return (learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)
 
 
 @dataclass(frozen=True)
 class PreferenceObjective:
     """The mean of a preference loss over the pairs, or the judged answers, of an optimizer step."""
 
-    loss: AnyBound
+    loss: AnyAxisFunction
     reference: Tensor | None = None
     """(N,): log-prob of each whole answer of the step under the reference; None without one."""
     reference_point: float = 0.0
@@ -84,11 +84,11 @@ class PreferenceObjective:
     """Mean trained tokens of the first answers of the step."""
     requires = Requirements(whole_groups=True)  # a pair is not split
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss and of the metrics."""
         batch = micro.rows
         count = micro.totals.prompts
-        logprobs = micro.packed.unpack(scores.logprobs)
+        logprobs = micro.packed.unpack(outputs.logprobs)
         answered = (batch.mask & (batch.advantages != PROMPT)).to(logprobs.device)
         sums = (logprobs * answered).sum(-1)
         lengths = answered.sum(-1).to(logprobs)
@@ -147,7 +147,7 @@ class PreferenceObjective:
         return {name: float(values.sum()) / count for name, values in sums.items()}
 
 
-def with_prompt_trained(example: Prompted) -> Prompted:
+def with_prompt_trained(example: EncodedProblem) -> EncodedProblem:
     """Return a pair whose chosen answer is trained with its prompt, except the prompt's first token."""
     first = example.tokens[:1]
     rest = example.tokens[1:]
@@ -160,10 +160,10 @@ def with_prompt_trained(example: Prompted) -> Prompted:
 
 
 MOST_UNEVEN = 4 / 3
-"""Ratio of the total weights of good and bad answers up to which KTO's authors call them balanced."""
+"""Largest ratio of the total weights of good and bad answers that KTO's authors call balanced."""
 
 
-def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object]) -> list[str]:
+def unpaired_notes(examples: Sequence[EncodedProblem], settings: Mapping[str, object]) -> list[str]:
     """Return warnings for judged answers: one label outweighs the other, or there is only one prompt."""
     good = sum(label for e in examples for label in e.labels)
     bad = sum(1 - label for e in examples for label in e.labels)
@@ -185,8 +185,8 @@ def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object])
     return notes
 
 
-def mismatch_answers(examples: Sequence[Prompted], context: int) -> list[Prompted]:
-    """Return each prompt with the answer to another: the one before it in the file, round the end.
+def mismatch_answers(examples: Sequence[EncodedProblem], context: int) -> list[EncodedProblem]:
+    """Return each prompt with the answer to the one before it in the file; the first gets the last answer.
 
     Answers that would not fit into the context are truncated.
     """
@@ -202,7 +202,7 @@ def mismatch_answers(examples: Sequence[Prompted], context: int) -> list[Prompte
     return exchanged
 
 
-def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
+def reference_sums(run: Run, examples: Sequence[EncodedProblem]) -> list[Tensor]:
     """Return the log-prob of each answer under the reference, (answers,) each.
 
     The reference is the model that the run began with, unless the run was given another.
@@ -229,12 +229,12 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     # The policy has moved, so the first model is loaded once more.
     elif complete < len(examples) and run.state.step:
         learner = _first_learner(run, path)
-    run.journal.console.show_work("scoring the reference")
+    run.journal.console.show_work("computing the reference's log-probs")
     while complete < len(examples):
         run_on_all(run.safe_point)
-        batch = given_batch(examples[complete : complete + SCORED_AT_ONCE])
+        batch = given_batch(examples[complete : complete + EXAMPLES_AT_ONCE])
         sums = np.concatenate([sums, answer_log_probs(learner, batch).numpy()])
-        complete = min(complete + SCORED_AT_ONCE, len(examples))
+        complete = min(complete + EXAMPLES_AT_ONCE, len(examples))
         on_rank_zero(partial(write_file, path, packed_sums(sums, digest.hexdigest())))
     return list(torch.from_numpy(sums).split(counts))
 

@@ -14,7 +14,7 @@ from covey.runs.atomic import write_file
 from covey.runs.checkpoint import load_checkpoint, newest_checkpoint
 from covey.runs.compatibility import differences_to_record, environment
 from covey.runs.folder import IN_CHECKPOINT, INEXACT, LogState, checkpoint_at, checkpoints
-from covey.runs.inventory import fingerprint, inventory
+from covey.runs.inputs import contents_record, files_of, problems_hash
 from covey.runs.pending import forget_completions
 from covey.runs.trust import write_own
 from covey.system.integrity import damage, sealed
@@ -63,7 +63,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
 def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
     """Return the record of this process, to compare with that of the one that left a checkpoint."""
     config = run.loaded.config
-    policy = run.learner.policy.unsharded
+    policy = run.learner.network.unsharded
     reference = run.learner.reference
     return {
         **environment(run.loaded),
@@ -73,9 +73,10 @@ def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str
         "sandbox": run.rewards.sandbox,
         "tokenizer": policy.vocabulary_hash,
         "known_tokens": policy.drawable_ids,
-        "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
+        "data": problems_hash((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
-        "files": inventory(run.loaded, run.rewards),
+        "files": files_of(run.loaded, run.rewards),
+        "contents": contents_record(run.loaded, run.contents),
         "memory": memory,
         "micro_tokens": {
             "configured": config.train.tokens_per_micro_batch,

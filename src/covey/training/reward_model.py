@@ -16,23 +16,23 @@ from covey.config.python_objects import ModelObject
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective, Requirements
 from covey.models.load import load_policy, pick_device, source_of, with_precision
-from covey.models.logprobs import TokenScores
+from covey.models.logprobs import TokenOutputs
 from covey.models.model_objects import adapter_of, checked_model, is_classifier
 from covey.models.policy import Policy
 from covey.models.pretrained import load_pretrained, pretrained_tokenizer
 from covey.models.reward_model import (
     CLASSES,
     SEPARATOR,
-    Judges,
+    RewardModelKind,
     TrainedRewardModel,
     conversation_ids,
     is_reward_model,
     with_head,
     worked_ids,
 )
-from covey.objective.bound import AnyBound
+from covey.objective.axis_function import AnyAxisFunction
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.sampling.prompts import GivenAnswer, Prompted, call_for, check_vocabulary, prompt_ids
+from covey.sampling.prompts import EncodedProblem, GivenAnswer, call_for, check_vocabulary, prompt_ids
 from covey.tasks.examples import Example
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run
@@ -59,14 +59,14 @@ def judgements(run: Run) -> StepBuilder:
 class RewardObjective:
     """The loss of pairs, or the cross-entropy of labelled answers and steps."""
 
-    of_pairs: AnyBound | None
+    of_pairs: AnyAxisFunction | None
     requires = Requirements(whole_groups=True)  # a pair is not split
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, MetricParts]:
+    def __call__(self, micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, MetricParts]:
         """Return a micro-batch's part of the loss and of the metrics."""
         # ``logprobs`` holds the head's values here, one wherever a token is trained.
-        has_value = micro.rows.mask.to(scores.logprobs.device)
-        values = micro.packed.unpack(scores.logprobs)[has_value]
+        has_value = micro.rows.mask.to(outputs.logprobs.device)
+        values = micro.packed.unpack(outputs.logprobs)[has_value]
         if self.of_pairs is None:
             labels = micro.rows.advantages.to(values.device)[has_value]
             return self._answer_loss(values, labels, micro.totals.tokens)
@@ -102,7 +102,9 @@ class RewardObjective:
         return loss, {"loss": float(loss.detach()), **means}
 
 
-def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
+def load_reward_model(
+    loaded: ResolvedConfig, texts: Iterable[str], kind: RewardModelKind
+) -> TrainedRewardModel:
     """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
     config = loaded.config
     if isinstance(config.model, ModelObject) and is_classifier(checked_model(config.model)[0]):
@@ -117,18 +119,20 @@ def load_reward_model(loaded: ResolvedConfig, texts: Iterable[str], kind: Judges
     return model
 
 
-def _wrap_object(policy_object: ModelObject, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+def _wrap_object(
+    policy_object: ModelObject, kind: RewardModelKind, loaded: ResolvedConfig
+) -> TrainedRewardModel:
     model, tokenizer = checked_model(policy_object)
     if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
         raise ConfigError(
             f"model: {policy_object.name} returns {model.config.num_labels} numbers, which is not a {kind}"
         )
     model.to(pick_device(loaded.config.device))
-    judge = TrainedRewardModel(model, tokenizer, kind, adapter_of(policy_object), reads_tokens=True)
-    return with_precision(judge, loaded.config)
+    reward_model = TrainedRewardModel(model, tokenizer, kind, adapter_of(policy_object), reads_tokens=True)
+    return with_precision(reward_model, loaded.config)
 
 
-def _load_trained(source: str, kind: Judges, loaded: ResolvedConfig) -> TrainedRewardModel:
+def _load_trained(source: str, kind: RewardModelKind, loaded: ResolvedConfig) -> TrainedRewardModel:
     model = load_pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
     if model.config.num_labels not in CLASSES[kind].outputs:
         raise ConfigError(f"model: {source} returns {model.config.num_labels} numbers, which is not a {kind}")
@@ -136,12 +140,12 @@ def _load_trained(source: str, kind: Judges, loaded: ResolvedConfig) -> TrainedR
     return with_precision(TrainedRewardModel(model, pretrained_tokenizer(source), kind), loaded.config)
 
 
-def kind_of(examples: Sequence[Example]) -> Judges:
+def kind_of(examples: Sequence[Example]) -> RewardModelKind:
     """Return the kind of reward model that the examples train."""
     return "process_reward_model" if examples[0].kind == "steps" else "reward_model"
 
 
-def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]:
+def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[EncodedProblem]:
     """Encode examples for a reward model; the tokens where a value is read are trained, with labels.
 
     Raises DataError for examples that do not fit, or whose answers look the same to the model.
@@ -159,13 +163,13 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     return encoded
 
 
-def _answers(policy: Policy, example: Example) -> Prompted:
+def _answers(policy: Policy, example: Example) -> EncodedProblem:
     """Encode answers: their common beginning is the prompt, computed once; the value is read at the end."""
     problem = example.problem
     read = partial(conversation_ids, policy.tokenizer, problem.prompt, template=problem.template)
     # Tokens that a policy sampled are another vocabulary's, or split as no text is that will be judged.
-    if problem.sampled is not None and isinstance(policy, TrainedRewardModel) and policy.reads_tokens:
-        ids = [[*prompt_ids(policy, problem), *answer.ids] for answer in example.sampled]
+    if problem.sampled_tokens is not None and isinstance(policy, TrainedRewardModel) and policy.reads_tokens:
+        ids = [[*prompt_ids(policy, problem), *answer.ids] for answer in example.sampled_tokens]
     else:
         ids = call_for(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
@@ -180,10 +184,10 @@ def _answers(policy: Policy, example: Example) -> Prompted:
         answer_with_values([*tokens[shared:], NEVER_READ], [len(tokens) - shared], [label])
         for tokens, label in zip(ids, example.labels, strict=True)
     )
-    return Prompted(problem, np.array(ids[0][:shared], dtype=np.int64), answers, example.labels)
+    return EncodedProblem(problem, np.array(ids[0][:shared], dtype=np.int64), answers, example.labels)
 
 
-def _steps(policy: Policy, example: Example) -> Prompted:
+def _steps(policy: Policy, example: Example) -> EncodedProblem:
     """Encode one answer whose value is read at the end of each step."""
     problem = example.problem
     steps = [str(step) for step in example.answers]
@@ -198,7 +202,7 @@ def _steps(policy: Policy, example: Example) -> Prompted:
     # ``ends`` are last tokens; the value after one is read where the next would be predicted.
     places = [end + 1 - len(first) for end in ends]
     answer = answer_with_values([*ids[len(first) :], NEVER_READ], places, example.labels)
-    return Prompted(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
+    return EncodedProblem(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
 
 
 def answer_with_values(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:

@@ -37,49 +37,52 @@ def train(run: Run) -> None:
         for step in range(run.state.step, loaded.config.train.steps):
             run.begin_step()
             with journal.clock("rollout"):
-                rollout = next(rollouts)
+                rollout_batch = next(rollouts)
             journal.console.show_work("updating")
             with journal.clock("prepare"):
-                batch = prepare(run, rollout.groups, old)
+                batch = prepare(run, rollout_batch.groups, old)
             with journal.clock("update"):
                 outcome = update(run, batch, old, step)
             run.sampler.sync(run.learner)
-            if finish_step(run, step, rollout, batch, outcome):
+            if finish_step(run, step, rollout_batch, batch, outcome):
                 break
 
 
-def finish_step(run: Run, step: int, rollout: RolloutBatch, batch: Batch, outcome: StepUpdates) -> bool:
+def finish_step(run: Run, step: int, rollout_batch: RolloutBatch, batch: Batch, outcome: StepUpdates) -> bool:
     """Log a step and act on its metrics; return True if the stage ends here. Raises GuardStop."""
     loaded = run.loaded
-    run.advance(step + 1, rollout.position)
-    metrics = (
-        step_metrics(step, rollout, batch, outcome, loaded, run.state.coefficients) | run.drift_metrics()
-    )
+    run.advance(step + 1, rollout_batch.position)
+    metrics = step_metrics(
+        step, rollout_batch, batch, outcome, loaded, run.state.coefficients
+    ) | run.drift_metrics(step)
     report_misattributed(
-        run.journal, step, misattributed_groups(rollout.groups, outcome.stats, outcome.version_before)
+        run.journal, step, misattributed_groups(rollout_batch.groups, outcome.stats, outcome.version_before)
     )
-    report_step(run.journal, step, rollout, batch, outcome, metrics, loaded)
+    report_step(run.journal, step, rollout_batch, batch, outcome, metrics, loaded)
     has_signal = bool(batch.advantages.any())
-    run.state = run.supervisor.judge_step(run.state, step, metrics, rollout.all_groups, has_signal)
+    run.state = run.supervisor.judge_step(run.state, step, metrics, rollout_batch.all_groups, has_signal)
     refresh_reference(run.learner, loaded.algorithm, outcome.version_before)
     return run.end_step(metrics)
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     """Do the optimizer steps on a rollout batch; a separate critic learns from the same minibatches."""
-    outcome = StepUpdates(run.learner.version)
+    version_before = run.learner.version
+    token_stats = list[TokenStats]()
+    norms = list[float]()
+    value_norms = list[float]()
     policy_frozen = policy_is_frozen(run, step)
     set_value_pull(run, policy_frozen)
-    parts = learner_parts(run, policy_frozen, outcome)  # decided once for all updates of the step
+    parts = learner_parts(run, policy_frozen)  # decided once for all updates of the step
     for number, minibatch in enumerate(step_minibatches(batch, run.loaded, old, step)):
         for part in parts:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.
             stats = part.learner.forward_backward(minibatch, part.objective)
             norm = apply_update(run, part.learner, step, minibatch, [float(s.loss) for s in stats], number)
-            part.norms.append(norm)
+            (norms if part.trains_policy else value_norms).append(norm)
             if isfinite(norm):
-                outcome.stats += [s for s in stats if isinstance(s, TokenStats)]
-    return outcome
+                token_stats += [s for s in stats if isinstance(s, TokenStats)]
+    return StepUpdates(version_before, token_stats, norms, value_norms)
 
 
 def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
@@ -92,17 +95,19 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     temperature = rollout.temperature
     values = None
     if algorithm.critic is not None:
-        values = (run.critic or learner).score(batch, temperature).values
+        values = (run.critic or learner).token_outputs(batch, temperature).values
     if old is OldLogprobs.RECOMPUTED or algorithm.needs & {"old_entropy", "old_collision"}:
-        scores = learner.score(batch, temperature)
-        distribution = OldDistribution(scores.entropy, scores.collision)
-        batch = replace(batch, old_logprobs=scores.logprobs, old_distribution=distribution)
+        outputs = learner.token_outputs(batch, temperature)
+        distribution = OldDistribution(outputs.entropy, outputs.collision)
+        batch = replace(batch, old_logprobs=outputs.logprobs, old_distribution=distribution)
     # After the forward pass, whose log-probs it overrides: the pass may be for entropy alone.
     if old in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
-            batch = replace(batch, ref_logprobs=learner.score(batch, temperature, model=reference).logprobs)
+            batch = replace(
+                batch, ref_logprobs=learner.token_outputs(batch, temperature, model=reference).logprobs
+            )
     return with_advantages(batch, groups, algorithm, kl_coef=run.state.coefficients.kl, values=values)
 
 
@@ -132,4 +137,4 @@ def refresh_reference(learner: Learner[Policy], algorithm: Algorithm, before: in
     if kl is None or kl.refresh_every is None or reference is None:
         return
     if learner.version // kl.refresh_every > before // kl.refresh_every:
-        reference.refresh(learner.policy, kl.refresh_mix)
+        reference.refresh(learner.network, kl.refresh_mix)

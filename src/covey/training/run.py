@@ -23,7 +23,7 @@ from covey.runs.journal import Journal
 from covey.runs.pending import PendingCompletions
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import on_rank_zero
 from covey.system.signals import StopSignal
 from covey.training.evaluator import Evaluator
@@ -43,10 +43,12 @@ class Run:
     learner: Learner[Policy]
     sampler: Sampler
     rewards: Rewards
-    train_set: list[Prompted]
-    test_set: list[Prompted]
-    held_out: list[Prompted]
+    train_set: list[EncodedProblem]
+    test_set: list[EncodedProblem]
+    held_out: list[EncodedProblem]
     """Pairs or judged answers that are evaluated, never trained on."""
+    contents: Mapping[str, str]
+    """Hashes of given rows and the user's functions as the process began."""
     journal: Journal
     stop: StopSignal
     watchdog: Watchdog
@@ -124,10 +126,11 @@ class Run:
         if why := self.journal.console.lost_output():
             self.journal.log_event(step, "output lost", because=why)
 
-    def drift_metrics(self) -> dict[str, float]:
+    def drift_metrics(self, step: int) -> dict[str, float]:
         """Measure how far the policy has moved since the run began."""
+        rollout = self.loaded.config.rollout
         with self.journal.clock("drift"):
-            return self.drift.metrics(self.learner, self.loaded.config.rollout.temperature)
+            return self.drift.metrics(self.learner, rollout.temperature, step, rollout.completions_per_step)
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""

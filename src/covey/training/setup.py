@@ -23,11 +23,12 @@ from covey.runs.arithmetic import arithmetic_notes, follow_run
 from covey.runs.checkpoint import RunState
 from covey.runs.clock import Clock
 from covey.runs.folder import RunFolder
+from covey.runs.inputs import contents_of
 from covey.runs.journal import Journal
 from covey.runs.trackers import check_tracker
 from covey.runs.watchdog import Watchdog
 from covey.sampling.notes import unseen_by_model
-from covey.sampling.prompts import Prompted, dropped_rows, encode
+from covey.sampling.prompts import EncodedProblem, dropped_rows, encode
 from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import unexplained_tools, with_tools
 from covey.system.console import RunConsole
@@ -45,9 +46,9 @@ from covey.training.task import RunTask, checked_task
 class EncodedTask(NamedTuple):
     """Problems and examples as the model's tokens."""
 
-    train: list[Prompted]
-    test: list[Prompted]
-    held_out: list[Prompted]
+    train: list[EncodedProblem]
+    test: list[EncodedProblem]
+    held_out: list[EncodedProblem]
 
 
 def set_up(
@@ -59,6 +60,7 @@ def set_up(
     """
     config = loaded.config
     check_tracker(config.tracker)
+    contents = contents_of(loaded)  # before any user function is called, which may change its own data
     task = checked_task(loaded, console, options)
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
@@ -76,10 +78,12 @@ def set_up(
         loaded=loaded,
         learner=learner,
         sampler=with_tools(sampler, policy.unsharded, task.toolbox),
-        rewards=task.rewards,
+        # They were loaded before the model, whose texts the reader knows.
+        rewards=replace(task.rewards, reader=reader_by(policy)),
         train_set=encoded.train,
         test_set=encoded.test,
         held_out=encoded.held_out,
+        contents=contents,
         journal=Journal(run_on_all(lambda: RunFolder(config.output)), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
@@ -116,10 +120,7 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
     config = loaded.config
     source = task.source
-    rewards = task.rewards
     policy, encode_learned = load_trained(loaded, source)
-    # Rewards were loaded before the model; they get the reader of its texts here.
-    rewards.reader = reader_by(policy)
     if config.rollout.sampler is not None or config.launch.samplers:
         # A server may draw any id that has an embedding, so the trainer allows the same ids.
         policy.draw_from_all()

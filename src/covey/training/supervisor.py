@@ -1,4 +1,4 @@
-"""The supervisor of a run: it judges each step by findings and guards, and may stop or send the run back."""
+"""The supervisor of a run: it judges each step by findings and guards, and may stop or roll back the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covey.runs.checkpoint import RunState
 from covey.runs.journal import Journal
 from covey.system.processes import is_rank_zero, on_rank_zero
 from covey.training.guards import KLAlarm, Stop, apply_guards, kl_alarm
-from covey.training.healing import GoBack, begin_attempt, severe, warnings_due
+from covey.training.rollback import RollbackDue, begin_rollback, severe, warnings_due
 from covey.types import Group
 
 
@@ -39,10 +39,10 @@ class Supervisor:
     ) -> RunState:
         """Report findings, apply the guards, and return ``state`` with their memory and new coefficients.
 
-        ``has_signal``: whether the step had an advantage that is not 0. Raises GoBack or GuardStop.
+        ``has_signal``: whether the step had an advantage that is not 0. Raises RollbackDue or GuardStop.
         """
         findings = self.report_findings(step, metrics, groups)
-        self.go_back_for([*severe(findings), *self._lasting_warnings(step)], state.step)
+        self.roll_back_for([*severe(findings), *self._lasting_warnings(step)], state.step)
         memory, actions = apply_guards(
             step,
             metrics,
@@ -54,7 +54,7 @@ class Supervisor:
         )
         for action in actions:
             if isinstance(action, Stop):
-                self.go_back_for(self.findings(), state.step)
+                self.roll_back_for(self.findings(), state.step)
                 raise GuardStop(action.why)
             self.journal.say(action.text, "yellow")
             self.journal.log_event(step, action.event, **action.details)
@@ -76,15 +76,15 @@ class Supervisor:
         findings = (Finding.from_record(record) for record in self.journal.folder.read(STREAM))
         return [finding for finding in findings if finding is not None]
 
-    def go_back_for(self, findings: Sequence[Finding], steps: int) -> None:
-        """Raise GoBack if findings send this run back, and one of these has a line to try.
+    def roll_back_for(self, findings: Sequence[Finding], steps: int) -> None:
+        """Raise RollbackDue if findings roll this run back, and one of these has a line to try.
 
         ``steps``: the number of steps done.
         """
         if self._rolls_back and on_rank_zero(
-            lambda: begin_attempt(self.loaded, self.journal, findings, steps)
+            lambda: begin_rollback(self.loaded, self.journal, findings, steps)
         ):
-            raise GoBack
+            raise RollbackDue
 
     def why_no_signal(self, steps: int | None = None) -> str:
         """Return why no group of the last ``steps`` steps, or of all, had a nonzero advantage."""
@@ -97,7 +97,7 @@ class Supervisor:
         return self.loaded.config.guards.on_finding == "rollback"
 
     def _lasting_warnings(self, step: int) -> list[Finding]:
-        """Return the warnings whose turn it is; a symptom that has gone by itself needs no remedy."""
+        """Return the warnings that are now due; a symptom that has gone by itself needs no remedy."""
         if not (self._rolls_back and is_rank_zero()):
             return []
         return [warning for warning in warnings_due(self.findings(), step) if self.watch.holds(warning)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from covey.cluster.reward_workers import placed_link
 from covey.config.load import ResolvedConfig
 from covey.rewards.scorer import Rewards
-from covey.rollouts.learned import forget, rewards_of
+from covey.rollouts.learned import rewards_of
 from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.use import columns_asked, initial_state, toolbox_of, with_schemas
 from covey.system.console import RunConsole
@@ -43,7 +43,7 @@ def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOption
     toolbox = toolbox_of(loaded)
     # The sandbox that was found to work is recorded with the rewards.
     if toolbox is not None and toolbox.chosen is not None:
-        rewards.sandbox = toolbox.chosen.record()
+        rewards = replace(rewards, sandbox=toolbox.chosen.record())
     source = with_schemas(source, toolbox, console.say)
     source = usable_problems(source, rewards, loaded, console, partial(initial_state, toolbox))
     for note in own_systems(source.problems, loaded.config.data):
@@ -68,15 +68,13 @@ def _account_for_columns(task: RunTask, loaded: ResolvedConfig, say: Say) -> Non
 
 
 def rewards_of_run(loaded: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:
-    """Return the rewards of a run; none if the method learns without and the config names none."""
+    """Return the rewards of a run; none if the method needs none and the config names none."""
     config = loaded.config
     named = config.rewards or source.rewards
     if source.examples and (not named or config.method == "reward_model"):
-        # Also here, where none are loaded: an earlier run of this process may have left models.
-        forget()
         return Rewards(())
     rewards = rewards_of(loaded, named, options.faults.around)
-    if config.launch.ray is not None:
-        # Under Ray the worker of a user's function runs on whichever node has room.
-        rewards.link = partial(placed_link, config.launch.ray)
-    return rewards
+    if config.launch.ray is None:
+        return rewards
+    # Under Ray the worker of a user's function runs on whichever node has room.
+    return replace(rewards, link=partial(placed_link, config.launch.ray))

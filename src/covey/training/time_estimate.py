@@ -11,7 +11,7 @@ from covey.config.methods import SAMPLES_EXAMPLES
 from covey.insight.forecast import Workload, evaluations_of
 from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
-from covey.sampling.prompts import Prompted
+from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import world_size
 from covey.system.text import duration
 from covey.training.run import Run
@@ -20,7 +20,7 @@ SAMPLING = 0.6
 UPDATING = 0.55
 """Fractions of the rate of products alone that sampling and updates reach with a model of 135M parameters."""
 WORTH_A_LINE = 60.0
-"""Seconds below which nothing is said. With tiny models other work takes longer than products."""
+"""Seconds below which no estimate is printed. With tiny models other work takes longer than products."""
 
 
 class TokenCost(NamedTuple):
@@ -34,8 +34,8 @@ class TokenCost(NamedTuple):
 
 
 def token_cost(run: Run) -> TokenCost | None:
-    """Return what a token costs by the measured rates of products; None where others do the work."""
-    policy = run.learner.policy.unsharded
+    """Return what a token costs by the measured rates of products; None where other code computes it."""
+    policy = run.learner.network.unsharded
     library = tested_kernels() if policy.decoder is not None and policy.decoder.all_compiled else None
     if library is None or not library.trial.rates:
         return None
@@ -54,7 +54,7 @@ def token_cost(run: Run) -> TokenCost | None:
 
 
 def step_seconds(run: Run, cost: TokenCost) -> float:
-    """Return the seconds of a training step, no completion ending before ``rollout.max_tokens``."""
+    """Return the seconds of a training step in which no completion ends before ``rollout.max_tokens``."""
     config = run.loaded.config
     prompt_tokens = mean_tokens(run.train_set)
     if config.method != "rl" and config.method not in SAMPLES_EXAMPLES:
@@ -97,11 +97,11 @@ def hours_line(run: Run) -> str:
 
 
 def _each(seconds: float) -> str:
-    """Return the duration of one of them in words, if that is a second at least."""
+    """Return the duration of one of them in words, if that is at least a second."""
     return f" of {duration(seconds)}" if seconds >= 1 else ""
 
 
-def mean_tokens(rows: Sequence[Prompted]) -> float:
+def mean_tokens(rows: Sequence[EncodedProblem]) -> float:
     """Return the mean tokens of a row, its answers included; 0 without rows."""
     tokens = sum(len(r.tokens) + sum(len(a.tokens) for a in r.answers) for r in rows)
     return tokens / max(len(rows), 1)

@@ -11,7 +11,7 @@ from covey.learner.batching import Batch
 from covey.learner.schedule import learning_rate
 from covey.models.sharded import local_part
 from covey.system.processes import run_on_all
-from covey.training.guards import judge_update
+from covey.training.guards import count_skipped_update
 from covey.training.run import AnyLearner, Run
 
 
@@ -36,7 +36,7 @@ def apply_update(
     is_finite = math.isfinite(norm)
     if not is_finite:
         _set_aside(run, learner, step, minibatch, loss)
-    memory, stop = judge_update(is_finite, run.state.guards, run.loaded.config.guards, step)
+    memory, stop = count_skipped_update(is_finite, run.state.guards, run.loaded.config.guards, step)
     run.state = replace(run.state, guards=memory, updates=run.learner.version)
     if stop is not None:
         raise GuardStop(stop.why)

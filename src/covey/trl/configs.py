@@ -24,7 +24,10 @@ KINDS: Mapping[str, Any] = {
     "list[float]": list[float],
 }
 """Type in a table -> the type."""
-PARSED = ("model_init_kwargs", "chat_template_kwargs", "generation_kwargs", "accelerator_config")
+PARSED = (
+    "model_init_kwargs", "chat_template_kwargs", "generation_kwargs", "accelerator_config",
+    "lr_scheduler_kwargs",
+)  # fmt: skip
 """Fields that may be given as JSON on a command line."""
 
 

@@ -39,9 +39,11 @@ def _of_examples(run: Run) -> dict[str, float]:
 def _of_groups(run: Run) -> dict[str, float]:
     config = run.loaded.config
     algorithm = run.loaded.algorithm
-    rollout = next(run.rollouts(config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})))
-    groups = rollout.all_groups
-    metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged), **rollout.metrics}
+    all_rows = config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})
+    rollout_batch = next(run.rollouts(all_rows))
+    groups = rollout_batch.all_groups
+    scores = score_metrics(groups, rollout_batch.scoring.logged)
+    metrics = {**group_metrics(groups), **scores, **rollout_batch.metrics}
     if config.rollout.group_size == 1:
         return {**metrics, "loss": 0.0}  # a completion without siblings has no advantage
     batch = prepare(run, groups, OldLogprobs.RECOMPUTED)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.python_objects import MOST_STREAMED
+from covey.models.chat import assistant_spans
 from covey.models.policy import vocabulary_hash
 from covey.rng import key, permutation
+from covey.system.text import common_prefix_length
 from covey.tasks.sampled import SAMPLED, sampled_column
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
@@ -35,7 +37,9 @@ def is_stream(rows: object) -> bool:
 
 def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
     """Return rows as a list, at most ``most`` of a stream. Raises Refused for an endless stream."""
-    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+    if isinstance(rows, Mapping):
+        raise Refused(f"{what}: this is a mapping of tables; give one of them, as rows['train']")
+    if not isinstance(rows, Iterable):
         raise Refused(f"{what}: give a table of rows, not {type(rows).__name__}")
     if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
         return [dict(row) for row in rows.to_dict(orient="records")]
@@ -120,7 +124,7 @@ class RowReader:
         else:
             before = self.chat(prompt, row, begin=True)
             whole = [self.chat([*prompt, *answer], row) for answer in texts]
-        shared = min(shared_length(before, ids) for ids in whole)
+        shared = min(common_prefix_length(before, ids) for ids in whole)
         if before and not shared:
             raise Refused(f"train_dataset: {prompt!r:.80} alone has other tokens than before its answer")
         if shared < len(before) and not self.warned:
@@ -132,16 +136,6 @@ class RowReader:
                 self.tokenizer.decode(before[shared:]),
             )
         return before[:shared], [ids[shared:] for ids in whole]
-
-
-def shared_length(ids: Sequence[object], other: Sequence[object]) -> int:
-    """Return how many elements two sequences have in common at their beginning.
-
-    >>> shared_length([1, 2, 3], [1, 2, 4, 5])
-    2
-    """
-    differ = (n for n, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
-    return next(differ, min(len(ids), len(other)))
 
 
 def bare(message: Mapping[str, object]) -> dict[str, object]:
@@ -195,26 +189,26 @@ def language_row(reader: RowReader, row: Row) -> Row:
 def _assistants(reader: RowReader, before: Sequence[Any], messages: Sequence[Any], row: Row) -> Row:
     """Return a conversation in which the assistant's messages after ``before`` are trained.
 
-    A message lies between what the template renders before it and with it. Raises Refused if the template
-    changes earlier messages when one is added.
+    Raises Refused if the template changes earlier messages when one is added.
     """
-    every = [*before, *messages]
+    every = [bare(message) for message in (*before, *messages)]
     ids = reader.chat(every, row)
+    spans = assistant_spans(
+        lambda part, begin: reader.chat(part, row, begin),
+        every,
+        len(before),
+        ids,
+        [reader.tokenizer.eos_token_id],
+    )
+    if spans is None:
+        raise Refused(
+            "assistant_only_loss: the chat template changes earlier messages when one is added, so the "
+            "assistant's tokens cannot be located; give each answer its own row"
+        )
     labels = [UNTRAINED] * len(ids)
-    for n, message in enumerate(every):
-        if n < len(before) or bare(message).get("role") != "assistant":
-            continue
-        start = reader.chat(every[:n], row, begin=True)
-        rendered = reader.chat(every[: n + 1], row)
-        ends = [index for index in range(len(start), len(ids)) if ids[index] == reader.tokenizer.eos_token_id]
-        # Some templates, Qwen 3's for one, write a last message otherwise; then its end token shows the end.
-        end = len(rendered) if ids[: len(rendered)] == rendered else ends[0] + 1 if ends else 0
-        if ids[: len(start)] != start or not end:
-            raise Refused(
-                "assistant_only_loss: the chat template changes earlier messages when one is added, so the "
-                "assistant's tokens cannot be located; give each answer its own row"
-            )
-        labels[len(start) : end] = ids[len(start) : end]
+    for span in spans:
+        # TRL's templates for training train all that belongs to a message, a line break at its end included.
+        labels[span.start : span.whole] = ids[span.start : span.whole]
     return {"input_ids": ids, "labels": labels}
 
 
@@ -265,7 +259,7 @@ def split_pair(row: Row) -> Row:
         raise Refused(f"train_dataset: a row has {', '.join(row)}, but pairs are `chosen` and `rejected`")
     if row.get("prompt") is not None:
         return row
-    shared = shared_length(chosen, rejected)
+    shared = common_prefix_length(chosen, rejected)
     if isinstance(chosen, str):
         shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word behind it
     return {**row, "prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:]}
@@ -377,7 +371,7 @@ def judged_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
 def scored_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
     """Return what both conversations begin with, and what follows in each."""
     chosen, rejected = row["chosen_ids"], row["rejected_ids"]
-    shared = max(1, min(shared_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1))
+    shared = max(1, min(common_prefix_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1))
     return chosen[:shared], {"chosen": _whole(chosen[shared:]), "rejected": _whole(rejected[shared:])}
 
 

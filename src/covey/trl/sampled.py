@@ -86,7 +86,7 @@ class GRPOTrainer(Trainer):
 
     def _prepare_rows(self, rows: object, what: str, *_: object) -> Any:
         if isinstance(rows, Mapping):
-            raise Refused(f"{what}: this is a mapping of tables; give one of them")
+            raise Refused(f"{what}: this is a mapping of tables; give one of them, as rows['train']")
         return rows
 
     def _data(self, rows: Sequence[Row]) -> list[Row]:

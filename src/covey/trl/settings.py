@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from covey.config.trl import LOSS, covey_value
+from covey.config.trl import LOSS, VALUES, covey_value
 from covey.config.trl_loss import algorithm_of
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
@@ -118,21 +118,21 @@ def sampled_schedule(args: Arguments, rows: int) -> Schedule:
 
 def shared_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     """Return the settings that all trainers have. Raises Refused."""
-    words = {name: enum_value(getattr(args, name)) for name in ("lr_scheduler_type", "optim")}
+    scheduler = str(enum_value(args.lr_scheduler_type))
     saves = schedule.every(args.save_strategy, args.save_steps)
     settings: dict[str, object] = {
         "output": args.output_dir,
         "seed": args.seed,
         "train.steps": schedule.steps,
         "train.lr": args.learning_rate,
-        "train.schedule": covey_value("lr_scheduler_type", words["lr_scheduler_type"]),
-        "train.optimizer": covey_value("optim", words["optim"]),
+        "train.schedule": _course(args, scheduler),
+        "train.optimizer": covey_value("optim", enum_value(args.optim)),
         "train.betas": [args.adam_beta1, args.adam_beta2],
         "train.weight_decay": args.weight_decay,
         "train.grad_clip": args.max_grad_norm or NO_CLIP,
         "train.save_every": saves or NEVER,
     }
-    if words["lr_scheduler_type"] != "constant":  # TRL's `constant` has no warm-up either
+    if scheduler != "constant":  # TRL's `constant` has no warm-up either
         settings["train.warmup_steps"] = _warmup(args, schedule)
     if args.save_total_limit:
         settings["train.keep"] = args.save_total_limit
@@ -145,6 +145,31 @@ def shared_settings(args: Arguments, schedule: Schedule) -> dict[str, object]:
     if trackers:
         settings["tracker"] = trackers[0]
     return settings
+
+
+def _course(args: Arguments, scheduler: str) -> str | dict[str, float]:
+    """Return the schedule, with the fraction of the rate at which it ends. Raises Refused for another one."""
+    options = dict(args.lr_scheduler_kwargs or {})
+    shapes = {"cosine_with_min_lr": "cosine", "polynomial": "linear"}
+    shape = shapes.get(scheduler, "") or VALUES["lr_scheduler_type"].get(scheduler, "")
+    floor = 0.0
+    if scheduler == "cosine_with_min_lr":
+        rate, lowest = options.pop("min_lr_rate", None), options.pop("min_lr", None)
+        if (rate is None) == (lowest is None):
+            raise Refused(f"{type(args).__name__}: lr_scheduler_kwargs: give either min_lr or min_lr_rate")
+        floor = float(lowest / args.learning_rate if rate is None else rate)
+    elif scheduler == "polynomial":
+        shape = shape if options.pop("power", 1.0) == 1 else ""
+        floor = options.pop("lr_end", 1e-7) / args.learning_rate
+    if shape == "cosine" and options.get("num_cycles") == 0.5:
+        del options["num_cycles"]
+    if not shape or options or not 0 <= floor < 1:
+        named = f"lr_scheduler_type={scheduler!r}, lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}"
+        raise Refused(
+            f"{type(args).__name__}: {named}: covey has {', '.join(VALUES['lr_scheduler_type'])}, "
+            "cosine_with_min_lr and polynomial of power 1, which end below the rate that they began with"
+        )
+    return {shape: floor} if floor else shape
 
 
 def _warmup(args: Arguments, schedule: Schedule) -> int:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from covey.config.sampling import Servers
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling import fleet, remote
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from covey_verify.errors import ConfigError
@@ -160,7 +161,9 @@ def test_a_completion_in_segments_is_the_one_that_is_drawn_at_once(
     monkeypatch.setattr(remote, "SEGMENT", 3)
     params = SamplingParams(10, top_k=20)
     with serving(copied(policy), tmp_path) as url:
-        made = RemoteSampler(policy, Servers(url=(url,)), tmp_path, random_prompts(4), 1.0, 6, lags=True)
+        made = RemoteSampler(
+            policy, Servers(url=(url,)), tmp_path, random_prompts(4), 1.0, 6, from_snapshot=True
+        )
         theirs = {(x.request, x.sample): x.completion for x in made.sample(asked(), params)}
     for request, sample, ours in LocalSampler(policy).sample(asked(), params):
         found = theirs.pop((request, sample))
@@ -308,7 +311,7 @@ def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: 
     shared, passes = SharedModel(copied(policy), 8), []
     sample = shared._sampler.sample
 
-    def counted(requests: list[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def counted(requests: list[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         passes.append(len(requests))
         return sample(requests, params)
 
@@ -327,12 +330,18 @@ def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: 
     shared.close()
 
 
-def test_thousands_of_short_waits_all_end(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a SimpleQueue one in some ten thousand never did, and every caller waited with it."""
+def test_work_is_done_in_the_order_in_which_it_was_queued(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("covey.cluster.serving.shared.GATHERING", 0)
     shared = SharedModel(policy, 8)
-    for _ in range(30_000):
-        shared.queue_work(lambda: None).result(20)
+    order: list[int] = []
+    # Alone, so that the thread waits for each, and then many at once.
+    for number in range(1_000):
+        shared.queue_work(partial(order.append, number)).result(20)
+    queued = [shared.queue_work(partial(order.append, number)) for number in range(1_000, 2_000)]
+    queued[-1].result(20)
+    assert order == list(range(2_000))
     shared.close()
 
 

@@ -93,7 +93,7 @@ def test_a_live_page_grows_while_the_run_writes(site, page) -> None:
     folder.close()
 
 
-def test_a_killed_and_a_damaged_run_open(site, page) -> None:
+def test_half_written_and_damaged_runs_show_what_is_left_of_them(site, page) -> None:
     one, two = site.root / "one", site.root / "two"
     with (one / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
@@ -106,14 +106,20 @@ def test_a_killed_and_a_damaged_run_open(site, page) -> None:
     (site.root / "bad" / "config.yaml").write_text("{ not: [yaml")
     page.goto(site.at("#/"))
     page.wait_for_selector(".run >> nth=3")
+    damaged = {name.split("\n")[0] for name in page.locator(".run").all_inner_texts() if "is damaged" in name}
+    assert damaged == {"bad", "foreign"}
     page.goto(site.at("#/run/foreign"))
-    page.wait_for_selector("h1")
+    page.wait_for_selector("h1:has-text('foreign')")
+    assert "config.yaml is damaged" in page.locator("main").inner_text()
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".pill.state")
+    assert page.locator(".strip a").count() == 3, "the half line of step 3 is no step"
     page.goto(site.at("#/run/two"))
-    page.wait_for_selector("text=lines cannot be read")
+    page.wait_for_selector("text=metrics.jsonl: 1 lines cannot be read")
+    assert page.locator(".strip a").count() == 3
     page.goto(site.at("#/run/two/step/1/group/0"))
     page.wait_for_selector(".completion")
+    assert page.locator(".completion").count() == 4, "texts and rewards do not need the damaged arrays"
 
 
 def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
@@ -480,28 +486,28 @@ def test_at_360_pixels_nothing_sticks_out_and_everything_has_a_name(site, page) 
         assert page.locator("h1").count() == 1, fragment
 
 
-@pytest.mark.slow
-def test_a_step_of_half_a_million_tokens_opens_in_a_second(page, tmp_path) -> None:
+def test_a_step_of_half_a_million_tokens_sends_a_page_what_it_shows(page, tmp_path) -> None:
     folder = made_run(tmp_path / "large")
     big = made_group([float(i % 3 == 0) for i in range(16)], ["word " * 250] * 16)
     tokens = np.arange(1000) % 300
     completions = tuple(
-        replace(c, tokens=tokens, logprobs=np.full(1000, -0.5, np.float32)) for c in big.completions
+        replace(c, tokens=tokens, logprobs=np.full(1000, -0.5, np.float32), drawn_mask=tokens >= 0)
+        for c in big.completions
     )
     log_step(folder, 0, [replace(big, completions=completions) for _ in range(32)])
+    logged = sum(file.stat().st_size for file in (tmp_path / "large/rollouts").iterdir())
+    sizes = []
     with serving(tmp_path) as url:
         page.goto(f"{url}?token=right#/run/large")
         page.wait_for_selector(".strip a")
-        taken = []
+        page.on("response", lambda reply: sizes.append(len(reply.body())))
         for fragment, ready in (
             ("#/run/large/step/0", ".group >> nth=31"),
             ("#/run/large/step/0/group/3/token/2", ".tok >> nth=999"),
         ):
-            start = time.perf_counter()
             page.evaluate(f"location.hash = {fragment!r}")
             page.wait_for_selector(ready, state="attached")
-            taken.append(time.perf_counter() - start)
+            assert page.locator("*").count() < 1500, "a thousand are the tokens of one completion"
         page.goto("about:blank")
     folder.close()
-    print("seconds", taken)
-    assert max(taken) < 1
+    assert 0 < sum(sizes) < logged / 100

@@ -134,7 +134,7 @@ def test_every_sentence_finds_its_numbers(name: str, number: int) -> None:
     assert "{" not in re.sub(r"\{[^{}:]+:[+%]?\d\}", "", look["say"])
 
 
-def test_the_explainers_numbers_are_in_the_guided_pages() -> None:
+def test_the_numbers_of_worked_examples_are_in_the_guided_pages() -> None:
     """Values that the published walk-throughs print, by page, state and path."""
 
     def z(name: str, state: int) -> list[float]:

@@ -40,9 +40,9 @@ def outcomes(policy: Policy) -> tuple[np.ndarray, list[torch.Tensor]]:
     prompt = random_prompts(70)[0]
     (drawn,) = LocalSampler(policy).sample([Request(prompt, [1])], SamplingParams(5))
     tokens = drawn.completion.tokens
-    scores = policy.score(pack([prompt], [[tokens]]), 1.0).logprobs
-    scores.sum().backward()
-    assert np.allclose(scores.detach().numpy(), drawn.completion.logprobs, atol=1e-5)
+    logprobs = policy.token_outputs(pack([prompt], [[tokens]]), 1.0).logprobs
+    logprobs.sum().backward()
+    assert np.allclose(logprobs.detach().numpy(), drawn.completion.logprobs, atol=1e-5)
     return drawn.completion.logprobs, [p.grad.clone() for p in policy.parameters]
 
 

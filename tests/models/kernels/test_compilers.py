@@ -77,7 +77,7 @@ def test_the_next_compiler_is_tried_where_one_fails_and_that_is_said_once(machin
     assert said == [f"note: cc cannot compile the operations: {error}"]
 
 
-def test_one_that_says_nothing_is_said_with_its_exit_code(machine: Machine, capfd) -> None:
+def test_a_silent_compiler_is_reported_with_its_exit_code(machine: Machine, capfd) -> None:
     machine.has(cc="exit 3", gcc="not a program")
     (machine.programs / "gcc").write_bytes(b"\x7fELF nonsense")
     assert machine.library() is None
@@ -88,7 +88,7 @@ def test_one_that_says_nothing_is_said_with_its_exit_code(machine: Machine, capf
     assert build.no_compiler() == "no C compiler that works (cc, gcc failed)"
 
 
-def test_one_that_hangs_is_left_for_the_next(machine: Machine, monkeypatch, capfd) -> None:
+def test_a_compiler_that_hangs_is_replaced_by_the_next(machine: Machine, monkeypatch, capfd) -> None:
     machine.has(cc=WORKS, gcc=WORKS)
     told = []
 

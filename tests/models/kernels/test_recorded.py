@@ -152,7 +152,7 @@ def test_sampling_draws_the_same_with_and_without_recording(
     assert drawn() == with_recording
 
 
-def test_what_lay_in_the_cache_before_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_contents_of_the_cache_do_not_change_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, params = random_prompts(5, 17, 32), SamplingParams(max_tokens=20)
     requests = [Request(p, [key(0, i, g) for g in range(2)]) for i, p in enumerate(prompts)]
     policy = policy_of("qwen3")

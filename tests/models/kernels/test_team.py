@@ -90,7 +90,7 @@ def test_sampling_and_scoring_have_the_same_bits_with_any_number_of_threads() ->
         tokens = [[d.completion.tokens for d in drawn if d.request == r] for r in range(len(prompts))]
         recorded = torch.cat([torch.from_numpy(d.completion.logprobs) for d in drawn])
         with threads_lent(True):
-            assert torch.equal(policy.score(pack(prompts, tokens), 1.0).logprobs, recorded)
+            assert torch.equal(policy.token_outputs(pack(prompts, tokens), 1.0).logprobs, recorded)
         found.append(recorded)
     assert all(torch.equal(found[0], other) for other in found[1:])
 

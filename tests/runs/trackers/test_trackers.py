@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.runs.trackers import three_steps
 from tests.training.runs import fingerprint, start
 
 from covey.runs import trackers
@@ -207,21 +208,6 @@ def test_runs_that_are_called_alike_are_not_one(
     assert copied != anew
 
 
-REAL = """
-import sys
-from pathlib import Path
-from covey.runs.trackers import Tracking, named
-failed, names = [], sys.argv[2].split("|")
-for run in map(Path, sys.argv[3:]):
-    run.mkdir(parents=True, exist_ok=True)
-    t = Tracking(lambda: named(sys.argv[1])(run, {f"train.{i}": i for i in range(130)}, 0), failed.append)
-    for step in range(3):
-        t.log(step, {name: step / 2 for name in names})
-    t.close()
-print(failed)
-"""
-
-
 def steps_in(name: str, place: Path) -> list[int]:
     """For each run that a tracker has written below a folder how many steps of `reward/mean` it holds."""
     if name == "mlflow":
@@ -248,7 +234,7 @@ def test_the_real_package_writes_without_a_network(name: str, tmp_path: Path) ->
     place |= {"https_proxy": place["http_proxy"], "HF_HUB_OFFLINE": "1"}
     runs = [str(tmp_path / "a/runs/x"), str(tmp_path / "b/runs/x")]
     done = subprocess.run(
-        [sys.executable, "-c", REAL, name, "|".join(NAMES), *runs],
+        [sys.executable, three_steps.__file__, name, "|".join(NAMES), *runs],
         env={**os.environ, **place},
         capture_output=True,
         text=True,

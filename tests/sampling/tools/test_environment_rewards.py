@@ -42,7 +42,7 @@ def test_rewards_read_attributes() -> None:
 
 
 @pytest.mark.parametrize("isolate", ["worker", "process", "inline"])
-def test_wherever_they_are_judged(tmp_path: Path, isolate: str) -> None:
+def test_a_reward_reads_environments_in_a_worker_a_process_and_inline(tmp_path: Path, isolate: str) -> None:
     (tmp_path / "r.py").write_text(
         "from covey import reward\n"
         f"@reward(isolate={isolate!r})\n"
@@ -79,7 +79,7 @@ def test_an_environment_that_is_gone_costs_its_own_completion_alone(tmp_path: Pa
     assert lost.rewards.tolist() == [0, 0]
 
 
-def test_its_own_reward() -> None:
+def test_environment_reward_reads_the_environments_reward() -> None:
     assert environment_reward("", Attributes(reward=0.25)) == Score(0.25)
     assert environment_reward("", None) == Score(
         0.0, "crashed", detail="the environment hung or died, or its get_reward raised"

@@ -19,7 +19,7 @@ from covey.rewards.loading import load_rewards
 from covey.rng import key
 from covey.runs.pending import PendingCompletions
 from covey.runs.rollouts import read_rollouts
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.sampling.local import LocalSampler, Owner
 from covey.sampling.tools import turns
 from covey.sampling.tools.turns import TurnSampler
@@ -182,7 +182,7 @@ def by_the_prompt(completion: str, prompt: str) -> float:
 
 def kept_again(run: Path, state: dict[str, object] | None) -> Iterator[Completion | None]:
     request, params = requests()[0], SamplingParams(4)
-    PendingCompletions(run).add(0, request, params, Sampled(0, 0, completion(state)))
+    PendingCompletions(run).add(0, request, params, SampledCompletion(0, 0, completion(state)))
     yield PendingCompletions(run).find(0, request, 0, params)
 
 

@@ -60,7 +60,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Policy:
 
 def judged(problem: Problem, texts: list[str], policy: Policy | None = None, turns: Any = ()) -> Group:
     rewards = load_rewards(["tool_calls"], Path())
-    rewards.reader = Reader() if policy is None else reader_by(policy)
+    rewards = replace(rewards, reader=Reader() if policy is None else reader_by(policy))
     completions = []
     for text in texts:
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] if policy else [1]

@@ -23,7 +23,7 @@ from covey.rewards.ends import token_ends
 from covey.rewards.reading import Reader
 from covey.rng import key
 from covey.rollouts.metrics import tool_metrics
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.tools import turns
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
@@ -77,7 +77,7 @@ PARAMS = SamplingParams(max_tokens=115, stop=STOP)
 def test_turns_keep_the_bits_of_the_trainer(policy: Policy, box: Toolbox, params: SamplingParams) -> None:
     asked = requests(TEXT)
     found = sampled(TurnSampler(LocalSampler(policy, 8), policy, box), asked, params)
-    answered = [c for c in found.values() if c.sampled is not None]
+    answered = [c for c in found.values() if not c.drawn_mask.all()]
     assert len(answered) > 3
     assert any(len(c.parts) > 3 for c in answered), "some are answered twice"
     said = answer_tokens(policy, TEXT, [CALL], ["42"])
@@ -85,12 +85,12 @@ def test_turns_keep_the_bits_of_the_trainer(policy: Policy, box: Toolbox, params
         assert [ids.tolist() for drawn, ids in c.parts if not drawn] == [said] * sum(
             not d for d, _ in c.parts
         )
-        assert not c.logprobs[~c.drawn].any()
+        assert not c.logprobs[~c.drawn_mask].any()
         assert c.text == "".join(policy.decode(ids.tolist()) for drawn, ids in c.parts if drawn)
         assert len(c.tokens) <= 115
         batch = collate([Group(TEXT, asked[r].prompt, (c,), np.array([1.0]))])
-        scores = Learner(policy, Train()).score(batch, 1.0).logprobs[0].numpy()
-        assert np.array_equal(scores[c.drawn], c.logprobs[c.drawn])
+        logprobs = Learner(policy, Train()).token_outputs(batch, 1.0).logprobs[0].numpy()
+        assert np.array_equal(logprobs[c.drawn_mask], c.logprobs[c.drawn_mask])
 
 
 @pytest.mark.usefixtures("calling")
@@ -106,20 +106,22 @@ def test_what_is_drawn_depends_on_the_stream_alone(policy: Policy, box: Toolbox)
 class Scripted:
     """Says its lines, one after another, to every request."""
 
-    version, shares, bit_exact = 0, True, True
+    version, samples_on_every_rank, bit_exact = 0, True, True
 
     def __init__(self, policy: Policy, *lines: str, finish: str = "stop", end: bool = True) -> None:
         """``end``: whether each line ends with the token that ends a text."""
         self.policy, self.lines, self.finish, self.end = policy, list(lines), finish, [2] * end
         self.asked: list[tuple[Request, SamplingParams]] = []
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         line = self.lines.pop(0)
         for r, request in enumerate(requests):
             self.asked.append((request, params))
             ids = np.array(self.policy.tokenizer(line)["input_ids"] + self.end)
             for s in range(len(request.streams)):
-                yield Sampled(r, s, Completion(ids, np.zeros(len(ids), np.float32), line, self.finish))
+                yield SampledCompletion(
+                    r, s, Completion(ids, np.zeros(len(ids), np.float32), line, self.finish)
+                )
 
 
 WRITTEN = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*7"}}</tool_call>'
@@ -149,9 +151,9 @@ def test_a_chat_continues_as_its_template_writes_it(policy: Policy, box: Toolbox
     assert inner.asked[0][1].stop == (), "in a chat the model ends its turn itself"
     again, _ = inner.asked[1]
     first = len(policy.tokenizer(WRITTEN)["input_ids"]) + 1
-    inserted = int((~whole.drawn).sum())
+    inserted = int((~whole.drawn_mask).sum())
     assert again.prefix_tokens == first + inserted == len(again.prompt) - 2
-    assert again.room == 400 - again.prefix_tokens
+    assert again.max_tokens == 400 - again.prefix_tokens
 
 
 TOLD = '<tool_call>{"name": "calculate", "arguments": {"expression": "1+</tool_call>1"}}</tool_call>'
@@ -201,7 +203,7 @@ def test_results_follow_in_the_order_of_their_calls(policy: Policy, box: Toolbox
     several = "".join(WRITTEN.replace("6*7", f"{n}+0") for n in (3, 1, 2))
     whole, _ = talk(policy, box, CHAT, several, "done")
     assert [t["content"] for t in whole.transcript.turns if t["role"] == "tool"] == ["3", "1", "2"]
-    written = policy.decode(whole.tokens[~whole.drawn].tolist())
+    written = policy.decode(whole.tokens[~whole.drawn_mask].tolist())
     assert written.index("3") < written.index("1") < written.index("2")
 
 
@@ -260,7 +262,7 @@ def test_calls_that_hang_cost_their_completion_and_their_batch_the_seconds_for_t
 def test_in_plain_text_a_call_ends_the_turn(policy: Policy, box: Toolbox) -> None:
     whole, inner = talk(policy, box, TEXT, WRITTEN, "42")
     assert inner.asked[0][1].stop == ("</tool_call>",)
-    said = policy.decode(whole.tokens[~whole.drawn].tolist())
+    said = policy.decode(whole.tokens[~whole.drawn_mask].tolist())
     assert said == "\n<tool_response>\n42\n</tool_response>\n"
 
 
@@ -274,7 +276,7 @@ def test_calls_beyond_the_limit_end_the_completion(policy: Policy, box: Toolbox)
 def test_an_answer_without_room_truncates(policy: Policy, box: Toolbox) -> None:
     turn = len(policy.tokenizer(WRITTEN)["input_ids"]) + 1
     whole, _ = talk(policy, box, CHAT, WRITTEN, "never said", max_tokens=turn + 3)
-    assert (whole.finish, len(whole.tokens), whole.sampled) == ("length", turn, None)
+    assert (whole.finish, len(whole.tokens), whole.drawn_mask.all()) == ("length", turn, True)
 
 
 def test_a_long_result_is_cut(policy: Policy) -> None:
@@ -381,7 +383,7 @@ def test_metrics_count_answers_and_errors(policy: Policy, box: Toolbox) -> None:
     group = Group(CHAT, np.array([5]), (good, bad, none, none), np.zeros(4))
     found = tool_metrics([group])
     assert (found["tools/turns"], found["tools/used"], found["tools/failed"]) == (0.5, 0.5, 0.5)
-    assert found["tools/tokens"] == sum(int((~c.drawn).sum()) for c in (good, bad)) / 4
+    assert found["tools/tokens"] == sum(int((~c.drawn_mask).sum()) for c in (good, bad)) / 4
 
 
 def test_a_stop_string_that_begins_in_one_part_of_a_turn_ends_in_the_next(

@@ -39,7 +39,7 @@ SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "environment", "solution_str", "ground_truth", "data_source",
     "extra_info",
 }  # fmt: skip
-PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
+PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "model_cache"}
 """Arguments that every reward may ask for; all others are columns or have defaults."""
 ISOLATED = "covey_verify.isolated"
 MARK = "__covey_reward__"
@@ -125,8 +125,9 @@ class RewardFunction:
 
     @property
     def plain_settings(self) -> dict[str, object]:
-        """The settings without the sandbox, for the function's example and its checks."""
-        return {name: value for name, value in self.settings.items() if name != "sandbox"}
+        """The settings of the config, for the function's example and its checks."""
+        objects = ("sandbox", "model_cache")
+        return {name: value for name, value in self.settings.items() if name not in objects}
 
     @property
     def may_be_verdict(self) -> bool:

@@ -111,7 +111,10 @@ def ask(
         headers["Content-Type"] = "application/json"
         data = json.dumps(body).encode()
     received = _send(url, data, headers, Deadline(timeout), largest)
-    return json.loads(received) if received.strip() else None
+    try:
+        return json.loads(received) if received.strip() else None
+    except RecursionError:
+        raise ValueError("the reply is JSON that nests too deeply") from None
 
 
 class Deadline:

@@ -32,7 +32,7 @@ def test_an_unknown_processor_has_no_filter() -> None:
     assert build("x86_64") != build("x86_64", allow_exec=True)
 
 
-def test_what_opens_doors_is_not_on_the_list() -> None:
+def test_dangerous_system_calls_are_not_allowed() -> None:
     dangerous = {"socket", "connect", "bind", "ptrace", "fork", "clone", "execve", "kill", "mount", "unshare",
                  "bpf", "io_uring_setup", "process_vm_readv", "prctl", "setuid", "memfd_create"}  # fmt: skip
     assert not dangerous & set(numbers(ALLOWED + ";" + CHECKED, ARCHES["x86_64"]))

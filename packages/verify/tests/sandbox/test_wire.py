@@ -48,7 +48,7 @@ def test_hostile_bytes_are_an_error_of_a_known_kind(data: bytes) -> None:
 
 
 @given(VALUES, VALUES)
-def test_what_is_same_is_equal(a, b) -> None:
+def test_values_that_are_same_on_the_wire_are_equal_in_python(a, b) -> None:
     if same(encode_value(a), encode_value(b)):
         assert list(a) == list(b) if isinstance(a, list | tuple) else a == b
 

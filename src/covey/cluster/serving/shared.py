@@ -149,8 +149,8 @@ class SharedModel:
         if not open_:
             return
         completions: list[dict[int, Completion]] = [{} for _ in open_]
-        # The pass runs to the longest; ``room`` bounds each request by its own max_tokens.
-        requests = [replace(request, room=x.params.max_tokens) for x, request in open_]
+        # The pass runs to the longest; each request is bounded by its own max_tokens.
+        requests = [replace(request, max_tokens=x.params.max_tokens) for x, request in open_]
         longest = max(x.params.max_tokens for x, _ in open_)
         params = replace(open_[0][0].params, max_tokens=longest)
         try:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from covey.system.notebook import result_html
+
 Severity = Literal["note", "warning", "severe"]
 STREAM = "findings.jsonl"
 
@@ -32,6 +34,10 @@ class Finding:
         remedies = " or ".join(r for r in (self.remedy, self.advice) if r)
         return f"{self.sentence}. Try: {remedies}" if remedies else self.sentence
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the sentence, and what helps."""
+        return result_html([f"step {self.step}, {self.severity}: {self}"])
+
     def record(self) -> dict[str, Any]:
         """Return the finding as a record for `findings.jsonl`."""
         return {**vars(self), "evidence": dict(self.evidence)}
@@ -47,3 +53,10 @@ class Finding:
 
 
 READ_FINDING = TypeAdapter(Finding)
+
+
+class Findings(list[Finding]):
+    """The findings of a run, which a notebook shows as lines."""
+
+    def _repr_html_(self) -> str:
+        return result_html([f"step {f.step}, {f.severity}: {f}" for f in self] or ["nothing stands out"])

@@ -10,7 +10,7 @@ import yaml
 
 from covey.config.load import ResolvedConfig
 from covey.config.python_objects import plain
-from covey.objective.bound import Bound
+from covey.objective.axis_function import AxisFunction
 from covey.tasks import TASKS
 
 
@@ -46,9 +46,11 @@ def _find_setting(loaded: ResolvedConfig, name: str) -> object:
     value: object = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
     for part in path:
         # A function's own settings (algorithm.advantage.eps) are not attributes of the bound function.
-        function_setting = value.all_settings.get(part, UNKNOWN) if isinstance(value, Bound) else UNKNOWN
+        function_setting = (
+            value.all_settings.get(part, UNKNOWN) if isinstance(value, AxisFunction) else UNKNOWN
+        )
         value = None if value is None else getattr(value, part, function_setting)
-    return value.name if isinstance(value, Bound) else value
+    return value.name if isinstance(value, AxisFunction) else value
 
 
 def yaml_line(key: str, value: object) -> str:

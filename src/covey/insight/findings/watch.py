@@ -12,10 +12,10 @@ from covey.insight.findings.rule import find
 from covey.insight.findings.settings import SettingOf, settings_of, unknown
 from covey.insight.findings.table import RULES, explain
 from covey.insight.findings.view import WIDEST, RunView
-from covey.runs.attempts import read_attempts
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
 from covey.runs.reader import last_stage, load_for_reading, read_ending, read_verdict
+from covey.runs.rollbacks import read_rollbacks
 from covey.types import Group
 from covey_verify.errors import ConfigError
 
@@ -36,7 +36,7 @@ class Watch:
     reported: list[str] | None = None
     """Ids of the findings so far; None before the first step."""
     tried: list[str] = field(default_factory=list)
-    """Config lines that a run has tried already, if it goes back because of findings."""
+    """Config lines that a run has tried already, if it rolls back because of findings."""
     _bytes: int = -1
     _view: RunView = field(default_factory=lambda: RunView(()))
 
@@ -48,7 +48,7 @@ class Watch:
             self.metrics = self.folder.read("metrics.jsonl")
             self.steps = len(self.metrics)
             self.reported = [str(f.get("id")) for f in self.folder.read(STREAM)]
-            self.tried = [attempt.line for attempt in read_attempts(self.folder.path)]
+            self.tried = [rollback.line for rollback in read_rollbacks(self.folder.path)]
         elif metrics is not None:
             self.metrics.append({"step": step, **metrics})
             self.steps += 1
@@ -95,7 +95,7 @@ def explain_run(folder: Path) -> Explanation:
     records, lost = readable_stream(stage, STREAM)
     logged = [Finding.from_record(r) for r in records]
     findings = [f for f in logged if f]
-    notes = [Finding("healed", a.step - 1, "note", str(a)) for a in read_attempts(stage)]
+    notes = [Finding("rollback", a.step - 1, "note", str(a)) for a in read_rollbacks(stage)]
     damaged = lost + logged.count(None)
     if damaged:
         note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"

@@ -14,7 +14,7 @@ from covey.insight.pages.lab import first_words
 from covey.insight.recommendation import kept_multiple, measured_memory, routes
 from covey.objective.advantages import group_zscore
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.bound import Bound
+from covey.objective.axis_function import AxisFunction
 from covey.objective.surrogates import clip
 
 Drawing = dict[str, Any]
@@ -96,7 +96,7 @@ def model_roles(algorithm: Algorithm, memory: Mapping[str, float]) -> Drawing:
 
 
 def _describe_function(value: object) -> Drawing:
-    if isinstance(value, Bound):
+    if isinstance(value, AxisFunction):
         return {"name": value.name, "says": first_words(value.function), "settings": dict(value.all_settings)}
     kl = getattr(value, "estimator", None)
     if kl is None:

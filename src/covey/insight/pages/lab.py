@@ -16,7 +16,7 @@ from covey.config.algorithm import checked_settings
 from covey.objective.advantages import centered, standard_deviation
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
-from covey.objective.bound import Bound, bind, data_names, setting_defaults
+from covey.objective.axis_function import AxisFunction, bind, data_names, setting_defaults
 from covey.objective.credit import prefix_tree, prefix_values, process_zscore
 from covey.objective.data import GroupData, KLData, LossInputs
 from covey.objective.diagnostics import gradient_coefficient
@@ -109,17 +109,17 @@ def _apply_estimator(
 ) -> ToolAnswer:
     """Apply an estimator to a group: its advantages, its formula, and the numbers in the formula."""
     settings = _own_settings(function, query)
-    bound: Bound[GroupData, Tensor] = bind(function, **settings)
+    part: AxisFunction[GroupData, Tensor] = bind(function, **settings)
     formula = formula_of(function)
     count = len(data.rewards)
     return {
-        "name": bound.name,
+        "name": part.name,
         "says": first_words(function),
         "formula": formula,
         "settings": settings,
-        "advantages": bound(data).tolist(),
-        "numbers": [_numbers(formula, data, i, bound.all_settings) for i in range(count)] if formula else [],
-        "sums_to_zero": abs(float(bound(data).sum())) < 1e-9,
+        "advantages": part(data).tolist(),
+        "numbers": [_numbers(formula, data, i, part.all_settings) for i in range(count)] if formula else [],
+        "sums_to_zero": abs(float(part(data).sum())) < 1e-9,
     }
 
 
@@ -258,7 +258,7 @@ def gate_tool(
     return {"ratios": grid[:-1], "rules": rules}
 
 
-def _gate(surrogate: Bound[LossInputs, Tensor], inputs: LossInputs) -> ToolAnswer:
+def _gate(surrogate: AxisFunction[LossInputs, Tensor], inputs: LossInputs) -> ToolAnswer:
     """Return what a token adds to the objective, and its gradient coefficient, by ratio."""
     algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)
     gains = -token_terms(algorithm, inputs).value[:, 0]
@@ -282,7 +282,7 @@ def kl_tool(
     rows = []
     for function in AXIS["kl.estimator"]:
         if data_names(function) == ("ref_log_ratio",):
-            estimator: Bound[KLData, Tensor] = bind(function)
+            estimator: AxisFunction[KLData, Tensor] = bind(function)
             by_token = estimator(KLData(distance))
             expected = float((policy * by_token).sum())
             values = {"by_token": by_token.tolist(), "curve": estimator(KLData(grid)).tolist()}

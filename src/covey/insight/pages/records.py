@@ -20,7 +20,6 @@ from covey.insight.metric_table import hints
 from covey.insight.pages.settings import nearest_preset, recorded_values, setup_but_seed, value_text
 from covey.insight.pages.thinning import Record, ThinnedCurve
 from covey.insight.verdict import recorded_verdict
-from covey.runs.attempts import Attempt, read_attempts
 from covey.runs.folder import ended_otherwise, stream_record
 from covey.runs.reader import (
     read_ending,
@@ -30,6 +29,7 @@ from covey.runs.reader import (
     seconds_of,
     stages_in,
 )
+from covey.runs.rollbacks import Rollback, read_rollbacks
 from covey.runs.rollouts import recorded_steps, rollout_file
 from covey.runs.state import host_elsewhere, run_state
 from covey.runs.tags import read_tags
@@ -296,7 +296,7 @@ def run_page(name: str, folder: Path) -> Record:
     run = shared_streams(folder)
     records = run.streams()
     notes = _notes(run)
-    notes += [f"step {a.step}: {a}" for a in _unless_damaged(notes, list[Attempt](), read_attempts, folder)]
+    notes += [f"step {a.step}: {a}" for a in _unless_damaged(notes, list[Rollback](), read_rollbacks, folder)]
     settings = _unless_damaged(notes, list[Record](), recorded_values, folder)
     environment = _unless_damaged(notes, None, read_environment, folder)
     seconds = _unless_damaged(notes, 0.0, seconds_of, folder, records["timings"])

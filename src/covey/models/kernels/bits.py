@@ -125,8 +125,8 @@ def _logits(dtype: torch.dtype) -> Iterator[Pair]:
         for inverse in (1.0, 1.25):
             tokens = torch.empty(5, dtype=torch.int64)
             sampled = torch.empty(5)
-            # The log-prob of a drawn token, as `draw` records it and as training scores it.
+            # The log-prob of a drawn token, as `draw` records it and as training computes it.
             call("draw", logits, torch.rand(5), inverse, tokens, sampled, 5, v, dtype=dtype)
-            scores = [torch.empty(5) for _ in range(3)]
-            call("score_rows", logits, tokens, inverse, *scores, 5, v, dtype=dtype)
-            yield f"log-probs of {v} tokens", sampled, scores[0]
+            outputs = [torch.empty(5) for _ in range(3)]
+            call("token_outputs", logits, tokens, inverse, *outputs, 5, v, dtype=dtype)
+            yield f"log-probs of {v} tokens", sampled, outputs[0]

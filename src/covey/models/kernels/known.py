@@ -24,7 +24,7 @@ def first_incorrect(
     """The first operation whose answer is not the known one; None if all are correct."""
     checks = [_products(call, packed_size, numbers)]
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
-        parts = (_embedding, _norms, _gates, _heads, _attention, _decoding, _logits, _scores)
+        parts = (_embedding, _norms, _gates, _heads, _attention, _decoding, _logits, _token_outputs)
         checks += [operations(call, numbers) for operations in parts]
     incorrect = (name for part in checks for name, result, expected in part if not _close(result, expected))
     return next(incorrect, None)
@@ -154,17 +154,17 @@ def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     yield "soft_cap", capped, 8 * 0.6  # tanh(ln 2) = (2 - 1/2) / (2 + 1/2)
 
 
-def _scores(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+def _token_outputs(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     # Equal logits again.
     logits = torch.zeros(2, V, dtype=dtype)
     targets = torch.tensor([5, 50])
-    scores = [_nan_tensor(2) for _ in range(3)]
-    call("score_rows", logits, targets, 1.0, *scores, 2, V, dtype=dtype)
-    yield "score_rows", torch.stack(scores), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]
+    outputs = [_nan_tensor(2) for _ in range(3)]
+    call("token_outputs", logits, targets, 1.0, *outputs, 2, V, dtype=dtype)
+    yield "token_outputs", torch.stack(outputs), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]
     # The gradient of the target's log-prob: 1 at the target, less the probability 1 / V everywhere.
     slopes = logits.clone()
-    call("score_rows_back", slopes, targets, 1.0, 1.0, torch.ones(2), None, scores[1], 2, V, dtype=dtype)
-    yield "score_rows_back", slopes, torch.eye(V)[targets] - 1 / V
+    call("token_outputs_back", slopes, targets, 1.0, 1.0, torch.ones(2), None, outputs[1], 2, V, dtype=dtype)
+    yield "token_outputs_back", slopes, torch.eye(V)[targets] - 1 / V
 
 
 def _products(
@@ -189,3 +189,9 @@ def _products(
     columns = expected.to(dtype).repeat(T, 1).contiguous() / E
     call("outer_sum", columns.data_ptr(), V, x, E, into, T, V, E, dtype=numbers)
     yield "outer_sum", into, T * expected[:, None] / E
+    # B is 2 in its only column and A counts 0, 1, 2, 3: element (v, k) of the weight, v % 4, gets 2 (k % 4).
+    b = torch.full((1, V), 2.0)
+    a = (torch.arange(E) % 4).float()[None]
+    merged = _nan_tensor(V, E, dtype=dtype)
+    call("merge", weight, b, a, merged, V, 1, E, dtype=numbers)
+    yield "merge", merged, weight.float() + 2 * a

@@ -391,8 +391,8 @@ void NAME(draw)(const real *logits, const float *uniform, float inverse_temperat
 }
 
 /* Log-prob, entropy and sum of squared probabilities of given tokens under softmax(logits / T). */
-void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, float *logprob, float *entropy,
-                      float *collision, long M, long V) {
+void NAME(token_outputs)(const real *logits, const int64_t *target, float inverse, float *logprob, float *entropy,
+                         float *collision, long M, long V) {
     TEAM(64 * M * V)
     EACH(t, M, ROWS_OF(M)) {
         const real *x = logits + t * V;
@@ -418,8 +418,8 @@ void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, 
 
 /* In place: logits become d loss / d logits, given the gradients of log-prob and entropy (may be NULL). With 1 / cap,
  * which is 0 without one, they are capped logits, and it is the gradient of what was capped. */
-void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, float inverse_cap, const float *dlogprob,
-                           const float *dentropy, const float *entropy, long M, long V) {
+void NAME(token_outputs_back)(real *logits, const int64_t *target, float inverse, float inverse_cap,
+                              const float *dlogprob, const float *dentropy, const float *entropy, long M, long V) {
     TEAM(64 * M * V)
     EACH(t, M, ROWS_OF(M)) {
         real *x = logits + t * V;

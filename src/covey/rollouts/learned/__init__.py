@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -49,14 +48,6 @@ def reward_model_bytes(rewards: Iterable[Reward]) -> int:
     return alive_bytes(weight for model in models for weight in model.parameters())
 
 
-def forget() -> None:
-    """Drop cached reward models of earlier runs in this process: their folders may hold others by now."""
-    # Looked up, not imported: an import would load torch just to clear an empty cache.
-    module = sys.modules.get(f"{__name__}.reward_models")
-    if module is not None:
-        module.cached.cache_clear()
-
-
 def rewards_of(
     loaded: ResolvedConfig,
     named: Sequence[object],
@@ -64,7 +55,6 @@ def rewards_of(
 ) -> Rewards:
     """Load rewards under a config's settings. Raises ConfigError with the line that names them."""
     config = loaded.config
-    forget()
     try:
         rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
     except ConfigError as error:

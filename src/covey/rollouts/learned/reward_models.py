@@ -7,9 +7,9 @@ functions. They run in the trainer's process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from covey.models.controls import ControlWords, turn_words
 from covey.models.load import pick_device, source_of
 from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, load_pretrained, pretrained_tokenizer, unreachable
-from covey.models.reward_model import CLASSES, SEPARATOR, Judges, conversation_ids, worked_ids
+from covey.models.reward_model import CLASSES, SEPARATOR, RewardModelKind, conversation_ids, worked_ids
+from covey.rewards.loading import ModelCache
 from covey_verify.contract import reward
 from covey_verify.errors import ConfigError
 from covey_verify.extract import LONGEST, TextOrMessages, text_of
@@ -34,7 +35,7 @@ AT_ONCE = 8
 class RewardModel:
     """A model with a head for values, and its tokenizer."""
 
-    def __init__(self, kind: Judges, name: str, folder: Path, device: str) -> None:
+    def __init__(self, kind: RewardModelKind, name: str, folder: Path, device: str) -> None:
         source = source_of(name, folder)
         torch_device = pick_device(device)
         loader, outputs = CLASSES[kind]
@@ -83,20 +84,21 @@ class RewardModel:
         return outputs
 
 
-cached = cache(RewardModel)
-
-
-def load_shared(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
+def load_shared(cache: ModelCache, kind: RewardModelKind, name: str, device: str) -> RewardModel:
     """Return a reward model, loaded once for all threads."""
-    # ``cache`` alone would let two threads load a model at the same time; see ``LOADING``.
+    # Under the lock, two threads do not load a model twice.
     with LOADING:
-        return cached(kind, name, folder, device)
+        model = cache.models.get((kind, name, device))
+        if not isinstance(model, RewardModel):
+            model = RewardModel(kind, name, cache.folder, device)
+            cache.models[kind, name, device] = model
+        return model
 
 
-def model_of_settings(kind: str, settings: Mapping[str, object]) -> RewardModel:
+def model_of_settings(kind: str, settings: Mapping[str, Any]) -> RewardModel:
     """Return the model that a reward's settings name."""
-    name, folder, device = (settings.get(key) for key in ("model", "config_folder", "device"))
-    return load_shared(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
+    cache, name, device = settings["model_cache"], settings.get("model"), settings.get("device")
+    return load_shared(cache, cast("RewardModelKind", kind), str(name), str(device or "auto"))
 
 
 @reward(timeout=1800.0, format_only=True)
@@ -105,7 +107,7 @@ def reward_model(
     completions: Sequence[TextOrMessages],
     turns: Sequence[Messages],
     template_arguments: Sequence[Mapping[str, object]],
-    config_folder: Path,
+    model_cache: ModelCache,
     *,
     model: str,
     device: str = "auto",
@@ -115,17 +117,19 @@ def reward_model(
     ``model``: a folder or hub id. In a chat it reads the results of tools too, as in training on pairs. Texts
     longer than its context are not judged.
     """
-    judge = load_shared("reward_model", model, config_folder, device)
+    classifier = load_shared(model_cache, "reward_model", model, device)
     answers = (
-        judge.words.remove_from(text_of(completion)) if isinstance(prompt, str) else _conversation(judge, own)
+        classifier.words.remove_from(text_of(completion))
+        if isinstance(prompt, str)
+        else _conversation(classifier, own)
         for prompt, completion, own in zip(prompts, completions, turns, strict=True)
     )
     read = zip(prompts, answers, template_arguments, strict=True)
-    texts = [conversation_ids(judge.tokenizer, *of_one) for of_one in read]
+    texts = [conversation_ids(classifier.tokenizer, *of_one) for of_one in read]
     scores = list[Score]()
-    for ids, row in zip(texts, judge.outputs(texts), strict=True):
+    for ids, row in zip(texts, classifier.outputs(texts), strict=True):
         if row is None:
-            scores.append(score_of_overlong(judge, ids))
+            scores.append(score_of_overlong(classifier, ids))
         else:
             scores.append(Score(float(row)) if row.isfinite() else score_of_nonfinite(row))
     return scores
@@ -137,7 +141,7 @@ def process_reward_model(
     completions: Sequence[TextOrMessages],
     token_ends: Sequence[Sequence[int]],
     template_arguments: Sequence[Mapping[str, object]],
-    config_folder: Path,
+    model_cache: ModelCache,
     *,
     model: str,
     split_by: SplitRule = "paragraphs",
@@ -150,22 +154,26 @@ def process_reward_model(
     The model reads the prompt and the steps, each followed by ``separator``. The value is read at the last
     token of each separator: the softmax's second of two outputs, or the sigmoid of one.
     """
-    judge = load_shared("process_reward_model", model, config_folder, device)
+    classifier = load_shared(model_cache, "process_reward_model", model, device)
     texts = [text_of(c)[:LONGEST] for c in completions]
     spans = [split(text, split_by) for text in texts]
     # The tokens that the model reads, and the last token of each step's separator.
     read = [
         worked_ids(
-            judge.tokenizer, prompt, [judge.words.remove_from(text[a:b]) for a, b in cuts], separator, shown
+            classifier.tokenizer,
+            prompt,
+            [classifier.words.remove_from(text[a:b]) for a, b in cuts],
+            separator,
+            shown,
         )
         for prompt, text, cuts, shown in zip(prompts, texts, spans, template_arguments, strict=True)
     ]
     scores = []
     for (ids, places), row, cuts, ends in zip(
-        read, judge.outputs([ids for ids, _ in read]), spans, token_ends, strict=True
+        read, classifier.outputs([ids for ids, _ in read]), spans, token_ends, strict=True
     ):
         if row is None:
-            scores.append(score_of_overlong(judge, ids))
+            scores.append(score_of_overlong(classifier, ids))
             continue
         # (steps, outputs): at the last token of each step's separator.
         logits = row[places]
@@ -177,22 +185,22 @@ def process_reward_model(
     return scores
 
 
-def _conversation(judge: RewardModel, turns: Messages) -> Messages:
+def _conversation(classifier: RewardModel, turns: Messages) -> Messages:
     """Return the turns of a completion as messages, without words that could close one.
 
     A content has the calls as the model wrote them: a template would write ``tool_calls`` once more.
     """
     messages = list[Mapping[str, object]]()
     for turn in turns:
-        content = judge.words.remove_from(str(turn["content"]))
+        content = classifier.words.remove_from(str(turn["content"]))
         calls = {} if content or "tool_calls" not in turn else {"tool_calls": turn["tool_calls"]}
         messages.append({"role": turn["role"], "content": content, **calls})
     return messages
 
 
-def score_of_overlong(judge: RewardModel, ids: Sequence[int]) -> Score:
+def score_of_overlong(classifier: RewardModel, ids: Sequence[int]) -> Score:
     """Return the score of a text that does not fit the context."""
-    return Score(None, "not_applicable", detail=f"{len(ids)} tokens; the model reads {judge.context}")
+    return Score(None, "not_applicable", detail=f"{len(ids)} tokens; the model reads {classifier.context}")
 
 
 def score_of_nonfinite(logits: Tensor) -> Score:

@@ -2,7 +2,7 @@
 
 A turn that ends with calls is answered while others are still being sampled. Once all turns of a round have
 ended, the answered turns continue from their tokens, each with its own random stream. Inserted tokens
-are read and never trained (``Completion.sampled``). With an environment, each completion has an object of
+are read and never trained (``Completion.drawn_mask``). With an environment, each completion has an object of
 its own from its first call on, and ends with that object's final state.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.models.policy import Policy
-from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
+from covey.sampling.base import Request, SampledCompletion, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
 from covey.sampling.stops import ended_at_stop
 from covey.sampling.tools.allowance import Allowance, Waiting
@@ -64,7 +64,7 @@ class Dialogue:
             prompt=np.concatenate([request.prompt, completion.tokens]),
             streams=[request.streams[sample]],
             prefix_tokens=request.prefix_tokens + length,
-            room=params.max_tokens - length,
+            max_tokens=params.max_tokens - length,
         )
 
 
@@ -105,9 +105,9 @@ class TurnSampler:
         return self.sampler.version
 
     @property
-    def shares(self) -> bool:
+    def samples_on_every_rank(self) -> bool:
         """Whether each process samples some of the requests, as the inner sampler has it."""
-        return self.sampler.shares
+        return self.sampler.samples_on_every_rank
 
     @property
     def bit_exact(self) -> bool:
@@ -118,7 +118,7 @@ class TurnSampler:
         """Let the inner sampler follow these weights."""
         self.sampler.sync(weights)
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield completions as their last turn ends. Inserted tokens count for ``params.max_tokens``."""
         assert all(request.problem is not NO_PROBLEM for request in requests), (
             "a chat is answered as one, a text as a text"
@@ -157,7 +157,7 @@ class TurnSampler:
 
     def _in_rounds(
         self, turn_requests: Sequence[TurnRequest], params: SamplingParams, waiting: Waiting
-    ) -> Iterator[Sampled]:
+    ) -> Iterator[SampledCompletion]:
         """Yield completions as they end: each round samples a turn of all that have not ended."""
         while turn_requests:
             # Calls run while other turns are sampled; their results are waited for at the end of the round.
@@ -180,7 +180,7 @@ class TurnSampler:
                     results = self.toolbox.begin(calls, request.problem, dialogue.episode, dialogue.allowance)
                     tool_turns.append(ToolTurn(dialogue, completion, calls, results))
                 else:
-                    yield Sampled(*dialogue.owner, completion)
+                    yield SampledCompletion(*dialogue.owner, completion)
             for tool_turn in tool_turns:
                 dialogue = tool_turn.dialogue
                 completion = self._add_results(tool_turn, waiting)
@@ -188,7 +188,7 @@ class TurnSampler:
                     dialogue.answered = completion
                     continued.append((dialogue, completion))
                 else:  # no room for another turn: the completion ends without the results of its last calls
-                    yield Sampled(*dialogue.owner, replace(tool_turn.completion, finish="length"))
+                    yield SampledCompletion(*dialogue.owner, replace(tool_turn.completion, finish="length"))
             turn_requests = [
                 TurnRequest(dialogue.request_rest(completion, params), [dialogue])
                 for dialogue, completion in continued
@@ -233,7 +233,7 @@ class TurnSampler:
         opens_thoughts = request.problem.thoughts.begun if answered is None else None
         return self.read(turn.tokens, request.prompt, opens_thoughts)
 
-    def _turns(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+    def _turns(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Sample the next turn of each. In plain text a call's end is a stop string, in chats it is not."""
         text_params = replace(params, stop=(*params.stop, CLOSE_CALL))
         # Two passes, since a pass has one set of stop strings.
@@ -257,7 +257,7 @@ class TurnSampler:
         tokens = np.array(ids, np.int64)
         zeros = np.zeros(len(ids), np.float32)
         # Inserted tokens have log-prob 0, the last version, and a mask in which each was the only choice.
-        # ``sampled`` is False on all of them (no zero is above 0).
+        # ``drawn_mask`` is False on all of them (no zero is above 0).
         versions = completion.provenance.versions
         if versions is not None:
             versions = np.full(len(ids), versions[-1])
@@ -270,7 +270,7 @@ class TurnSampler:
             "",
             "stop",
             replace(completion.provenance, versions=versions),
-            sampled=zeros > 0,
+            drawn_mask=zeros > 0,
             sampling_mask=mask,
             transcript=Transcript(tuple(_message("tool", result) for result in results)),
         )
@@ -288,10 +288,10 @@ def _as_turn(turn: Completion, calls: Sequence[ToolCall]) -> Completion:
 
 
 def _as_they_ended(
-    finished: Iterator[Sampled], episodes: Mapping[Owner, Episode], waiting: Waiting
-) -> Iterator[Sampled]:
+    finished: Iterator[SampledCompletion], episodes: Mapping[Owner, Episode], waiting: Waiting
+) -> Iterator[SampledCompletion]:
     """Yield completions with the final state of their environments, asked for while others are sampled."""
-    pending: deque[tuple[Sampled, Call[FinalState]]] = deque()
+    pending: deque[tuple[SampledCompletion, Call[FinalState]]] = deque()
     for sampled in finished:
         episode = episodes[sampled.request, sampled.sample]
         pending.append((sampled, episode.submit(partial(episode.end, waiting))))
@@ -304,7 +304,7 @@ def _as_they_ended(
         yield _with_end(sampled, call)
 
 
-def _with_end(sampled: Sampled, call: Call[FinalState]) -> Sampled:
+def _with_end(sampled: SampledCompletion, call: Call[FinalState]) -> SampledCompletion:
     end = call.result()
     completion = sampled.completion
     transcript = replace(completion.transcript, environment=end.state, fault=end.fault)

@@ -103,7 +103,7 @@ def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[
 
 def _ending_with(problem: Problem, text: str) -> Problem:
     """Add a text to a prompt, unless it ends with it already. Completions of an earlier stage do."""
-    if problem.sampled is not None or problem.ends_with(text):
+    if problem.sampled_tokens is not None or problem.ends_with(text):
         return problem
     prompt = problem.prompt
     if isinstance(prompt, str):

@@ -19,7 +19,7 @@ from covey.rewards.contract import Reward
 from covey.rewards.loading import BUILT_IN
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned.reward_models import reward_model
-from covey.runs.inventory import inventory
+from covey.runs.inputs import files_of
 
 REWARDS = """
 import judging.scale
@@ -195,7 +195,7 @@ def test_the_models_of_rewards_are_files_of_the_run_only_where_they_are_loaded(p
 
     loaded = load_config(values={"model": "tiny"}, folder=project)
     rewards = Rewards([judged("judge", model="of-some-server"), judged("scorer", model="model")])
-    assert {n.partition("/")[0] for n in inventory(loaded, rewards)} == {"scorer", "covey's own code"}
+    assert {n.partition("/")[0] for n in files_of(loaded, rewards)} == {"scorer", "covey's own code"}
 
 
 def test_a_tokenizer_of_another_model_is_refused(project: Path, capsys) -> None:

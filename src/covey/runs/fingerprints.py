@@ -1,7 +1,8 @@
-"""Hash functions, rows and other objects by their content: the same in every process, without addresses.
+"""Fingerprints of a run's inputs: hashes that are equal in every process while the input stays the same.
 
-The content of a function is its bytecode, defaults, closure and the globals that it names, including those of
-the functions among them. Its place in a file or notebook and the code of libraries do not count.
+Of a file, the bytes count. Of a function, its bytecode, defaults, closure and the globals that it names
+count, and those of the functions among them. Its place in a file or notebook and the code of libraries do
+not count, nor does any address.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 import numpy as np
 import torch
 
-from covey.runs.inventory import is_library_file
+from covey.config.python_objects import RowsObject
+from covey.runs.sources import is_library_file
+from covey.system.integrity import digest_of
 from covey_verify.contract import MARK
 
 MAX_VALUES = 100_000
@@ -24,29 +27,37 @@ MAX_VALUES = 100_000
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, range, type(...), PurePath)
 
 
-def content_parts(function: object) -> dict[str, str]:
-    """Return the parts of a callable that may change, each described in words, with a hash."""
-    if isinstance(function, functools.partial):
-        bound = {"the bound arguments": hash_of((function.args, function.keywords))}
-        return {**content_parts(function.func), **bound}
-    if isinstance(function, types.MethodType):
-        return {**content_parts(function.__func__), "the object of the method": hash_of(function.__self__)}
-    if isinstance(function, types.FunctionType):
-        return {name: hash_of(value) for name, value in _parts(function)}
-    return {"the object": hash_of(function)}
+def fingerprints(inputs: Mapping[str, object]) -> dict[str, str]:
+    """Return name -> hash of some inputs; a function has a name and a hash for each part that may change."""
+    return {
+        f"{name}: {part}" if part else name: value
+        for name, thing in inputs.items()
+        for part, value in fingerprint_of(thing).items()
+    }
+
+
+def fingerprint_of(thing: object) -> dict[str, str]:
+    """Return the parts of an input that may change, each described in words, with a hash.
+
+    A file, and rows, are one part, which needs no words.
+    """
+    if isinstance(thing, Path):
+        return {"": digest_of(thing)}
+    if isinstance(thing, RowsObject):
+        # Each by itself, since only so many values are hashed by content.
+        return {"": _hash(*map(hash_of, thing.rows))}
+    if isinstance(thing, functools.partial):
+        return {**fingerprint_of(thing.func), "the bound arguments": hash_of((thing.args, thing.keywords))}
+    if isinstance(thing, types.MethodType):
+        return {**fingerprint_of(thing.__func__), "the object of the method": hash_of(thing.__self__)}
+    if isinstance(thing, types.FunctionType):
+        return {name: hash_of(value) for name, value in _parts(thing)}
+    return {"the object": hash_of(thing)}
 
 
 def hash_of(value: object) -> str:
     """Return a hash of a value's content."""
     return _Content().of(value)
-
-
-def rows_hash(rows: Iterable[object]) -> str:
-    """Return a hash of rows, in their order."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(hash_of(row).encode())
-    return digest.hexdigest()
 
 
 def _parts(function: types.FunctionType) -> Iterator[tuple[str, object]]:

@@ -1,6 +1,6 @@
-"""The folders with what a run did before it went back because of findings.
+"""The folders with what a run did before its rollbacks.
 
-Steps after the checkpoint to which the run went back lie in `healed/NUMBER`, a run folder of its own with
+Steps after the checkpoint to which the run went back lie in `rollbacks/NUMBER`, a run folder of its own with
 all logs and completions, and its best evaluated checkpoint.
 """
 
@@ -9,23 +9,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from covey.runs.atomic import discard, link, make_folder, sync, write_file
+from covey.runs.compatibility import update_environment
 from covey.runs.folder import STREAMS, RunFolder, checkpoints, step_of
-from covey.runs.inputs import INPUTS
 from covey.runs.pending import forget_completions
 from covey.runs.trust import MARKS
 
-ARCHIVE = "healed"
+ARCHIVE = "rollbacks"
 
 
 def archive_of(run: Path, number: int) -> Path:
-    """Return the folder with what a run did before it went back the ``number``-th time, counted from 1."""
+    """Return the folder with what a run did before its ``number``-th rollback, counted from 1."""
     return run / ARCHIVE / str(number)
 
 
 def archive_steps(folder: RunFolder, part: Path, back_to: int) -> None:
     """Move what the run did after ``back_to`` steps into the folder ``part``, and copy its logs.
 
-    A kill may come anywhere: called again it does the rest. The logs of the run itself stay as they are; a
+    It may be killed at any point; a second call does the rest. The logs of the run itself stay as they are; a
     resume truncates them.
     """
     run = folder.path
@@ -47,7 +47,7 @@ def archive_steps(folder: RunFolder, part: Path, back_to: int) -> None:
         elif step_of(path) > back_to or not back_to:
             discard(path)
     forget_completions(run)
-    # Of the inputs before the change, which would be compared with those after it.
-    (run / INPUTS).unlink(missing_ok=True)
+    # Those before the change would be compared with those after it.
+    update_environment(run, contents=None)
     for moved in (part / "rollouts", part / "checkpoints", run / "rollouts", run / "checkpoints"):
         sync(moved)

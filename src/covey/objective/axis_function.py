@@ -1,4 +1,4 @@
-"""Bound: a function of the objective with its settings; it receives its data by parameter name."""
+"""AxisFunction: a function of the objective with its settings; it receives its data by parameter name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UserFunctionError(CoveyError):
 
 
 @dataclass(frozen=True, eq=False)
-class Bound(Generic[Data_contra, Out_co]):
+class AxisFunction(Generic[Data_contra, Out_co]):
     """A function and its settings; calling it with a record of ``objective.data`` gives a result.
 
     Positional parameters are data, filled by name from that record; keyword-only parameters are
@@ -58,7 +58,7 @@ class Bound(Generic[Data_contra, Out_co]):
             raise TypeError(f"{self.name} has no setting {sorted(unknown)}")
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Bound):
+        if not isinstance(other, AxisFunction):
             return NotImplemented
         return (self.function, self.all_settings) == (other.function, other.all_settings)
 
@@ -103,24 +103,24 @@ class Bound(Generic[Data_contra, Out_co]):
         return {**setting_defaults(self.function), **self.settings}
 
 
-def bind(function: Callable[..., Out_co], **settings: object) -> Bound[object, Out_co]:
+def bind(function: Callable[..., Out_co], **settings: object) -> AxisFunction[object, Out_co]:
     """Bind settings to a function of the objective."""
-    return Bound(function, settings)
+    return AxisFunction(function, settings)
 
 
 def values_of(
-    axis: str, bound: Bound[Data_contra, Out_co], data: Data_contra, *shapes: Sequence[int]
+    axis: str, part: AxisFunction[Data_contra, Out_co], data: Data_contra, *shapes: Sequence[int]
 ) -> Out_co:
     """Call an axis's function. Raises CoveyError if a user's function returns no tensor of these ``shapes``.
 
     Torch would expand a tensor of another shape, such as a mean over tokens, to every token.
     """
-    result = bound(data)
+    result = part(data)
     shape = getattr(result, "shape", None)
-    if bound.written_by_user and (shape is None or tuple(shape) not in map(tuple, shapes)):
+    if part.written_by_user and (shape is None or tuple(shape) not in map(tuple, shapes)):
         returned = type(result).__name__ if shape is None else f"the shape {tuple(shape)}"
         expected = " or ".join(str(tuple(s)) for s in shapes)
-        raise CoveyError(f"algorithm.{axis} {bound.name} returns {returned} where {expected} is expected")
+        raise CoveyError(f"algorithm.{axis} {part.name} returns {returned} where {expected} is expected")
     return result
 
 
@@ -146,5 +146,5 @@ def _file(function: Callable[..., object]) -> str:
     return str(getattr(code, "co_filename", ""))
 
 
-AnyBound: TypeAlias = Bound[Any, object]
+AnyAxisFunction: TypeAlias = AxisFunction[Any, object]
 """A bound function of any axis, of which only name, needs and settings are read."""

@@ -11,13 +11,11 @@ from covey.config.load import load_config
 from covey.migration.axolotl import from_axolotl
 from covey.migration.migrated import MigrationResult, as_yaml, nest_keys
 from covey.migration.read_settings import read_settings
-from covey.migration.trl import from_trl
 from covey.migration.verl import from_verl
 from covey_verify.errors import ConfigError
 
 Trainer = Literal["trl", "verl", "axolotl"]
-READERS: Mapping[Trainer, Callable[[Mapping[str, object]], MigrationResult]] = {
-    "trl": from_trl,
+READERS: Mapping[str, Callable[[Mapping[str, object]], MigrationResult]] = {
     "verl": from_verl,
     "axolotl": from_axolotl,
 }
@@ -41,7 +39,12 @@ def migrate(file: Path, trainer: Trainer | None = None) -> tuple[str, MigrationR
         if any(key.startswith(marks) for key in settings):
             recognized = name
     trainer = trainer or recognized
-    migrated = READERS[trainer](settings)
+    if trainer == "trl":
+        from covey.migration.trl import from_trl  # loads torch
+
+        migrated = from_trl(settings, file.name)
+    else:
+        migrated = READERS[trainer](settings)
     open_names = sorted({name for value in migrated.config.values() for name in UNSET.findall(str(value))})
     if open_names:
         migrated.notes.append(f"{', '.join(open_names)}: set by the script's environment; fill in the value")

@@ -1,4 +1,4 @@
-"""Judging of pending groups: scores are awaited, baselines attached, the filter applied."""
+"""The end of pending groups: their scores are awaited, baselines attached, the filter applied."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import setting_defaults
+from covey.objective.axis_function import setting_defaults
 from covey.objective.data import FilterData
 from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.scorer import Scorer
-from covey.rollouts.group_sampling import PendingGroup
+from covey.rollouts.groups import PendingGroup
 from covey.types import Baselines, Credit, Group
 from covey_verify.errors import CoveyError, DataError
 
 
-def judge(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
+def finish_group(pending: PendingGroup, scorer: Scorer, credit: Credit) -> Group:
     """Wait for a group's scores, and return it as it is trained on. Raises RewardError.
 
     ``scorer`` is the step's; it is given the calls and seconds of a group that was drawn ahead.
     """
     group_scorer = pending.scoring.scorer
     group = pending.scoring.result()
-    greedy = None if pending.greedy is None else judge(pending.greedy, group_scorer, credit)
+    greedy = None if pending.greedy is None else finish_group(pending.greedy, group_scorer, credit)
     if group_scorer is not scorer:  # a group drawn ahead has a scorer of its own
         scorer.include(group_scorer.stats)
     rewards = group_scorer.rewards

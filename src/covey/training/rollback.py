@@ -1,0 +1,277 @@
+"""Rollback: after a finding, a run returns to an earlier state and continues with the finding's config line.
+
+Decisions depend only on the logs, not on which checkpoints exist. A killed run therefore rolls back to the
+same step as an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, NamedTuple, ParamSpec
+
+from covey.config.load import ResolvedConfig, resolved_yaml, with_settings
+from covey.errors import GuardStop
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.remedies import verdict_in
+from covey.insight.findings.settings import UNKNOWN, settings_of
+from covey.insight.findings.view import WIDEST, WINDOW, width_of
+from covey.insight.result import Result
+from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial, late_half
+from covey.runs.archive import archive_of, archive_steps
+from covey.runs.atomic import sync
+from covey.runs.best import best_of
+from covey.runs.compatibility import changed_settings, effect_of_change
+from covey.runs.estimates import Evaluation, gains
+from covey.runs.folder import RunFolder, read_numbers, read_stream
+from covey.runs.journal import Journal
+from covey.runs.rollbacks import Rollback, read_rollbacks, rollbacks_in_force, write_rollbacks
+from covey.runs.trust import write_own
+from covey.system.processes import on_rank_zero
+from covey_verify.errors import ConfigError, DataError, RewardError
+
+P = ParamSpec("P")
+
+
+class RollbackDue(Exception):
+    """The run rolls back, as the last line of its `rollbacks.jsonl` says."""
+
+
+class Proposal(NamedTuple):
+    """The rollback that a finding asks for, or the reason why it is refused; neither, if it asks for none."""
+
+    rollback: Rollback | None = None
+    refused: str = ""
+
+
+def severe(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that roll a run back at once."""
+    return [finding for finding in findings if finding.severity == "severe"]
+
+
+def warnings_due(findings: Sequence[Finding], step: int) -> list[Finding]:
+    """Return the warnings that are due at a step: those of WINDOW steps before.
+
+    A warning may be a symptom, whose cause is found a little later.
+    """
+    return [f for f in findings if f.severity == "warning" and f.step + WINDOW == step]
+
+
+def begin_rollback(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
+    """Log and announce a rollback if one is due after ``steps`` steps. Return whether one is.
+
+    One is due if the last change harms, or else for the first finding with a line to try, severe ones first.
+    """
+    run = loaded.config.output
+    rollbacks = read_rollbacks(run)
+    rollback = _against_harm(run, rollbacks, steps)
+    if rollback is None:
+        rollback = _first_proposal(loaded, journal, findings, steps, rollbacks)
+    if rollback is None:
+        return False
+    write_rollbacks(run, [*rollbacks, rollback])
+    where = f"step {rollback.back_to}" if rollback.back_to else "the first model"
+    what = f"without that: {rollback.sentence}" if rollback.undoes_last else f"with {rollback.line}"
+    archive = archive_of(run, len(rollbacks) + 1)
+    journal.say(f"rolling back to {where} {what}; the steps since are in {archive}")
+    return True
+
+
+def _first_proposal(
+    loaded: ResolvedConfig,
+    journal: Journal,
+    findings: Sequence[Finding],
+    steps: int,
+    rollbacks: Sequence[Rollback],
+) -> Rollback | None:
+    """Return the rollback of the first finding that has one; say why those before it have none."""
+    for finding in sorted(findings, key=lambda f: f.severity != "severe"):
+        rollback, refused = proposal_after(loaded, finding, steps, rollbacks)
+        if refused:
+            journal.say(f"{finding.id}: no remedy tried: {refused}", "yellow")
+        if rollback is not None:
+            return rollback
+    return None
+
+
+def _against_harm(run: Path, rollbacks: Sequence[Rollback], steps: int) -> Rollback | None:
+    """Return the rollback that undoes the last one's change, if that harms by the step of its finding."""
+    if not rollbacks or rollbacks[-1].undoes_last or steps != rollbacks[-1].step:
+        return None
+    last = rollbacks[-1]
+    # If the change redefines "correct", accuracies are not comparable; only a missing signal tells of harm.
+    since = read_numbers(run, "metrics.jsonl")[last.back_to :]
+    silent = [m["groups/dead"] == 1 and m["groups/dead_correct"] < 0.5 for m in since]
+    if all(silent):
+        return _without(last, steps, f"with {last.line} no group has different rewards")
+    trial = _compared(run, rollbacks, len(rollbacks))
+    if trial.effect != "harms":
+        return None
+    return _without(last, steps, f"{last.line} harms, {describe_trial(trial)}")
+
+
+def _without(last: Rollback, steps: int, why: str) -> Rollback:
+    """Return the rollback that drops the last one's line."""
+    return Rollback(steps, last.finding, why, "", None, last.back_to)
+
+
+def proposal_after(
+    loaded: ResolvedConfig, finding: Finding, steps: int, before: Sequence[Rollback]
+) -> Proposal:
+    """Return what a finding after ``steps`` steps asks for.
+
+    A note asks for nothing, and neither does a finding without a config line that changes what is computed.
+    """
+    change = Change(finding.remedy, finding.id)
+    if finding.severity == "note" or not finding.remedy or effect_of_change(change.key) == "safe":
+        return Proposal()
+    lines = [rollback.line for rollback in before if not rollback.undoes_last]
+    if len(lines) >= loaded.config.guards.max_rollbacks:
+        return Proposal(refused=f"guards.max_rollbacks {len(lines)} is reached")
+    if change.line in lines:
+        return Proposal(refused=f"{change.line} was tried already")
+    try:
+        changed = with_settings(loaded, (change.option,))
+    except ConfigError as error:
+        return Proposal(refused=f"{change.line} does not fit its config: {error}")
+    back_to = last_good_step(loaded, changed, steps)
+    most = max(WIDEST, loaded.config.train.steps // 10)
+    if finding.severity != "severe" and steps - back_to > most:
+        return Proposal(
+            refused=f"the last good checkpoint is more than {most} steps back, too far for a warning"
+        )
+    was = _value(loaded, change.key)
+    return Proposal(Rollback(steps, finding.id, finding.sentence, change.line, was, back_to))
+
+
+def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) -> int:
+    """Return the step of the best evaluation, if all that is known of it is good; else 0, the first model.
+
+    It has to be better than the first model beyond chance, and older than the steps in which a finding after
+    ``steps`` steps shows. The change has to be possible in the middle of a run, and must not alter what is
+    called correct.
+    """
+    run = loaded.config.output
+    evals = read_stream(run, "evals.jsonl")
+    best = best_of(evals)
+    if best is None or best.step > steps - width_of(steps):
+        return 0
+    better = gains(Evaluation.from_record(evals[0]), best.evaluation)["sampled"].low > 0
+    refused = any(difference.effect == "refused" for difference in changed_settings(changed))
+    verdicts = [verdict_in(settings_of(config)("rewards")) for config in (loaded, changed)]
+    return best.step if better and not refused and verdicts[0] == verdicts[1] else 0
+
+
+def run_with_rollbacks(
+    run_stage: Callable[Concatenate[ResolvedConfig, P], Result],
+    stage: ResolvedConfig,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Result:
+    """Run a stage, again after each rollback. ``stage`` is without any rollback's line."""
+    while True:
+        # From the stage's own config each time: the last rollback may have dropped a line.
+        changed = with_rollbacks(stage)
+        complete_rollback(changed)
+        try:
+            return run_stage(changed, *args, **kwargs)
+        except RollbackDue:  # what to change is in the log
+            continue
+        except (ConfigError, DataError, RewardError, GuardStop) as error:
+            if not on_rank_zero(partial(_died_of_change, stage.config.output, str(error))):
+                raise
+
+
+def _died_of_change(run: Path, why: str) -> bool:
+    """Log a rollback of the last change, if with it the run did not get beyond its finding's step."""
+    rollbacks = read_rollbacks(run)
+    steps = len(read_stream(run, "metrics.jsonl"))
+    # A run that could not even begin still has the logs of the run before it.
+    if not rollbacks or rollbacks[-1].undoes_last or steps > rollbacks[-1].step:
+        return False
+    last = rollbacks[-1]
+    ended = f"with {last.line} the run ended: {why.splitlines()[0].partition('. ')[0].rstrip(':')}"
+    write_rollbacks(run, [*rollbacks, _without(last, steps, ended)])
+    return True
+
+
+def with_rollbacks(stage: ResolvedConfig) -> ResolvedConfig:
+    """Return a stage's config with the lines of its rollbacks, except where the user changed the setting."""
+    run = stage.config.output
+    for rollback in rollbacks_in_force(on_rank_zero(lambda: read_rollbacks(run))):
+        change = Change(rollback.line, rollback.finding)
+        if _value(stage, change.key) == rollback.was:
+            stage = with_settings(stage, (change.option,))
+    return stage
+
+
+def complete_rollback(changed: ResolvedConfig) -> None:
+    """Archive the steps before the last rollback and write the config ``changed``, unless that is done."""
+    rollbacks = on_rank_zero(lambda: read_rollbacks(changed.config.output))
+    if rollbacks:
+        on_rank_zero(lambda: _archive_and_change(changed, rollbacks))
+
+
+def _archive_and_change(changed: ResolvedConfig, rollbacks: Sequence[Rollback]) -> None:
+    run = changed.config.output
+    target = archive_of(run, len(rollbacks))
+    if target.exists():
+        return
+    part = target.with_name(f"{target.name}.part")
+    folder = RunFolder(run)
+    try:
+        archive_steps(folder, part, rollbacks[-1].back_to)
+        write_own(run, "config.yaml", resolved_yaml(changed))
+        part.rename(target)  # from here on the run's own files are those after the rollback
+        sync(target.parent)
+    finally:
+        folder.close()
+
+
+def tell_outcomes(journal: Journal) -> None:
+    """Compare each rollback's steps with the same ones after it, log whether it helped, and print that."""
+    run = journal.folder.path
+    rollbacks = read_rollbacks(run)
+    judged = [
+        rollback if rollback.undoes_last else replace(rollback, outcome=_outcome(run, rollbacks, number))
+        for number, rollback in enumerate(rollbacks, start=1)
+    ]
+    if judged:
+        write_rollbacks(run, judged)
+    for rollback in judged:
+        journal.say(f"step {rollback.step}: {rollback}")
+
+
+def _compared(run: Path, rollbacks: Sequence[Rollback], number: int) -> TrialResult:
+    """Return what the ``number``-th change did, counted from 1, in the steps up to its finding."""
+    rollback = rollbacks[number - 1]
+    following = archive_of(run, number + 1)
+    after = following if following.exists() else run
+    change = Change(rollback.line, rollback.finding)
+    return compare_trial(change, archive_of(run, number), after, rollback.back_to, rollback.step)
+
+
+def _outcome(run: Path, rollbacks: Sequence[Rollback], number: int) -> str:
+    if number < len(rollbacks) and rollbacks[number].undoes_last:
+        return "This was undone"
+    rollback = rollbacks[number - 1]
+    trial = _compared(run, rollbacks, number)
+    later = [a.finding for a in rollbacks[number:] if not a.undoes_last]
+    again = rollback.finding in (*trial.findings, *later)
+    description = describe_trial(trial)
+    effect = "No clear change" if trial.effect == "no clear change" else f"That {trial.effect}"
+    first = late_half(rollback.back_to, rollback.step) + 1  # people count steps from 1
+    steps = f"steps {first} to {rollback.step}" if first < rollback.step else f"step {rollback.step}"
+    helped = "Accuracy cannot be compared"
+    if description:
+        helped = f"{effect}: {description}, {steps} with the change against the same without it"
+    return f"{helped}. The finding {rollback.finding} {'occurred again' if again else 'did not occur again'}"
+
+
+def _value(loaded: ResolvedConfig, key: str) -> object:
+    """Return the value of a setting as JSON has it."""
+    value = settings_of(loaded)(key)
+    return None if value is UNKNOWN else json.loads(json.dumps(value, default=str))
