@@ -29,11 +29,13 @@ from covey.models.load import device_memory
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.rng import key, permutation
+from covey.rollouts.learned import reward_model_bytes
 from covey.runs.reader import read_environment
 from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
+from covey.training.memory import critic_parameters
 from covey.training.setup import scratch_run
 from covey.training.stage_folders import folder_name
 from covey_verify.errors import ConfigError
@@ -109,7 +111,12 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
-        subject = Subject(shape_of(run.learner.network.unsharded), [len(p.tokens) for p in problems])
+        subject = Subject(
+            shape_of(run.learner.network.unsharded),
+            [len(p.tokens) for p in problems],
+            critic_parameters(run),
+            reward_model_bytes(run.rewards),
+        )
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
         elapsed = time.monotonic() - start

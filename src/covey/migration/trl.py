@@ -122,8 +122,8 @@ def _take_text(m: MigrationResult, key: str, value: object) -> None:
 
 def _rewards(m: MigrationResult, trainer: str, script: str, weights: object) -> list[object]:
     """Return the rewards, functions of the script by its name."""
-    given = m.take(f"{trainer}.reward_funcs", m.take("reward_funcs"))
-    functions = given if isinstance(given, list) else [given]
+    value = m.take(f"{trainer}.reward_funcs", m.take("reward_funcs"))
+    functions = value if isinstance(value, list) else [value]
     names = list[str]()
     for function in functions:
         if isinstance(function, Function):
@@ -141,17 +141,17 @@ def _rewards(m: MigrationResult, trainer: str, script: str, weights: object) -> 
 
 def _lora(m: MigrationResult) -> None:
     """Take over adapters: peft's LoraConfig, or the fields of ModelConfig with use_peft."""
-    wanted = m.take("use_peft") is True or any(key.startswith("LoraConfig.") for key in m.theirs)
+    has_adapters = m.take("use_peft") is True or any(key.startswith("LoraConfig.") for key in m.theirs)
     for setting, names in LORA.items():
         for name in names:
             value = m.take(f"LoraConfig.{name}", m.take(name))
-            if wanted and value is not None and not isinstance(value, Expression):
+            if has_adapters and value is not None and not isinstance(value, Expression):
                 m.config[setting] = value
-    if wanted and not any(key.startswith("lora.") for key in m.config):
+    if has_adapters and not any(key.startswith("lora.") for key in m.config):
         m.config["lora"] = {"rank": 16, "alpha": 32}
     for name in WITH_LORA:
         value = m.take(f"LoraConfig.{name}", m.take(name))
-        if wanted and value not in (None, 0, False, "none"):
+        if has_adapters and value not in (None, 0, False, "none"):
             m.without[f"{name}: {value}"] = (
                 advice_on(name) or "lora has rank, alpha and targets, nothing else"
             )

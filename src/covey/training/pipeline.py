@@ -73,9 +73,8 @@ def run_pipeline(
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
-    given = loaded.stages()
-    refuse_missing(given)
-    stages = placed_stages(given)
+    refuse_missing(loaded.stages())
+    stages = placed_stages(loaded.stages())
     ended = check_resume(loaded.config.output, stages, console, options)
     results = list[Result]()
     for stage, result in zip(stages, ended, strict=True):
