@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -254,7 +255,7 @@ def spawn(project: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path) -> None:
-    for _ in range(600):
+    for _ in range(2400):  # a loaded machine takes long to start
         if path.exists():
             return
         time.sleep(0.05)
@@ -277,8 +278,13 @@ def test_a_second_signal_exits_at_once(project: Path) -> None:
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
+    last_line = err.strip().splitlines()[-1]
+    assert re.search(
+        r"stopped at once by SIGINT; (nothing is lost|lost, since step \d+ was saved: .+)\.", last_line
+    )
+    assert last_line.endswith(f"Continue with: covey resume {(project / 'run').resolve()}")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

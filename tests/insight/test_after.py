@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,8 @@ from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.training.runs import start
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b31m\u202eabc\r\n  | faked\x07"
+BREAKS = "\x0b \x0c \x1c \x1d \x1e \x85 \u2028 \u2029 \r"
+"""Characters at which Python breaks lines, and a terminal or a page may."""
 
 
 def by_digits(completion: str) -> float:
@@ -60,7 +65,7 @@ def test_show_a_run_a_step_a_group(runs, capsys) -> None:
     log = read_rollouts(runs[0], 1)
     for place in log.groups[0]:
         assert f"{log.rows[place]['advantage']:+.3g}" in text
-        for line in log.rows[place]["completion"].splitlines():
+        for line in log.rows[place]["completion"].split("\n"):
             assert f"  | {inert(line)}" in text
 
 
@@ -267,6 +272,48 @@ def test_a_completion_does_nothing_to_terminal_or_page(runs, tmp_path: Path, cap
     rows = [{"completion": HOSTILE, "answer": "1", "prompt": "p"}]
     (tmp_path / "c.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert "\x1b" not in out(capsys, "score", tmp_path / "c.jsonl", "math_answer")
+
+
+ACTS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def quote_it(completion: str) -> float:
+    raise ValueError(completion)
+
+
+def test_no_command_lets_a_completion_break_or_colour_a_line(runs, tmp_path: Path, capfd) -> None:
+    """Each break would begin a line without the bar; the others would recolour it or reverse its letters."""
+    marks = [*BREAKS.split(" "), *"\x1b\x9b\u061c\u200f\u202e\u2066"]
+    text = "".join(f"a{mark}faked" for mark in marks)
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    rows = rows_of(run / "rollouts/step_000002.jsonl")
+    for row in rows:
+        row |= {"completion": text, "prompt": text, "extracted": {"by_digits": text}}
+    rewrite_rollouts(run, 2, rows)
+    scored = tmp_path / "texts.jsonl"
+    scored.write_text(as_stream([{"completion": text, "answer": "1"}]))
+    raises = f"{__file__}:quote_it"
+    commands = [("show", run, 2), ("show", run, 2, 0), ("explain", run), ("diff", runs[1], run)]
+    commands += [("rescore", run, raises), ("score", scored, "math_answer"), ("score", scored, raises)]
+    outputs = []
+    for command in commands:
+        main([str(word) for word in command])
+        outputs.append("".join(capfd.readouterr()))
+        assert not ACTS.search(outputs[-1]), command
+        assert not re.search("^faked", outputs[-1], re.MULTILINE), command
+    completions = [line for line in outputs[1].split("\n") if line.startswith("  | ")]
+    assert completions == ["  | " + inert(text)] * sum(row["group"] == 0 for row in rows)
+    assert "ValueError: a\\x0bfaked" in outputs[-1]
+
+
+def test_no_command_that_only_reads_a_run_waits_for_torch(runs) -> None:
+    """`covey diff` did: its seconds of import were most of its time."""
+    a, b = map(str, runs)
+    code = "import sys; from covey.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    for command in (["diff", a, b], ["show", a, "0"], ["explain", a], ["verify", a]):
+        ended = subprocess.run([sys.executable, "-c", code, *command], capture_output=True)
+        assert (ended.returncode, ended.stderr) == (0, b""), command
 
 
 def test_score_takes_a_config_with_its_settings(tmp_path: Path, capsys) -> None:

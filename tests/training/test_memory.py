@@ -344,7 +344,7 @@ def test_activations_are_less_than_forecast_where_a_completion_is_longer_than_a_
 
 
 def test_the_inputs_that_adapters_convert_are_forecast(tmp_path: Path) -> None:
-    """It was 30 % too low: peft keeps a bfloat16 model's inputs in float32 beside compiled layers."""
+    """The forecast was 30 % too low: peft keeps the inputs of a bfloat16 model's layers in float32."""
     pytest.importorskip("peft")
     settings = {"dtype": "bfloat16", "lora": {"rank": 8}, "train": {"steps": 1}, "eval": {"problems": 1}}
     start(tmp_path / "run", rollout={"group_size": 8, "max_tokens": 60}, **settings)

@@ -119,6 +119,7 @@ def test_an_answer_says_when_the_run_ends_and_what_a_second_signal_loses(times: 
             "Stopping now, and saving step 2 (about 4 s). Step 3 is repeated when the run continues (15 s). "
             "Ctrl-C again stops at once and loses 1 step (40 s)"
         )
+        assert progress.describe_loss() == "lost, since step 1 was saved: 1 step (40 s)"
     with progress.clock("update"):
         progress.micro_batch_begins()
         times.now += 5

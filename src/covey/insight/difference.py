@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from covey.config.load import flatten
+from covey.insight.conclusion import points
 from covey.insight.show import NumberRecords, curve_lines, series
-from covey.insight.verdict import points
 from covey.runs.estimates import (
     Estimate,
     Evaluation,
@@ -21,10 +21,10 @@ from covey.runs.estimates import (
     on_shared_problems,
     paired_bootstrap,
 )
-from covey.runs.fingerprints import changes
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_environment, recorded_yaml
 from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.system.integrity import changes
 from covey.system.plot import Curve, span
 
 LATE = 0.25

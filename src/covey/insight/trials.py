@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from covey.insight.conclusion import points
 from covey.insight.difference import by_problem
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.remedies import (
@@ -29,7 +30,6 @@ from covey.insight.findings.rule import Remedy
 from covey.insight.findings.settings import SettingOf, yaml_line
 from covey.insight.findings.table import RULES
 from covey.insight.findings.view import WIDEST, RunView
-from covey.insight.verdict import points
 from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, incomparable
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_ending
@@ -171,10 +171,10 @@ def trials_of(folders: Mapping[Change, Path], unchanged: Path, start: int, steps
 def compare_trial(change: Change, before: Path, after: Path, start: int, end: int) -> TrialResult:
     """Return what a change did: the run ``after`` it against the one ``before``, in the same steps.
 
-    These are the later half of the steps from ``start`` to ``end``, at most WIDEST. Held-out accuracy is
+    These are the steps from ``late_half`` to ``end``. Held-out accuracy is
     compared where both runs measured it after the same number of steps.
     """
-    late = max(start + (end - start) // 2, end - WIDEST)
+    late = late_half(start, end)
     evals_before = {record["step"]: record for record in read_stream(before, "evals.jsonl")}
     evals_after = {record["step"]: record for record in read_stream(after, "evals.jsonl")}
     common = [step for step in evals_before if step in evals_after and int(str(step)) > start]
@@ -185,6 +185,11 @@ def compare_trial(change: Change, before: Path, after: Path, start: int, end: in
         held_out = _gain_held_out(first, second, change, Z95)
     training = _training_gain(_accuracy(before, late, end), _accuracy(after, late, end), change, Z95)
     return TrialResult(change, after, held_out, training, findings_since(after, start), "")
+
+
+def late_half(start: int, end: int) -> int:
+    """Return the first of the compared steps: the later half of ``start`` to ``end``, at most WIDEST."""
+    return max(start + (end - start) // 2, end - WIDEST)
 
 
 def findings_since(folder: Path, start: int) -> tuple[str, ...]:

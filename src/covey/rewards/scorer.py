@@ -43,6 +43,7 @@ from covey.rewards.worker import (
     scores_by,
 )
 from covey.rewards.worker_process import UserSetup
+from covey.system.text import inert
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, describe_error, trace_of
 from covey_verify.extract import content_text, text_of
@@ -158,7 +159,9 @@ class Rewards:
         """Print why a call failed, the first time for each function."""
         if reward.name not in self.reported:
             self.reported.add(reward.name)
-            print(f"reward {reward.name} on problem {problem.id} failed: {reason}", file=sys.stderr)
+            # An exception often quotes the completion.
+            words = f"reward {reward.name} on problem {problem.id} failed: {reason}"
+            print(inert(words), file=sys.stderr)
 
     def score_of_failure(self, reward: Reward, problem: Problem, error: Exception) -> Score:
         """Return the score of a failed call (raised or hung); print a function's first failure."""

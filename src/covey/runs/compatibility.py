@@ -23,11 +23,10 @@ from covey.models.kernels.calls import available, products
 from covey.models.load import pick_device
 from covey.objective.setting import Resume
 from covey.runs.atomic import write_file
-from covey.runs.fingerprints import changes
 from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
 from covey.runs.owner import OWNER
 from covey.runs.reader import read_environment, recorded_settings
-from covey.system.integrity import sealed
+from covey.system.integrity import changes, sealed
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine, world_size
 from covey.tasks.source import EXAMPLES

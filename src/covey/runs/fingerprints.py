@@ -55,23 +55,6 @@ def fingerprint_of(thing: object) -> dict[str, str]:
     return {"the object": hash_of(thing)}
 
 
-def changes(before: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
-    """Return name -> what happened to that input, for each that differs.
-
-    >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
-    {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
-    """
-    change_of = {}
-    for name in sorted({**before, **current}):
-        if name not in before:
-            change_of[name] = "is new"
-        elif name not in current:
-            change_of[name] = "is gone"
-        elif before[name] != current[name]:
-            change_of[name] = "changed"
-    return change_of
-
-
 def hash_of(value: object) -> str:
     """Return a hash of a value's content."""
     return _Content().of(value)

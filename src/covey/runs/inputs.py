@@ -25,12 +25,12 @@ from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned
 from covey.runs.compatibility import update_environment
-from covey.runs.fingerprints import changes, fingerprints
+from covey.runs.fingerprints import fingerprints
 from covey.runs.reader import read_environment
 from covey.runs.sources import OURS, is_library_file, origin_of, sources
 from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.definitions import load_tools
-from covey.system.integrity import digest_of
+from covey.system.integrity import changes, digest_of
 from covey.system.processes import is_rank_zero
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, CoveyError
@@ -61,8 +61,8 @@ def files_of(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
 def contents_of(loaded: ResolvedConfig) -> dict[str, str]:
     """Return description -> hash of given rows and of the parts of the user's functions."""
     data = loaded.config.data
-    given = {"data.train": data.train, "data.test": data.test}
-    rows = {f"rows of {key}": value for key, value in given.items() if isinstance(value, RowsObject)}
+    settings = {"data.train": data.train, "data.test": data.test}
+    rows = {f"rows of {k}": value for k, value in settings.items() if isinstance(value, RowsObject)}
     return fingerprints(rows) | _contents_of_functions(loaded)
 
 

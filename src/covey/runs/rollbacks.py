@@ -46,8 +46,8 @@ class Rollback:
         where = f"step {self.back_to}" if self.back_to else "the first model"
         if self.undoes_last:
             return f"{self.sentence}. Rolled back to {where} without it"
-        outcome = self.outcome or "the end of the run will show whether it helped"
-        return f"{self.finding}: {self.sentence}. Rolled back to {where} with {self.line}; {outcome}"
+        outcome = self.outcome or "The end of the run will show whether it helped"
+        return f"{self.finding}: {self.sentence}. Rolled back to {where} with {self.line}. {outcome}"
 
 
 READ_ROLLBACK = TypeAdapter(Rollback)

@@ -143,3 +143,20 @@ def _seal(values: Mapping[str, object]) -> str:
 
 def _fingerprint(path: Path) -> dict[str, object]:
     return {"size": path.stat().st_size, "sha256": digest_of(path)}
+
+
+def changes(before: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> what happened to that file, for each file that differs.
+
+    >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
+    {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
+    """
+    change_of = {}
+    for name in sorted({**before, **current}):
+        if name not in before:
+            change_of[name] = "is new"
+        elif name not in current:
+            change_of[name] = "is gone"
+        elif before[name] != current[name]:
+            change_of[name] = "changed"
+    return change_of

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -18,6 +18,8 @@ from covey_verify.threads import note_continue
 
 AGAIN = {signal.SIGINT: "Ctrl-C again"}
 """Users' words for the second signal; `a second SIGTERM` for the others."""
+
+NOTHING_SAVED = "there was nothing to save"
 
 
 class StopSignal:
@@ -46,10 +48,13 @@ class StopSignal:
             raise Stopped(self.reason)
 
     @contextmanager
-    def listening(self, answer: Say = lambda _: None) -> Iterator[StopSignal]:
+    def listening(
+        self, answer: Say = lambda _: None, at_once: Callable[[], str] = lambda: NOTHING_SAVED
+    ) -> Iterator[StopSignal]:
         """Handle the signals inside the block; the previous handlers are restored after it.
 
         ``answer`` tells the user at the first signal what follows; it gets the name of the second.
+        ``at_once`` says what the second one loses, and what to do then.
         """
         # Python lets only the main thread set handlers.
         if threading.current_thread() is not threading.main_thread():
@@ -60,7 +65,7 @@ class StopSignal:
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         thread = threading.Thread(
-            target=self._answer_signals, args=(read_end, answer), name="signals", daemon=True
+            target=self._answer_signals, args=(read_end, answer, at_once), name="signals", daemon=True
         )
         thread.start()
         previous = {s: signal.signal(s, self._receive) for s in stop_signals()}
@@ -79,7 +84,7 @@ class StopSignal:
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.request(f"stopped by {signal.Signals(number).name}")
 
-    def _answer_signals(self, read_end: int, answer: Say) -> None:
+    def _answer_signals(self, read_end: int, answer: Say, at_once: Callable[[], str]) -> None:
         """Answer the signals, in a thread of their own, until the pipe is closed."""
         for byte in iter(partial(os.read, read_end, 1), b""):
             number = byte[0]
@@ -92,7 +97,7 @@ class StopSignal:
             self._last = moment
             # A terminal signals this process and its parent, which forwards it: two signals, one request.
             if max(self._received - forwarded_signals(), forwarded_signals()) > 1:
-                exit_now(128 + number, f"stopped at once by {name}; what was saved before is kept")
+                exit_now(128 + number, f"stopped at once by {name}; {at_once()}")
             if another and self._received == 1:
                 # Not here: nobody may read what it prints, and the second signal has to be heard.
                 words = AGAIN.get(signal.Signals(number), f"a second {name}")

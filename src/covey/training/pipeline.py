@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved_values
 from covey.config.methods import METHODS, SAMPLES_EXAMPLES, Loop
-from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit
+from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit, resume_command
 from covey.insight.result import (
     Result,
     better_step_hint,
@@ -72,9 +73,8 @@ def run_pipeline(
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
-    given = loaded.stages()
-    refuse_missing(given)
-    stages = placed_stages(given)
+    refuse_missing(loaded.stages())
+    stages = placed_stages(loaded.stages())
     ended = check_resume(loaded.config.output, stages, console, options)
     results = list[Result]()
     for stage, result in zip(stages, ended, strict=True):
@@ -134,8 +134,8 @@ def run_together(
 ) -> list[Result]:
     """Run the stages as a user starts them: on every process that was started with this one.
 
-    ``overwrite`` removes an earlier run from the folder. With ``ends_job`` torchrun is told of a failed
-    verdict, whose exit code would otherwise make it start the job again. Raises CoveyError.
+    ``overwrite`` removes an earlier run from the folder. With ``ends_job`` torchrun is told of a run
+    that failed, whose exit code would otherwise make it start the job again. Raises CoveyError.
     """
     config = loaded.config
     # ``join_processes`` does nothing for a single process; under torchrun it sets up the process group.
@@ -161,7 +161,7 @@ def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
 
 
 def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
-    """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
+    """Run one stage: evaluate, train, evaluate, write the model and the conclusion."""
     config = loaded.config
     loop = METHODS[config.method].loop
     if loop is None:
@@ -179,7 +179,8 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
         console.begin(title, config.train.steps, run.state.step, stops_early, left=run.seconds_left)
         console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
         run.journal.track_by(config.tracker, dict(flatten(resolved_values(loaded))), run.state.step)
-        with stop.listening(partial(_answer_stop, run)):
+        home = loaded.pipeline_folder or config.output
+        with stop.listening(partial(_answer_stop, run), partial(_ended_at_once, run, home)):
             return _train_and_finish(run, LOOPS[loop])
     finally:
         console.end()
@@ -192,6 +193,11 @@ def _answer_stop(run: Run, again: str) -> None:
     """Tell the user at a signal when the run will end; ``again``: the name of a second one."""
     if is_rank_zero():
         run.journal.console.answer(run.progress.describe_stop(again))
+
+
+def _ended_at_once(run: Run, home: Path) -> str:
+    """Return what a second signal loses, and the command that continues the run."""
+    return f"{run.progress.describe_loss()}. Continue with: {resume_command(home)}"
 
 
 def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:

@@ -123,7 +123,7 @@ class Progress:
             sentences.append(
                 f"{what} is repeated when the run continues ({duration(moment - self.step_time)})"
             )
-        lost = (self.step_time if self.between_steps else moment) - self.saved_time
+        lost = self._unsaved_seconds()
         sentences.append(self._second_signal(again, lost, ending.seconds))
         return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
@@ -142,10 +142,31 @@ class Progress:
         left = self.updating_left() if phase == "update" else other
         return StopForecast("after this step", left + saving)
 
+    def describe_loss(self) -> str:
+        """Return what the run loses if it ends at once: what came after its last checkpoint."""
+        if self.clock.phase == "final":
+            return "the model is not written, and all steps are saved"
+        lost = self._lost_work()
+        if not lost:
+            return "nothing is lost"
+        if self.saved_step is None:
+            return f"lost, as there is no checkpoint yet: {lost}"
+        return f"lost, since step {self.saved_step} was saved: {lost}"
+
+    def _unsaved_seconds(self) -> float:
+        return (self.step_time if self.between_steps else time.monotonic()) - self.saved_time
+
+    def _lost_work(self) -> str:
+        """Return the steps since the last checkpoint, with their time; empty if all of them are saved."""
+        if self.between_steps and self.saved_step == self.step:
+            return ""
+        steps = self.step - (self.saved_step or 0) + (not self.between_steps)
+        work = f"{steps} step{'s' * (steps != 1)}" if steps else "what came before the first step"
+        return f"{work} ({duration(self._unsaved_seconds())})"
+
     def _second_signal(self, again: str, lost: float, waiting: float) -> str:
-        unsaved_steps = self.step - (self.saved_step or 0) + (not self.between_steps)
-        if lost < NOTICED or (self.between_steps and self.saved_step == self.step):
+        work = self._lost_work() if lost >= NOTICED else ""
+        if not work:
             return f"{again} loses nothing more"
-        what = f"{unsaved_steps} step{'s' * (unsaved_steps != 1)}" if unsaved_steps else "what came before it"
         less = "less than that: " if lost < waiting else ""
-        return f"{again} stops at once and loses {less}{what} ({duration(lost)})"
+        return f"{again} stops at once and loses {less}{work}"

@@ -20,7 +20,7 @@ from covey.insight.findings.remedies import verdict_in
 from covey.insight.findings.settings import UNKNOWN, settings_of
 from covey.insight.findings.view import WIDEST, WINDOW, width_of
 from covey.insight.result import Result
-from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial
+from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial, late_half
 from covey.runs.archive import archive_of, archive_steps
 from covey.runs.atomic import sync
 from covey.runs.best import best_of
@@ -256,17 +256,19 @@ def _compared(run: Path, rollbacks: Sequence[Rollback], number: int) -> TrialRes
 
 def _outcome(run: Path, rollbacks: Sequence[Rollback], number: int) -> str:
     if number < len(rollbacks) and rollbacks[number].undoes_last:
-        return "which was undone"
+        return "This was undone"
     rollback = rollbacks[number - 1]
     trial = _compared(run, rollbacks, number)
     later = [a.finding for a in rollbacks[number:] if not a.undoes_last]
     again = rollback.finding in (*trial.findings, *later)
     description = describe_trial(trial)
-    effect = trial.effect if trial.effect == "no clear change" else f"that {trial.effect}"
-    helped = "accuracy cannot be compared"
+    effect = "No clear change" if trial.effect == "no clear change" else f"That {trial.effect}"
+    first = late_half(rollback.back_to, rollback.step) + 1  # people count steps from 1
+    steps = f"steps {first} to {rollback.step}" if first < rollback.step else f"step {rollback.step}"
+    helped = "Accuracy cannot be compared"
     if description:
-        helped = f"{effect}: {description} by step {rollback.step}"
-    return f"{helped}; {rollback.finding} {'occurred again' if again else 'did not occur again'}"
+        helped = f"{effect}: {description}, {steps} with the change against the same without it"
+    return f"{helped}. The finding {rollback.finding} {'occurred again' if again else 'did not occur again'}"
 
 
 def _value(loaded: ResolvedConfig, key: str) -> object:

@@ -24,6 +24,7 @@ from covey.rng import key
 from covey.sampling.tools.allowance import Waiting
 from covey.sampling.tools.child import EnvironmentSetup
 from covey.sampling.tools.definitions import Environment
+from covey.system.text import inert
 from covey.types import Problem
 from covey_verify.errors import CoveyError, DataError, RewardError
 from covey_verify.hosting import MEMORY
@@ -99,7 +100,7 @@ class Environments:
             is_first = not self.warned
             self.warned = True
         if is_first:
-            print(f"{words}: this completion gets 0", file=sys.stderr)
+            print(inert(f"{words}: this completion gets 0"), file=sys.stderr)
 
     def leave(self, episode: Episode) -> None:
         """Count an episode out: its process is gone."""
