@@ -115,10 +115,11 @@ NEAR = {
     "training/updates": ["tests/training/test_guards.py", "tests/learner/test_old_logprobs.py", *PROOF],
     "training/examples_loop": ["tests/training/test_supervised.py", GIVEN],
     "training/preference": [*SEAMS, "tests/training/test_preferences.py", GIVEN],
-    "training/pipeline": [
+    "training/stage_folders": [
         f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left",
         STAGES,
     ],
+    "models/chat": ["tests/sampling/tools/test_forms.py"],
     "sampling/prompts": ["tests/training/test_supervised.py", "tests/sampling/tools/test_forms.py"],
     "training/learners": [*PROOF, "tests/training/test_critic.py"],
     "training/rl": [*PROOF, "tests/training/test_critic.py"],
@@ -463,9 +464,12 @@ MUTANTS = [
         ("schedule stands still within a step", "step + number / train.updates_per_rollout_batch", "step"),
     ),
     *of(
+        "models/chat.py",
+        ("the end of the last message for that of the first", "if is_prefix else next_start", "if is_prefix else len(conversation)"),
+        ("a rewritten message without its end", "AssistantSpan(number, start, end + 1,", "AssistantSpan(number, start, end,"),
+    ),
+    *of(
         "sampling/prompts.py",
-        ("the end of the last message for that of the first", "in policy.end_ids) if is_prefix else None", "in policy.end_ids)"),
-        ("a rewritten message without its end", "return ends[0] + 1", "return ends[0]"),
         ("no end token", "words, after_prompt=True), end]", "words, after_prompt=True)]"),
     ),
     *of(
@@ -489,7 +493,7 @@ MUTANTS = [
     ),
     *of(
         "learner/optimizer.py",
-        ("a head learns at the policy's rate", 'group["lr"] = lr * pace', 'group["lr"] = lr'),
+        ("a head learns at the policy's rate", 'group["lr"] = lr * group["pace"]', 'group["lr"] = lr'),
     ),
     *of(
         "learner/learner.py",
@@ -697,7 +701,7 @@ MUTANTS = [
         ("an answer's log-prob a mean", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).mean(-1)"),
     ),
     *of(
-        "training/pipeline.py",
+        "training/stage_folders.py",
         ("a stage begins from the base model", 'changes["model"] = str((start / "final").resolve())', 'changes["model"] = config.model'),
         ("a stage begins from the first one's model", "(policies[-1] if policies else None)", "(policies[0] if policies else None)"),
         ("a stage reads no earlier one's examples", "resolved_folders.get(str(path), path)", "path"),

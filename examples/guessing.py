@@ -88,7 +88,7 @@ def main() -> None:
             },
         ],
     )
-    print(result.verdict.sentence)
+    print(result.conclusion.sentence)
 
 
 if __name__ == "__main__":

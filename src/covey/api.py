@@ -77,8 +77,8 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     from covey.runs.reader import load_run
     from covey.system.console import RunConsole
 
-    place = getattr(run, "folder", run)  # of a result
-    path = Path(place) if isinstance(place, str | Path) else None
+    source = getattr(run, "folder", run)  # of a result
+    path = Path(source) if isinstance(source, str | Path) else None
     # A folder with a config.json is a model; any other existing folder should be a run's.
     if path is not None and path.suffix in (".yaml", ".yml"):
         loaded = load_config(path, values=with_objects(settings))

@@ -68,4 +68,4 @@ def test_the_readmes_model_learns_its_task(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "rows.py"], cwd=tmp_path, check=True)
     output = tmp_path / "out"
     result = covey.train(tmp_path / "run.yaml", model=str(real_model(print)), output=output)
-    assert result.verdict.word == "learned"
+    assert result.conclusion.word == "learned"

@@ -126,7 +126,7 @@ def test_a_notebook_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for cell in cells:
         assert cell["outputs"] or cell is cells[0]
         exec("".join(cell["source"]), names)
-    assert names["result"].verdict.word == "learned"
+    assert names["result"].conclusion.word == "learned"
     assert "truncated" in capsys.readouterr().out
     assert str(Path.home()) not in file.read_text(encoding="utf-8")
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from covey.config.schema import Guards
+from covey.insight.conclusion import conclusion_word
 from covey.insight.evidence import RATE, errors_needed, noise
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.settings import unknown
 from covey.insight.findings.table import RULES, explain, gravest, no_signal
 from covey.insight.findings.view import WINDOW, RunView, mean_of
-from covey.insight.verdict import verdict_word
 from covey.objective.diagnostics import standard_error
 from covey.objective.texts import answers_inside
 from covey.runs.checkpoint import GuardMemory
@@ -149,7 +149,7 @@ def test_a_fall_that_may_be_chance_is_not_called_worse(before: int, after: int, 
         Evaluation(right, right.astype(int), right, right.astype(float), 1, "answer")
         for right in (np.arange(60) < before, np.roll(np.arange(60) < after, 3))
     )
-    assert verdict_word(first, last) == word
+    assert conclusion_word(first, last) == word
 
 
 def drawn_evaluation(chances: np.ndarray, generator: np.random.Generator) -> Evaluation:
@@ -161,7 +161,7 @@ def test_greedy_and_sampled_accuracy_are_one_claim_of_one_error_rate() -> None:
     generator, words = np.random.default_rng(2), list[str]()
     for _ in range(600):
         chances = generator.random(128)
-        words.append(verdict_word(*(drawn_evaluation(chances, generator) for _ in range(2))))
+        words.append(conclusion_word(*(drawn_evaluation(chances, generator) for _ in range(2))))
     assert sum(word in ("learned", "got worse") for word in words) / len(words) < 0.06
 
 

@@ -30,6 +30,16 @@ def test_a_reference_takes_the_bytes_of_its_weights() -> None:
     assert with_reference["A100"].memory - without["A100"].memory == 2 * int(QWEN3_4B.parameters)
 
 
+def test_a_critic_and_reward_models_are_counted() -> None:
+    stage = load_config(values={"data": {"task": "sums"}})
+    alone, judged, criticized = (
+        memory_on_gpus(Subject(QWEN3_4B, [100], **others), stage)[0].memory
+        for others in ({}, {"reward_models": 10**9}, {"critic": 10**8})
+    )
+    assert judged - alone == 10**9
+    assert criticized - alone >= 10**8 * 12, "float32 weights and two moments at the least"
+
+
 def test_a_preview_shows_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     varied = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
     (tmp_path / "rewards.py").write_text(varied)

@@ -12,13 +12,14 @@ import pytest
 
 from covey.cli import main
 from covey.commands.preview import Extent, preview, rl_stage
-from covey.commands.preview_sampling import Pilot, read_otherwise, sampled
+from covey.commands.preview_experiments import reread_answers
+from covey.commands.preview_waves import Pilot, sample_in_waves
 from covey.config.load import ResolvedConfig, load_config
 from covey.errors import Stopped
 from covey.insight.advice import advice
 from covey.insight.answers import Advice, PromptForm, Readings, answer_forms
 from covey.insight.forecast import Workload, evaluations_of
-from covey.insight.preview import Longer, Measured, Preview
+from covey.insight.preview import Longer, Preview, SampledGroups, UpdateTiming
 from covey.insight.preview_report import lines, record
 from covey.rewards.scorer import Rewards, ScoringStats
 from covey.rollouts.learned import rewards_of
@@ -42,8 +43,9 @@ def of(groups: list[Group], **rollout: object) -> Preview:
     stage = load_config(
         values={"data": {"task": "sums"}, "rollout": {"max_tokens": 100, "group_size": 4, **rollout}}
     )
-    measured = Measured(groups, 2.0, len(groups), ScoringStats(), update=1.0, update_tokens=100)
-    return Preview(stage, measured, {"weights": 10**9}, 2 * 10**9, held_out=10, problems=40)
+    samples = SampledGroups(groups, 2.0, len(groups), ScoringStats())
+    timing = UpdateTiming(0.0, 1.0, 100)
+    return Preview(stage, samples, {"weights": 10**9}, 2 * 10**9, held_out=10, problems=40, update=timing)
 
 
 def lengthened(group: Group, finish: str, tokens: list[int]) -> Group:
@@ -217,8 +219,8 @@ def test_a_stopped_preview_shows_the_groups_so_far(tmp_path: Path) -> None:
         load_config(values={**FAST, "rewards": (varied,), "rollout": {**FAST["rollout"], "max_running": 8}})
     )
     found = preview(stage, RunConsole(quiet=True), StopAt(120), Extent(4, 16))
-    assert found.measured.stopped
-    assert 0 < len(found.measured.groups) < 16
+    assert found.samples.stopped
+    assert 0 < len(found.samples.groups) < 16
     assert found.forecast() is None
     assert any("stopped before all 16" in line for line in lines(found))
     with pytest.raises(Stopped):
@@ -250,7 +252,7 @@ def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
         written = tuple(replace(c, text=f"That makes {answer}.") for c in plain.completions)
         groups.append(replace(plain, completions=written, problem=Problem(str(n), "", {"answer": answer})))
     stage = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
-    measured = Measured(groups, 1.0, 2, ScoringStats())
+    measured = SampledGroups(groups, 1.0, 2, ScoringStats())
     found = Preview(stage, measured, {}, 0, 0, 2)
     assert any(
         "100 % of the completions contain the correct answer, and 0 % are correct" in str(a)
@@ -306,7 +308,7 @@ class MeasuredRun:
 def pilot_of(
     model: SlowModel, rewards: list[object], monkeypatch: pytest.MonkeyPatch, **rollout: object
 ) -> Pilot:
-    monkeypatch.setattr("covey.commands.preview_sampling.time", model)
+    monkeypatch.setattr("covey.commands.preview_waves.time", model)
     settings = {"rollout": {"max_tokens": 512, **rollout}}
     stage = load_config(values={"model": "tiny", "rewards": rewards, **settings})
     problems = [EncodedProblem(Problem(f"p{n}", "17*3", {"answer": "51"}), np.arange(5)) for n in range(32)]
@@ -327,7 +329,7 @@ def test_the_speed_decides_how_much_is_sampled(
     seconds.
     """
     model = SlowModel(seconds, 200)
-    found = sampled(pilot_of(model, ["math_answer"], monkeypatch), range(4, 9), 27.0)
+    found = sample_in_waves(pilot_of(model, ["math_answer"], monkeypatch), range(4, 9), 27.0)
     assert (len(found.groups), len(found.groups[0].completions), found.limit) == (groups, samples, limit)
     assert model.now < 65
     assert found.by_time
@@ -335,7 +337,7 @@ def test_the_speed_decides_how_much_is_sampled(
 
 def test_all_that_was_asked_for_is_sampled_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = SlowModel(1.0, 200)
-    found = sampled(pilot_of(model, ["math_answer"], monkeypatch), range(8, 9), None)
+    found = sample_in_waves(pilot_of(model, ["math_answer"], monkeypatch), range(8, 9), None)
     assert (len(found.groups), found.limit, found.by_time) == (32, None, False)
 
 
@@ -349,7 +351,7 @@ def test_sampling_is_timed_with_as_many_completions_at_once_as_a_step_has(
     model = SlowModel(1e-4, 200, reading)
     rollout = {"prompts_per_step": prompts, "group_size": size}
     pilot = pilot_of(model, ["math_answer"], monkeypatch, **rollout)
-    found = sampled(pilot, range(4, 9), seconds)
+    found = sample_in_waves(pilot, range(4, 9), seconds)
     # A token of one completion: its own seconds, and its part of the reading.
     assert found.seconds == pytest.approx((1e-4 + reading / width) * 200 * 8 * len(found.groups))
     assert model.now < 60 or seconds is None
@@ -360,8 +362,9 @@ def test_an_evaluation_is_timed_with_its_own_number_of_completions_at_once() -> 
     stage = load_config(values={"data": {"task": "sums"}, **values})
     paces = {8: 0.3, 16: 0.2, 32: 0.15}  # 0.1 s for a token, and 1.6 s for a token of all
     groups = [scored([1, 0, 1, 0])]
-    measured = Measured(groups, 1.0, 1, ScoringStats(), paces=paces, update=1, update_tokens=9)
-    expected = Preview(stage, measured, {}, 0, held_out=10, problems=40).forecast()
+    samples = SampledGroups(groups, 1.0, 1, ScoringStats(), paces=paces)
+    timing = UpdateTiming(0.0, 1.0, 9)
+    expected = Preview(stage, samples, {}, 0, held_out=10, problems=40, update=timing).forecast()
     assert expected is not None
     assert expected.evaluation == pytest.approx(20 * 60 * (0.1 + 1.6 / 20))
 
@@ -369,7 +372,7 @@ def test_an_evaluation_is_timed_with_its_own_number_of_completions_at_once() -> 
 def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:
     long = [lengthened(scored([0, 0, 0, 0], f"p{i}"), "length", list(range(30))) for i in range(2)]
     found = of(long)
-    found = replace(found, measured=replace(found.measured, limit=30, by_time=True))
+    found = replace(found, samples=replace(found.samples, limit=30, by_time=True))
     assert found.promise == "unknown"
     assert found.length == 100, "they may go on to the limit"
     assert found.work.trained == found.work.completions, "no group is known to be dead"
@@ -474,10 +477,10 @@ def test_an_answer_in_another_form_is_told_from_an_incorrect_one(
         written = tuple(replace(c, text=text.format(answer), finish="stop") for c in plain.completions)
         groups.append(replace(plain, completions=written, problem=Problem(answer, "", {"answer": answer})))
     pilot = pilot_of(SlowModel(0.0, 1), list(rewards), monkeypatch)
-    readings = read_otherwise(pilot, Measured(groups, 1.0, 3, ScoringStats()))
+    readings = reread_answers(pilot, SampledGroups(groups, 1.0, 3, ScoringStats()), {})
     assert readings is not None
     assert (readings.tried, len(readings.accepted), readings.by_chance) == (12, 12, 0)
-    measured = Measured(groups, 1.0, 3, ScoringStats())
+    measured = SampledGroups(groups, 1.0, 3, ScoringStats())
     one = advice(Preview(pilot.run.loaded, measured, {}, 0, 0, 2, readings=readings, wording=PLAIN))[0]
     assert "12 of 12 completions that" in one.finding
     assert accepted in one.finding

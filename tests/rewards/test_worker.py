@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -126,8 +127,7 @@ def project(tmp_path: Path) -> Path:
 
 def load(project: Path, *names: str, timeout: float = 60.0) -> Rewards:
     rewards = load_rewards([f"users.py:{n}" for n in names], project)
-    rewards.timeout = timeout
-    return rewards
+    return replace(rewards, timeout=timeout)
 
 
 def judged(rewards: Rewards, *texts: str, strict: bool = False):

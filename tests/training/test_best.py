@@ -126,8 +126,8 @@ def test_final_may_be_the_best(tmp_path: Path, worse: Path) -> None:
     kept = load_file(tmp_path / f"run/checkpoints/step_{best:06d}/model.safetensors")
     assert all((final[name] == weight).all() for name, weight in kept.items())
     assert result.steps == 6
-    assert result.verdict is not None
-    assert f"final/ is step {best}, the best of 6 evaluations" in result.verdict.sentence
+    assert result.conclusion is not None
+    assert f"final/ is step {best}, the best of 6 evaluations" in result.conclusion.sentence
     last = load_file(tmp_path / "run/checkpoints/step_000006/model.safetensors")
     assert all((last[n] == w).all() for n, w in load_file(worse / "final/model.safetensors").items())
     with pytest.raises(ConfigError, match=r"no step is left for train\.final"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.fakes import ScriptedSampler, prompted
 
 from covey.errors import CheckpointError
-from covey.insight.verdict import judge_run
+from covey.insight.conclusion import conclude_run
 from covey.rewards.loading import load_rewards
 from covey.rewards.scorer import completion_of
 from covey.runs.estimates import (
@@ -166,12 +166,12 @@ def test_gain_is_paired_and_never_certain_from_few_problems() -> None:
         ([0] * 6, [1] + [0] * 5, "cannot tell"),
     ],
 )
-def test_the_verdict_follows_the_evidence(before: list[int], after: list[int], word: str) -> None:
-    verdict = judge_run(evaluation(before), evaluation(after), seconds=65)
-    assert verdict.word == word
-    assert verdict.sentence.startswith(word)
-    assert "reward" not in verdict.sentence  # it is the accuracy again
-    assert f"{len(before)} held-out problems in 1 min 5 s" in verdict.sentence
+def test_the_conclusion_follows_the_evidence(before: list[int], after: list[int], word: str) -> None:
+    conclusion = conclude_run(evaluation(before), evaluation(after), seconds=65)
+    assert conclusion.word == word
+    assert conclusion.sentence.startswith(word)
+    assert "reward" not in conclusion.sentence  # it is the accuracy again
+    assert f"{len(before)} held-out problems in 1 min 5 s" in conclusion.sentence
 
 
 def measured(greedy: list[int], correct: list[int], reward: list[float]) -> Evaluation:
@@ -210,20 +210,20 @@ MANY: list[int] = [1, 0, 0, 0] * 500
         ),
     ],
 )
-def test_the_verdict_hears_samples_and_reward(before: tuple, after: tuple, says: str) -> None:
-    assert judge_run(measured(*before), measured(*after), seconds=1).sentence.startswith(says)
+def test_the_conclusion_hears_samples_and_reward(before: tuple, after: tuple, says: str) -> None:
+    assert conclude_run(measured(*before), measured(*after), seconds=1).sentence.startswith(says)
 
 
 def test_evaluations_are_compared_on_the_problems_they_share() -> None:
     """A resume may ask for other `eval.problems`; they are the first of the same list."""
     before, after = measured(SOME, SOME, FLAT), measured([1] * 20, [4] * 20, [1] * 20)
-    found = judge_run(before, after, seconds=1).sentence
+    found = conclude_run(before, after, seconds=1).sentence
     assert found.startswith("learned: 25 % -> 100 %")
     assert "on 16 held-out problems" in found
-    assert judge_run(after, before, seconds=1).sentence.startswith("got worse: 100 % -> 25 %")
+    assert conclude_run(after, before, seconds=1).sentence.startswith("got worse: 100 % -> 25 %")
     assert gains(before, after)["greedy"].value == 0.75
     other = replace(after, verdict="another")
-    assert judge_run(before, other, seconds=1).sentence.startswith(
+    assert conclude_run(before, other, seconds=1).sentence.startswith(
         "cannot tell: correct meant answer at first"
     )
 
@@ -253,10 +253,10 @@ def test_no_interval_leaves_what_is_possible() -> None:
     for name in ("greedy", "sampled"):
         assert -1 <= changes[name].low < changes[name].value < changes[name].high <= 1
     assert changes["greedy"].high == 1
-    sentence = judge_run(evaluation([0, 0]), evaluation([1, 0]), seconds=1).sentence
+    sentence = conclude_run(evaluation([0, 0]), evaluation([1, 0]), seconds=1).sentence
     assert "+50 points" in sentence
     assert all(-100 <= int(end) <= 100 for end in re.findall(r"[+-]\d+", sentence))
-    assert judge_run(evaluation([0]), evaluation([1]), seconds=1).word == "cannot tell"
+    assert conclude_run(evaluation([0]), evaluation([1]), seconds=1).word == "cannot tell"
 
 
 def on(problems: str, verdict: str = "v", rewards: str = "r", right: str = "") -> Evaluation:
@@ -272,7 +272,7 @@ def test_problems_are_paired_by_what_they_are_and_not_by_their_place() -> None:
     assert [e.greedy.tolist() for e in pair] == [[True] * 3 + [False] * 3] * 2
     assert gains(before, after)["greedy"].value == 0
     assert [len(e.greedy) for e in on_shared_problems(on("aab"), on("abb"))] == [2, 2], "one of each twin"
-    assert judge_run(on("ab"), on("cd"), 1.0).sentence == (
+    assert conclude_run(on("ab"), on("cd"), 1.0).sentence == (
         "cannot tell: the held-out problems at first and at the end have none in common"
     )
     assert math.isnan(gains(on("ab"), on("cd"))["sampled"].value)
@@ -280,12 +280,14 @@ def test_problems_are_paired_by_what_they_are_and_not_by_their_place() -> None:
 
 def test_another_function_of_the_same_name_says_nothing_of_the_policy() -> None:
     many = "abcdefghijklmnopqrstuvwxyz"
-    verdict = judge_run(on(many), on(many, verdict="w", rewards="s", right=many), 1.0)
-    assert verdict.sentence.startswith("cannot tell: answer, which says what is correct, is not the same at")
-    other_weights = judge_run(on(many), on(many, rewards="s", right=many), 1.0)
+    conclusion = conclude_run(on(many), on(many, verdict="w", rewards="s", right=many), 1.0)
+    assert conclusion.sentence.startswith(
+        "cannot tell: answer, which says what is correct, is not the same at"
+    )
+    other_weights = conclude_run(on(many), on(many, rewards="s", right=many), 1.0)
     assert other_weights.word == "learned", "the weights say nothing of what is correct"
     assert "reward" not in other_weights.sentence
-    assert judge_run(on(many), on(many, rewards="s"), 1.0).word != "learned"
+    assert conclude_run(on(many), on(many, rewards="s"), 1.0).word != "learned"
 
 
 def test_what_was_measured_is_in_the_record() -> None:

@@ -197,22 +197,22 @@ def test_a_stage_that_stops_at_a_bar_is_measured_again_on_problems_that_did_not_
 ) -> None:
     settings: dict[str, Any] = {"train": {"steps": 9, "stop_at": 0.01}, "eval": {"every": 2}}
     (result,) = start(tmp_path / "run", **settings)
-    assert result.verdict is not None
+    assert result.conclusion is not None
     # 16 held-out problems, of which 8 are looked at.
-    assert "; stopped at 1 % sampled; on 8 other problems 100 % [" in result.verdict.sentence
+    assert "; stopped at 1 % sampled; on 8 other problems 100 % [" in result.conclusion.sentence
     (event,) = [
         e for line in (tmp_path / "run/events.jsonl").read_text().splitlines()
         if (e := json.loads(line)).get("event") == "measured again"
     ]  # fmt: skip
     assert event["problems"] == 8
-    said = result.verdict.sentence
+    said = result.conclusion.sentence
     write_report(tmp_path / "run", tmp_path / "report.html")
     assert json.dumps(said) in (tmp_path / "report.html").read_text()
     assert said in show_run(tmp_path / "run")[1]
-    assert run_page("run", tmp_path / "run")["verdict"] == vars(result.verdict)
+    assert run_page("run", tmp_path / "run")["verdict"] == vars(result.conclusion)
     (whole,) = start(tmp_path / "whole", eval={"every": 2})
-    assert whole.verdict is not None
-    assert "others" not in whole.verdict.sentence
+    assert whole.conclusion is not None
+    assert "others" not in whole.conclusion.sentence
 
 
 @pytest.mark.parametrize(

@@ -412,9 +412,9 @@ def test_a_run_that_a_guard_stopped_is_shown_as_that(tmp_path: Path) -> None:
     (note,) = [n for n in page["notes"] if "updates in a row was not finite" in n]
     assert note.startswith("stopped by a guard: ")
     assert "covey resume" not in note
-    assert "covey resume" not in explain_run(run).verdict
+    assert "covey resume" not in explain_run(run).conclusion
     (run / "exit.json").write_text(
         json.dumps({"exit_code": 75, "error": "stopped", "resume_command": "covey resume"})
     )
     assert run_state(run) != "stopped"
-    assert "Continue with: covey resume" in explain_run(run).verdict
+    assert "Continue with: covey resume" in explain_run(run).conclusion

@@ -307,9 +307,9 @@ def covey() -> Iterator[Start]:
 
     yield begin
     for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        with process:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def when(folder: Path, steps: int, process: subprocess.Popen[str]) -> None:
@@ -317,6 +317,7 @@ def when(folder: Path, steps: int, process: subprocess.Popen[str]) -> None:
     stream = folder / "metrics.jsonl"
     while process.poll() is None and (not stream.exists() or stream.read_text().count("\n") < steps):
         time.sleep(0.02)
+    assert process.poll() is None, process.communicate()[1]
 
 
 def worker(process: subprocess.Popen[str], rank: int) -> psutil.Process:

@@ -345,5 +345,5 @@ def test_a_damaged_log_is_named(run: Path, tmp_path: Path) -> None:
 
 def test_a_rollback_is_told_in_a_sentence() -> None:
     rollback = Rollback(7, "worse", "it got worse", "train.lr: 0.1", 1.0, 4)
-    said = "worse: it got worse. Rolled back to step 4 with train.lr: 0.1; "
-    assert str(rollback) == f"{said}the end of the run will show whether it helped"
+    said = "worse: it got worse. Rolled back to step 4 with train.lr: 0.1. "
+    assert str(rollback) == f"{said}The end of the run will show whether it helped"

@@ -34,7 +34,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     (result,) = start(tmp_path / "run", algorithm="grpo")
     folder = tmp_path / "run"
     assert result.folder == folder
-    assert result.verdict is not None
+    assert result.conclusion is not None
     names = {p.name for p in folder.iterdir()}
     assert {"config.yaml", "env.json", "metrics.jsonl", "timings.jsonl", "evals.jsonl", "curve.svg"} <= names
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -63,12 +63,12 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     assert timings["memory/peak_mib"] > 0
     measured = sum(seconds for name, seconds in timings.items() if name.startswith("seconds/"))
     assert measured < timings["elapsed"] <= result.seconds + 0.1  # which is rounded
-    assert show_run(folder)[0]["verdict"] == result.verdict.sentence
-    assert run_page("run", folder)["verdict"]["sentence"] == result.verdict.sentence
+    assert show_run(folder)[0]["verdict"] == result.conclusion.sentence
+    assert run_page("run", folder)["verdict"]["sentence"] == result.conclusion.sentence
     evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
     assert [e["step"] for e in evals] == [0, 4]
     card = (folder / "final" / "README.md").read_text()
-    assert result.verdict.sentence in card
+    assert result.conclusion.sentence in card
     model = AutoModelForCausalLM.from_pretrained(folder / "final")
     tokenizer = AutoTokenizer.from_pretrained(folder / "final")
     inputs = tokenizer(result.example, return_tensors="pt")
@@ -222,8 +222,8 @@ def test_a_run_that_did_not_learn_says_why(tmp_path: Path, capsys: pytest.Captur
     data = {**FAST["data"], "test_size": 128}
     loaded = load_config(values={**values, "data": data, "algorithm": "grpo", "output": tmp_path / "run"})
     (result,) = run_pipeline(loaded, RunConsole(), StopSignal())
-    assert result.verdict is not None
-    assert result.verdict.word == "did not learn"
+    assert result.conclusion is not None
+    assert result.conclusion.word == "did not learn"
     assert "likely cause: " in capsys.readouterr().out
 
 
@@ -249,7 +249,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     (first,) = start(tmp_path / "run")
     before = fingerprint(tmp_path / "run")
     (again,) = start(tmp_path / "run")
-    assert again.verdict == first.verdict
+    assert again.conclusion == first.conclusion
     assert fingerprint(tmp_path / "run") == before
 
 

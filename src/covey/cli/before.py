@@ -60,7 +60,7 @@ def command_preview(
     extent = Extent(samples or None, groups or None, temperature)
     result = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
     print_result(as_json, record(result), lines(result))
-    return 130 if result.measured.stopped else int(result.promise == "no")
+    return 130 if result.samples.stopped else int(result.promise == "no")
 
 
 @app.command(name="check", group=BEFORE)

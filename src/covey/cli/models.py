@@ -18,6 +18,7 @@ from covey.cli.options import (
     print_result,
     tell,
 )
+from covey_verify.errors import ConfigError
 
 
 @app.command(name="eval", group=MODELS)
@@ -114,6 +115,8 @@ def command_export(
     step: int | None = None,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     gguf: str = "",
+    push: str = "",
+    public: bool = False,
     as_json: Json = False,
 ) -> int:
     """Write a checkpoint of a run as a model folder for other programs; by default the best evaluated one.
@@ -122,11 +125,17 @@ def command_export(
     :param step: Number of steps done; a run keeps its newest checkpoints and the best evaluated one.
     :param output: The folder to write; by default `export/step_...` in the run's folder.
     :param gguf: Write a GGUF file for llama.cpp and Ollama too: f32, f16, bf16 or q8_0.
+    :param push: Upload the folder to the Hugging Face hub as OWNER/NAME, a private repository.
+    :param public: With --push, make a new repository public.
     """
-    from covey.insight.export import export
+    from covey.insight.export import export, upload
 
+    if public and not push:
+        raise ConfigError("--public says how --push uploads; add --push OWNER/NAME")
     written = export(run, step, output, gguf)
     files = [str(file) for file in written.glob("*.gguf")]
+    address = upload(written, push, public) if push else ""
     lines = [f"model   {written}", *(f"gguf    {file}" for file in files)]
-    print_result(as_json, {"model": str(written), "gguf": files}, lines)
+    lines += [f"hub     {address}"] if push else []
+    print_result(as_json, {"model": str(written), "gguf": files, "hub": address}, lines)
     return 0

@@ -69,12 +69,12 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
         from covey.insight.show import what_stands_out
         from covey.runs.reader import recorded_method
 
-        stage, verdict, findings = explain_run(path)
-        output: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
+        stage, conclusion, findings = explain_run(path)
+        output: object = {"verdict": conclusion, "findings": [f.record() for f in findings]}
         remarks = what_stands_out(stage, findings)
         if findings and recorded_method(stage) == "rl":
             remarks.append(f"to try what would help: covey diagnose {shell_word(what)}")
-        lines: Iterable[str] = [verdict, *remarks] if verdict else remarks
+        lines: Iterable[str] = [conclusion, *remarks] if conclusion else remarks
     else:
         from covey.cli.algorithms import show_one
         from covey.cli.settings import settings, show
@@ -207,7 +207,7 @@ def command_report(
     *,
     as_json: Json = False,
 ) -> int:
-    """Write a run into one HTML file, which loads nothing: verdict, curves, findings, completions, settings.
+    """Write a run into one HTML file that loads nothing: conclusion, curves, findings, completions, settings.
 
     :param run: Folder of a run or a pipeline, or whatever `covey audit` reads.
     :param output: The file to write.

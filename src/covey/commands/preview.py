@@ -10,14 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from covey.commands.preview_sampling import (
-    Pilot,
-    at_temperature,
+from covey.commands.preview_experiments import (
     continue_truncated,
-    read_otherwise,
-    sampled,
-    with_times,
+    reread_answers,
+    time_rewards,
+    time_update_within,
 )
+from covey.commands.preview_waves import Pilot, sample_at_temperature, sample_in_waves
 from covey.config.load import ResolvedConfig
 from covey.errors import Stopped
 from covey.insight.answers import PromptForm
@@ -30,11 +29,13 @@ from covey.models.load import device_memory
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.rng import key, permutation
+from covey.rollouts.learned import reward_model_bytes
 from covey.runs.reader import read_environment
 from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
 from covey.system.signals import StopSignal
+from covey.training.memory import critic_parameters
 from covey.training.setup import scratch_run
 from covey.training.stage_folders import folder_name
 from covey_verify.errors import ConfigError
@@ -110,7 +111,12 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]
-        subject = Subject(shape_of(run.learner.network.unsharded), [len(p.tokens) for p in problems])
+        subject = Subject(
+            shape_of(run.learner.network.unsharded),
+            [len(p.tokens) for p in problems],
+            critic_parameters(run),
+            reward_model_bytes(run.rewards),
+        )
         pilot = Pilot(run, problems)
         # The time of loading counts, so that the answer is there when it was promised.
         elapsed = time.monotonic() - start
@@ -120,7 +126,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
             with stop.listening(lambda again: console.answer(STOPPING.format(again))):
                 first_look = Preview(
                     stage,
-                    sampled(pilot, _samples(extent, config.rollout.group_size), seconds),
+                    sample_in_waves(pilot, _group_sizes(extent, config.rollout.group_size), seconds),
                     memory,
                     device_memory(run.learner.network.device),
                     held_out=len(run.test_set),
@@ -128,14 +134,14 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
                     gpus=memory_on_gpus(subject, stage),
                     wording=prompt_form(run.learner.network, stage, problems),
                 )
-                if first_look.measured.stopped:
+                if first_look.samples.stopped:
                     return first_look
                 return _with_experiments(pilot, extent, first_look, budget)
         finally:
             console.end()
 
 
-def _samples(extent: Extent, size: int) -> range:
+def _group_sizes(extent: Extent, size: int) -> range:
     """Return the numbers of completions that a problem may get."""
     if extent.samples is not None:
         return range(extent.samples, extent.samples + 1)
@@ -150,26 +156,28 @@ def _with_experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: fl
         for extended in _experiments(pilot, extent, preview, budget):
             latest = extended
     except Stopped:
-        return replace(latest, measured=replace(latest.measured, stopped=True))
+        return replace(latest, samples=replace(latest.samples, stopped=True))
     return latest
 
 
 def _experiments(pilot: Pilot, extent: Extent, preview: Preview, budget: float) -> Iterator[Preview]:
     """Make one experiment after another. After each of them, yield the preview with all results so far."""
-    measured = with_times(pilot, preview.measured, UPDATE_FRACTION * budget)
-    timed = replace(preview, measured=measured)
+    samples = preview.samples
+    reward_seconds = time_rewards(pilot, samples.groups)
+    update, continuation = time_update_within(pilot, samples, UPDATE_FRACTION * budget)
+    timed = replace(preview, reward_seconds=reward_seconds, update=update, continuation=continuation)
     yield timed
-    extended = replace(timed, readings=read_otherwise(pilot, measured))
+    extended = replace(timed, readings=reread_answers(pilot, samples, reward_seconds))
     yield extended
     if extended.unfinished:
         return
-    if float(extended.truncated.mean()) > MANY_TRUNCATED and measured.limit is None:
-        longer = continue_truncated(pilot, measured, CONTINUATION_FRACTION * budget)
+    if float(extended.truncated.mean()) > MANY_TRUNCATED and samples.limit is None:
+        longer = continue_truncated(pilot, samples, CONTINUATION_FRACTION * budget)
         extended = replace(extended, longer=longer)
         yield extended
     groups_by_temperature = dict(extended.others)
     for temperature, seconds in _temperatures(extent, extended, budget):
-        groups = at_temperature(pilot, measured, temperature, seconds)
+        groups = sample_at_temperature(pilot, samples, temperature, seconds)
         if groups:
             groups_by_temperature[temperature] = groups
             yield replace(extended, others=dict(groups_by_temperature))

@@ -13,7 +13,7 @@ from covey.config.grid import Grid, PlannedRun
 from covey.errors import EXIT_FILE, CheckpointError, Stopped
 from covey.insight.cells import Cell, Sweep, write_sweep
 from covey.runs.folder import RESULT
-from covey.runs.reader import read_verdict, stages_in
+from covey.runs.reader import read_conclusion, stages_in
 from covey.system.console import RunConsole
 from covey.system.fault_injection import Faults
 from covey.system.opening import RECORD_BYTES, load_json, read_below
@@ -74,7 +74,7 @@ def sweep(
         else:
             # No result file is newer than before the call: nothing was trained.
             if before.items() >= _ends(results[-1].folder).items():
-                console.say(f"already complete: {read_verdict(results[-1].folder)}")
+                console.say(f"already complete: {read_conclusion(results[-1].folder)}")
         write_sweep(plan, failed)
     return plan, failed
 

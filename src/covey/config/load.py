@@ -253,8 +253,8 @@ def _translate_loss_of_trl(loss: Mapping[str, object], places: Mapping[str, str]
     except ConfigError as error:
         # The error begins with the name that it is about.
         name = str(error).partition(" ")[0].rstrip(":")
-        place = places.get(name, min(places.values()))
-        raise ConfigError(f"{_in_words(place)}: {error}") from None
+        origin = places.get(name, min(places.values()))
+        raise ConfigError(f"{_in_words(origin)}: {error}") from None
 
 
 def _default_loss_notes(stages: Sequence[ResolvedConfig], of_trl: bool) -> list[str]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Len, Lt
-from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from covey.config.methods import (
     ALL,
@@ -28,9 +27,11 @@ from covey.config.methods import (
 from covey.config.python_objects import ModelObject, RowsObject, or_object
 from covey.config.sampling import Rollout
 from covey.config.section import (
+    BelowOne,
     Duration,
     DurationOrZero,
     Few,
+    LearningRateSchedule,
     Many,
     Names,
     Paths,
@@ -44,10 +45,6 @@ from covey.config.section import (
 from covey.system.machine import MOST_THREADS
 from covey_verify.types import Fraction, NonNegative, OpenFraction, Positive
 from covey_verify.web import plain_address
-
-BelowOne = Annotated[float, Ge(0), Lt(1)]
-ScheduleToFloor = Annotated[dict[Literal["linear", "cosine"], BelowOne], Len(1, 1)]
-"""A schedule that ends at a fraction of the learning rate."""
 
 
 class Data(Section):
@@ -130,7 +127,7 @@ class Train(Section):
         trl="learning_rate",
     )
     warmup_steps: StepsOrZero = setting(0, "Steps of linear warm-up of the learning rate.", usual="0 to 20")
-    schedule: Literal["constant", "linear", "cosine"] | ScheduleToFloor = setting(
+    schedule: LearningRateSchedule = setting(
         "constant",
         "Course of the learning rate after the warm-up, by optimizer steps. {cosine: 0.1} ends at a tenth of "
         "lr.",
@@ -191,17 +188,6 @@ class Train(Section):
         resume="safe",
         read_by=POLICIES,
     )
-
-    @field_validator("schedule", mode="wrap")
-    @classmethod
-    def _one_schedule(cls, value: object, read: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return read(value)
-        except ValidationError:
-            raise ValueError(
-                "must be constant, linear or cosine; of the last two, one may end at a fraction of lr below "
-                "1, as {cosine: 0.1}"
-            ) from None
 
     @property
     def updates_per_rollout_batch(self) -> int:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from annotated_types import Ge, Gt, Le, Len, Lt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 from covey.objective.setting import Setting
@@ -26,6 +36,25 @@ Steps = Annotated[int, Ge(1), Le(10**9)]
 StepsOrZero = Annotated[int, Ge(0), Le(10**9)]
 Duration = Annotated[float, Gt(0), Le(10**6)]
 DurationOrZero = Annotated[float, Ge(0), Le(10**6)]
+BelowOne = Annotated[float, Ge(0), Lt(1)]
+
+
+def _read_schedule(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return read(value)
+    except ValidationError:
+        raise ValueError(
+            "must be constant, linear or cosine; of the last two, one may end at a fraction of lr below 1, "
+            "as {cosine: 0.1}"
+        ) from None
+
+
+LearningRateSchedule: TypeAlias = Annotated[
+    Literal["constant", "linear", "cosine"]
+    | Annotated[dict[Literal["linear", "cosine"], BelowOne], Len(1, 1)],
+    WrapValidator(_read_schedule),
+]
+"""A course of the learning rate, which may end at a fraction of it."""
 
 
 def _several(value: object) -> object:

@@ -25,7 +25,7 @@ SIZES = (4, 8, 16, 32, 64)
 
 def advice(preview: Preview) -> list[Advice]:
     """Return the changes to make before the run, the most serious first."""
-    groups = preview.measured.groups
+    groups = preview.samples.groups
     on_form = habits(groups, preview.readings, preview.wording, not preview.unfinished)
     on_reading = [*_present(_unscored_completions(preview)), *on_form]
     if preview.unfinished:
@@ -51,14 +51,14 @@ def _present(*candidates: Advice | None) -> list[Advice]:
 
 
 def _too_slow(preview: Preview) -> Advice:
-    limit = preview.measured.limit
+    limit = preview.samples.limit
     running = percent(float(preview.truncated.mean()))
     return Advice(
         f"{running} of the completions had not ended at {limit} tokens, and at this speed a minute is not "
         "enough for more",
         "--groups 4, which samples them to the end however long that takes; a smaller model or "
         "rollout.max_tokens; or a GPU",
-        quote_completion(preview.measured.groups[0].completions[0].text),
+        quote_completion(preview.samples.groups[0].completions[0].text),
     )
 
 
@@ -66,7 +66,7 @@ def _unscored_completions(preview: Preview) -> Advice | None:
     unscored = np.isnan(preview.rewards).mean()
     if unscored <= 0.05:
         return None
-    components = [c for group in preview.measured.groups for c in group.components.values()]
+    components = [c for group in preview.samples.groups for c in group.components.values()]
     details = [score.detail for component in components for score in component.scores if score.detail]
     example = f", the last because of {details[-1]!r}" if details else ""
     return Advice(
@@ -76,7 +76,7 @@ def _unscored_completions(preview: Preview) -> Advice | None:
 
 def _unread_answers(preview: Preview) -> Advice | None:
     """Advise if the texts contain the correct answer and the verdict does not read it."""
-    groups = preview.measured.groups
+    groups = preview.samples.groups
     rates = answers_inside(groups)
     rate = preview.pass_rate().value
     containing = rates.get("text/reference", 0.0)
@@ -96,10 +96,10 @@ def _unread_answers(preview: Preview) -> Advice | None:
 def _limit(preview: Preview) -> Advice | None:
     """Advise on rollout.max_tokens if many completions are truncated, by what becomes of them later."""
     fraction = float(preview.truncated.mean())
-    if fraction <= MANY_TRUNCATED or preview.measured.limit is not None:
+    if fraction <= MANY_TRUNCATED or preview.samples.limit is not None:
         return None
     limit = preview.stage.config.rollout.max_tokens
-    texts = [c for g in preview.measured.groups for c in g.completions if c.finish == "length"]
+    texts = [c for g in preview.samples.groups for c in g.completions if c.finish == "length"]
     looping = float(np.mean([_loops(c.tokens) for c in texts]))
     ended = preview.ended
     finding = f"{percent(fraction)} are truncated at {limit} tokens"
@@ -172,7 +172,7 @@ def _roomy(preview: Preview) -> Advice | None:
 
 def _changes(preview: Preview, temperature: float) -> tuple[Estimate, Estimate]:
     """Estimate the changes of pass rate and of the probability of a tie with the temperature, by problem."""
-    measured = {group.problem.id: group for group in preview.measured.groups}
+    measured = {group.problem.id: group for group in preview.samples.groups}
     at_temperature = {group.problem.id: group for group in preview.others[temperature]}
     # Fewer problems may have been sampled at the other temperature.
     shared = [problem for problem in measured if problem in at_temperature]
@@ -208,7 +208,7 @@ def _temperature(preview: Preview) -> Advice | None:
 
 def _one_text(preview: Preview) -> Advice | None:
     """Advise a larger temperature if the completions of most groups are one text, and not all are correct."""
-    groups = preview.measured.groups
+    groups = preview.samples.groups
     copies = sum(g.dead and len({c.text for c in g.completions}) == 1 for g in groups)
     if copies <= MOST_DEAD * len(groups) or preview.pass_rate().value > 0.95:
         return None
@@ -240,7 +240,7 @@ def _size(preview: Preview) -> Advice | None:
     return Advice(
         f"{finding}: none of {len(preview.lengths)} completions was correct",
         "a cold start (a stage with method: sft), easier problems, or rewards that can read the answers",
-        quote_completion(max((c.text for c in preview.measured.groups[0].completions), key=len)),
+        quote_completion(max((c.text for c in preview.samples.groups[0].completions), key=len)),
     )
 
 

@@ -20,7 +20,7 @@ from covey.config.python_objects import ModelObject, RowsObject
 from covey.config.schema import is_gguf
 from covey.config.sources import parse_yaml
 from covey.errors import CheckpointError
-from covey.insight.verdict import Verdict
+from covey.insight.conclusion import Conclusion
 from covey.models.gguf import gguf_license
 from covey.models.pretrained import ADAPTER
 from covey.runs.estimates import Evaluation
@@ -35,7 +35,7 @@ CARD = """---
 
 Trained from {base} on {data} with covey: {method}, {steps}, seed {seed}.
 
-{verdict}
+{conclusion}
 
 {table}
 
@@ -77,14 +77,14 @@ class CardFacts:
 
     loaded: ResolvedConfig
     steps: int
-    verdict: Verdict | None
+    conclusion: Conclusion | None
     evaluations: Mapping[str, Evaluation]
     """Columns of the table, by name."""
     example: Problem
     loader: str = "AutoModelForCausalLM"
     """The class of transformers that loads the model."""
     ranking: str = "There were no held-out problems to measure it on."
-    """The sentence that replaces a missing verdict."""
+    """The sentence that replaces a missing conclusion."""
 
 
 def write_cards(final: Path, trained: CardFacts) -> None:
@@ -137,7 +137,7 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
         method=method,
         steps=f"{trained.steps} step{'s' if trained.steps != 1 else ''}",
         seed=config.seed,
-        verdict=trained.verdict.sentence if trained.verdict else trained.ranking,
+        conclusion=trained.conclusion.sentence if trained.conclusion else trained.ranking,
         table=_table(trained.evaluations),
         imports=imports,
         path=path,

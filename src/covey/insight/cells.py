@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.insight.chart import Line, Panel, chart
+from covey.insight.conclusion import points
 from covey.insight.evidence import student
-from covey.insight.verdict import points
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream

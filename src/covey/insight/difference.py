@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from covey.config.load import flatten
+from covey.insight.conclusion import points
 from covey.insight.show import NumberRecords, curve_lines, series
-from covey.insight.verdict import points
 from covey.runs.estimates import (
     Estimate,
     Evaluation,

@@ -88,3 +88,24 @@ def _write_model(stage: Path, checkpoint: Path, folder: Path) -> None:
     policy = load_policy(replace(loaded, checkpoint=checkpoint), texts)
     list(sample_as_trained(policy.model, loaded.config.rollout))  # the run has reported what that changes
     save_policy(policy, folder)
+
+
+def upload(folder: Path, name: str, public: bool = False) -> str:
+    """Upload a model folder to the hub, to a private repository unless ``public``. Return its address.
+
+    Raises ConfigError if the hub refuses it; the folder is kept.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        hub = HfApi()
+        address = hub.create_repo(name, private=not public, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by covey export")
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"--push {name}: {reason}. The model is in {folder}; `hf auth login` logs in, and "
+            f"`hf upload {name} {folder}` uploads it later"
+        ) from None
+    return str(address)

@@ -18,10 +18,14 @@ GPUS = {"H200": 141, "H100": 80, "A100": 80, "L40S": 48, "RTX 4090": 24, "L4": 2
 
 
 class Subject(NamedTuple):
-    """The model and the lengths of its prompts, in tokens."""
+    """The models of a run and the lengths of its prompts, in tokens."""
 
     shape: Shape
     prompts: Sequence[int]
+    critic: int = 0
+    """Parameters of a value network."""
+    reward_models: int = 0
+    """Bytes of the reward models."""
 
 
 class GpuMemory(NamedTuple):
@@ -57,7 +61,16 @@ def memory_on_gpus(subject: Subject, stage: ResolvedConfig) -> list[GpuMemory]:
     largest = largest_step(config, subject.prompts, (), stage.algorithm.whole_groups)
     # With adapters the frozen weights themselves are the reference.
     reference = stage.algorithm.needs_reference and not adapters
-    expect = partial(forecast, shape, config, largest, reference=reference, program=PROGRAM)
+    expect = partial(
+        forecast,
+        shape,
+        config,
+        largest,
+        reference=reference,
+        program=PROGRAM,
+        critic=subject.critic,
+        reward_models=subject.reward_models,
+    )
     rows = []
     for gpu, gib in GPUS.items():
         sizes = fitting_sizes(expect, config, largest, gib << 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ Promise = Literal["yes", "barely", "no", "unknown"]
 
 
 @dataclass(frozen=True)
-class Measured:
+class SampledGroups:
     """Groups that were sampled and scored, and the seconds that this took."""
 
     groups: Sequence[Group]
@@ -46,20 +46,31 @@ class Measured:
     """Whether the user stopped before all groups were sampled; then nothing below is known."""
     paces: Mapping[int, float] = field(default_factory=dict)
     """Seconds per token by the number of completions that were sampled at once."""
-    reward_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds per completion, by reward."""
-    prepare: float = 0.0
-    update: float = 0.0
-    update_tokens: int = 0
-    """Number of tokens that went through the model in ``update``, each group's prompt once."""
-    continued: float = 0.0
-    """Tokens of continuations per completion, if the algorithm samples these."""
-    continuing: float = 0.0
-    """Seconds of the continuations of one completion."""
     limit: int | None = None
     """Tokens of the longest completion, if there was no time for ``rollout.max_tokens``."""
     by_time: bool = False
     """Whether the number of groups is what the time allowed."""
+
+
+class UpdateTiming(NamedTuple):
+    """The time of an update."""
+
+    prepare_seconds: float
+    """Seconds until the batch has all that its loss reads."""
+    update_seconds: float
+    """Seconds of the gradients."""
+    update_tokens: int
+    """Number of tokens that these took through the model, each group's prompt once."""
+
+
+class ContinuationCost(NamedTuple):
+    """The continuations of one completion, if the algorithm samples these."""
+
+    tokens: float
+    seconds: float
+
+
+NO_CONTINUATION = ContinuationCost(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ class Preview:
     """The measurement and the conclusions from it."""
 
     stage: ResolvedConfig
-    measured: Measured
+    samples: SampledGroups
     memory: Mapping[str, int]
     """Forecast bytes, by component."""
     memory_available: int
@@ -107,6 +118,10 @@ class Preview:
     """Number of problems to evaluate on."""
     problems: int
     """Number of problems to train on."""
+    reward_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per completion, by reward."""
+    update: UpdateTiming | None = None
+    continuation: ContinuationCost = NO_CONTINUATION
     others: Mapping[float, Sequence[Group]] = field(default_factory=dict)
     """Temperature -> groups of the same problems."""
     gpus: Sequence[GpuMemory] = ()
@@ -121,22 +136,22 @@ class Preview:
     @cached_property
     def counts(self) -> list[Counts]:
         """The number of times that each reward occurred, by problem."""
-        return [reward_counts(g) for g in self.measured.groups]
+        return [reward_counts(g) for g in self.samples.groups]
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """(N,) tokens of every completion."""
-        return np.array([len(c.tokens) for g in self.measured.groups for c in g.completions])
+        return np.array([len(c.tokens) for g in self.samples.groups for c in g.completions])
 
     @cached_property
     def truncated(self) -> np.ndarray:
         """(N,) bool: whether each completion was truncated."""
-        return np.array([c.finish == "length" for g in self.measured.groups for c in g.completions])
+        return np.array([c.finish == "length" for g in self.samples.groups for c in g.completions])
 
     @cached_property
     def rewards(self) -> np.ndarray:
         """(N,) float64: the reward of each completion, NaN without one."""
-        return np.concatenate([g.rewards for g in self.measured.groups])
+        return np.concatenate([g.rewards for g in self.samples.groups])
 
     @property
     def ended(self) -> np.ndarray:
@@ -146,23 +161,23 @@ class Preview:
     @property
     def speed(self) -> float:
         """Sampled tokens per second, with rewards and prompts included."""
-        return float(self.lengths.sum() / self.measured.seconds)
+        return float(self.lengths.sum() / self.samples.seconds)
 
     @property
     def copies(self) -> float:
         """Fraction of the completions that are copies of another."""
-        texts = [c.text for g in self.measured.groups for c in g.completions]
+        texts = [c.text for g in self.samples.groups for c in g.completions]
         return text_metrics(texts, np.zeros(len(texts), bool))["text/duplicates"]
 
     @property
     def unfinished(self) -> bool:
         """Whether most completions could not be awaited, so that their rewards mean nothing."""
-        return self.measured.limit is not None and float(self.truncated.mean()) > MOST_UNFINISHED
+        return self.samples.limit is not None and float(self.truncated.mean()) > MOST_UNFINISHED
 
     @cached_property
     def length(self) -> float:
         """Mean tokens of a completion; an unfinished completion counts as ``rollout.max_tokens``."""
-        if self.measured.limit is None:
+        if self.samples.limit is None:
             return float(self.lengths.mean())
         return float(np.where(self.truncated, self.stage.config.rollout.max_tokens, self.lengths).mean())
 
@@ -180,7 +195,7 @@ class Preview:
         """Whether there is something to learn from."""
         if self.unfinished:
             return "unknown"
-        if all(g.dead for g in self.measured.groups):
+        if all(g.dead for g in self.samples.groups):
             return "no"
         live = 1 - self.dead(self.group_size).value
         enough = self.stage.config.rollout.prompts_per_step * live >= FEW_LIVE
@@ -195,26 +210,27 @@ class Preview:
 
     def forecast(self) -> Forecast | None:
         """Forecast seconds, hours and memory; None if the update was not timed."""
-        measured = self.measured
+        samples = self.samples
+        update = self.update
         config = self.stage.config
         work = self.work
-        if not measured.update_tokens:
+        if update is None or not update.update_tokens:
             return None
         # With rewards and prompts included.
-        seconds_per_token = measured.seconds / max(self.lengths.sum(), 1)
+        seconds_per_token = samples.seconds / max(self.lengths.sum(), 1)
         count, completions = evaluations_of(config, self.held_out)
         evaluated_per_token = seconds_per_token
-        if measured.paces and completions:
-            evaluated_per_token = pace_at(measured.paces, sampled_at_once(config, completions))
-        prompt = float(np.mean([len(g.prompt) for g in measured.groups]))
+        if samples.paces and completions:
+            evaluated_per_token = pace_at(samples.paces, sampled_at_once(config, completions))
+        prompt = float(np.mean([len(g.prompt) for g in samples.groups]))
         update_tokens = work.trained * (work.length + prompt / self.group_size)
         # The work of a step's updates, in units of the update that was measured.
-        updates = update_tokens / measured.update_tokens
-        continued = work.completions * measured.continued
+        updates = update_tokens / update.update_tokens
+        continued = work.completions * self.continuation.tokens
         prepass = self.problems * config.rollout.prepass * work.length
         return Forecast(
-            rollout=work.completions * (work.length * seconds_per_token + measured.continuing),
-            update=(measured.prepare + measured.update) * updates,
+            rollout=work.completions * (work.length * seconds_per_token + self.continuation.seconds),
+            update=(update.prepare_seconds + update.update_seconds) * updates,
             evaluation=completions * work.length * evaluated_per_token,
             steps=config.train.steps,
             evaluations=count,
@@ -227,7 +243,7 @@ class Preview:
 
     def pass_rate(self) -> Estimate:
         """Estimate the pass rate."""
-        return pass_rate(self.measured.groups)
+        return pass_rate(self.samples.groups)
 
     def at(self, temperature: float) -> tuple[Estimate, Estimate, str]:
         """Return pass rate, fraction of dead groups and other facts in words at another temperature."""

@@ -26,8 +26,8 @@ GROUPS = 32
 
 def record(preview: Preview) -> dict[str, object]:
     """Return the preview as JSON."""
-    measured = preview.measured
-    groups = measured.groups
+    samples = preview.samples
+    groups = samples.groups
     forecast = preview.forecast()
     sizes = _sizes(preview)
     temperatures = {}
@@ -38,9 +38,9 @@ def record(preview: Preview) -> dict[str, object]:
     return {
         "can_learn": preview.promise,
         "groups": len(groups),
-        "stopped": measured.stopped,
+        "stopped": samples.stopped,
         "completions": len(preview.lengths),
-        "max_tokens": measured.limit or preview.stage.config.rollout.max_tokens,
+        "max_tokens": samples.limit or preview.stage.config.rollout.max_tokens,
         "pass_rates": {g.problem.id: g.pass_rate for g in groups},
         "pass@1": preview.pass_rate().as_json(),
         "dead": {str(size): preview.dead(size).as_json() for size in sizes},
@@ -53,9 +53,9 @@ def record(preview: Preview) -> dict[str, object]:
         "entropy": or_null(sampled_entropy(groups)),
         "answers": answers_inside(groups),
         "rewards": {
-            "seconds": dict(measured.reward_seconds),
-            "waited": measured.scoring.waited,
-            **score_metrics(groups, measured.scoring.logged),
+            "seconds": dict(preview.reward_seconds),
+            "waited": samples.scoring.waited,
+            **score_metrics(groups, samples.scoring.logged),
         },
         "tokens_per_second": preview.speed,
         "forecast": forecast.record() if forecast else None,
@@ -74,7 +74,7 @@ def lines(preview: Preview) -> Iterator[str]:
     else:
         yield f"can it learn? {preview.promise}: with groups of {size}, {preview.dead(size)} would be dead"
         yield ""
-        groups = preview.measured.groups
+        groups = preview.samples.groups
         yield f"pass rate {preview.pass_rate()}, by problem:"
         yield from _histogram(np.array([g.pass_rate for g in groups]))
         yield ""
@@ -100,23 +100,23 @@ def lines(preview: Preview) -> Iterator[str]:
 
 def _extent(preview: Preview) -> Iterator[str]:
     """Yield how much was sampled, and why it was not more."""
-    measured = preview.measured
-    count = len(measured.groups)
+    samples = preview.samples
+    count = len(samples.groups)
     extent = f"{count} problems, {len(preview.lengths)} completions"
-    if measured.stopped:
-        extent += f", stopped before all {measured.requested}"
+    if samples.stopped:
+        extent += f", stopped before all {samples.requested}"
     yield extent
-    if measured.limit is not None:
+    if samples.limit is not None:
         yield (
-            f"sampled only {measured.limit} of {preview.stage.config.rollout.max_tokens} tokens: about a "
+            f"sampled only {samples.limit} of {preview.stage.config.rollout.max_tokens} tokens: about a "
             f"minute allows no more at {preview.speed:,.0f} tokens/s"
         )
         return
     possible = min(GROUPS, preview.problems)
-    if measured.by_time and count < possible:
+    if samples.by_time and count < possible:
         yield (
             f"about a minute allows no more at {preview.speed:,.0f} tokens/s, and so few problems give wide "
-            f"intervals: --groups {possible} would take {seconds_text(measured.seconds / count * possible)}"
+            f"intervals: --groups {possible} would take {seconds_text(samples.seconds / count * possible)}"
         )
 
 
@@ -126,7 +126,7 @@ def _sizes(preview: Preview) -> list[int]:
 
 def _by_size(preview: Preview) -> Iterator[str]:
     yield "group size   dead groups        completions for a live group"
-    samples = min(len(g.completions) for g in preview.measured.groups)
+    samples = min(len(g.completions) for g in preview.samples.groups)
     for size in _sizes(preview):
         completions = _for_a_live_group(preview, size)
         needed = "-" if completions is None else f"{completions:.0f}"
@@ -136,7 +136,7 @@ def _by_size(preview: Preview) -> Iterator[str]:
 
 
 def _texts(preview: Preview) -> Iterator[str]:
-    groups = preview.measured.groups
+    groups = preview.samples.groups
     ended = ", ".join(f"{k} {v:.0f}" for k, v in _quantiles(preview).items())
     yield (
         f"{percent(preview.truncated.mean())} truncated; tokens of those that ended: {ended or 'none did'}; "
@@ -152,14 +152,14 @@ def _texts(preview: Preview) -> Iterator[str]:
 
 def _rewards(preview: Preview) -> Iterator[str]:
     """Yield a line for each reward function: its mean, its failures, its time."""
-    groups = preview.measured.groups
+    groups = preview.samples.groups
     for name in groups[0].components:
         parts = [g.components[name] for g in groups]
         values = np.concatenate([part.values for part in parts])
         scored = values[~np.isnan(values)]
         statuses = Counter(s.status for part in parts for s in part.scores if s.status != "ok")
         failures = "".join(f", {percent(n / len(values))} {status}" for status, n in statuses.most_common())
-        seconds = preview.measured.reward_seconds.get(name)
+        seconds = preview.reward_seconds.get(name)
         duration = f", {1e3 * seconds:.3g} ms per completion" if seconds is not None else ""
         mean = f"mean {scored.mean():.3f}" if len(scored) else "no value"
         yield f"{name}: {mean}{failures}{duration}"

@@ -1,4 +1,4 @@
-"""The end of a run: its record, its learning curve, its stages, and what is added to the verdict."""
+"""The end of a run: its record, its learning curve, its stages, and what is added to the conclusion."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from covey.insight.chart import Line, Panel, chart
+from covey.insight.conclusion import Conclusion, points
 from covey.insight.evidence import Records
 from covey.insight.sample_command import shell_word
-from covey.insight.verdict import Verdict, points
 from covey.models.reward_model import is_reward_model
 from covey.runs.atomic import write_file
 from covey.runs.best import Best
@@ -52,8 +53,8 @@ class Result:
     seconds: float
     example: str | Messages
     """A prompt to try the model with; ``template`` has further arguments for the chat template."""
-    verdict: Verdict | None = None
-    """The verdict; None if there were no held-out problems."""
+    conclusion: Annotated[Conclusion | None, Field(alias="verdict")] = None
+    """The conclusion, `verdict` in JSON; None if there were no held-out problems."""
     template: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -71,18 +72,19 @@ class Result:
     @property
     def failed(self) -> bool:
         """Whether held-out problems say that the run has not helped; exit code 1 of a command."""
-        return self.verdict is not None and self.verdict.failed
+        return self.conclusion is not None and self.conclusion.failed
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the verdict, the model's folder and the curve."""
-        verdict = self.verdict.sentence if self.verdict else f"{self.steps} steps"
+        """Return what a notebook shows: the conclusion, the model's folder and the curve."""
+        conclusion = self.conclusion.sentence if self.conclusion else f"{self.steps} steps"
         return result_html(
-            [f"{self.folder.name}: {verdict}", f"{self.kind}: {self.product}"], self.folder / CURVE
+            [f"{self.folder.name}: {conclusion}", f"{self.kind}: {self.product}"], self.folder / CURVE
         )
 
     def record(self) -> dict[str, object]:
-        """Return the result as JSON."""
-        return {**asdict(self), "folder": str(self.folder)}
+        """Return the result as JSON, under the names that ``read_result`` reads."""
+        record = asdict(self)
+        return {**record, "folder": str(self.folder), "verdict": record.pop("conclusion")}
 
 
 def read_result(output: Path) -> Result:
@@ -101,7 +103,7 @@ def better_step_hint(best: Best | None, output: Path) -> str:
 
 
 def better_step_clause(best: Best, step: int, chosen: bool) -> str:
-    """Return the part of a verdict about a step that was better than the last one, ``step``.
+    """Return the part of a conclusion about a step that was better than the last one, ``step``.
 
     ``chosen``: `final/` is the best step.
     """

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from covey.insight.conclusion import recorded_conclusion
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.sample_command import last_turn
-from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
@@ -57,14 +57,14 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     metrics = read_numbers(stage, "metrics.jsonl")
     evals = read_numbers(stage, "evals.jsonl")
     seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
-    verdict = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
+    conclusion = recorded_conclusion(stage, read_stream(stage, "evals.jsonl"), seconds)
     record: ShownRecord = {
         "run": str(stage),
         "method": settings["method"],
         "steps": len(metrics),
         "of": settings["train"]["steps"],
         "seconds": seconds,
-        "verdict": verdict.sentence if verdict else None,
+        "verdict": conclusion.sentence if conclusion else None,
         "ending": read_ending(stage) or None,
         "metrics": metrics[-1] if metrics else None,
         "findings": findings(stage),
@@ -82,7 +82,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
 
 
 def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
-    """Yield the facts of a run besides its numbers: progress, examples, other stages, verdict, end."""
+    """Yield the facts of a run besides its numbers: progress, examples, other stages, conclusion, end."""
     course = f": {record['steps']} of {record['of']} steps in {duration(record['seconds'])}"
     # A filter judges each row once, so it has no steps.
     if record["method"] == "filter":

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from covey.insight.conclusion import points
 from covey.insight.difference import by_problem
 from covey.insight.findings.finding import STREAM, Finding
 from covey.insight.findings.remedies import (
@@ -29,7 +30,6 @@ from covey.insight.findings.rule import Remedy
 from covey.insight.findings.settings import SettingOf, yaml_line
 from covey.insight.findings.table import RULES
 from covey.insight.findings.view import WIDEST, RunView
-from covey.insight.verdict import points
 from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, incomparable
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_ending

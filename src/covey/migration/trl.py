@@ -66,11 +66,11 @@ def _config_name(settings: Mapping[str, object]) -> str:
     for name in CONFIGS:
         if {name, name.replace("Config", "Trainer")} & called:
             return name
-    known = {field for field in settings if any(field in trl_fields(name) for name in CONFIGS)}
+    known_fields = {field for field in settings if any(field in trl_fields(name) for name in CONFIGS)}
     shared = set(trl_table("common"))
-    fitting = [name for name in CONFIGS if known <= set(trl_fields(name))]
-    own = [name for name in fitting if known - shared]
-    return next(iter(own or [name for name in fitting if name == "SFTConfig"] or CONFIGS))
+    fitting = [name for name in CONFIGS if known_fields <= set(trl_fields(name))]
+    with_own_fields = [name for name in fitting if known_fields - shared]
+    return next(iter(with_own_fields or [name for name in fitting if name == "SFTConfig"] or CONFIGS))
 
 
 def _fields(m: MigrationResult, name: str) -> dict[str, object]:
@@ -122,8 +122,8 @@ def _take_text(m: MigrationResult, key: str, value: object) -> None:
 
 def _rewards(m: MigrationResult, trainer: str, script: str, weights: object) -> list[object]:
     """Return the rewards, functions of the script by its name."""
-    given = m.take(f"{trainer}.reward_funcs", m.take("reward_funcs"))
-    functions = given if isinstance(given, list) else [given]
+    value = m.take(f"{trainer}.reward_funcs", m.take("reward_funcs"))
+    functions = value if isinstance(value, list) else [value]
     names = list[str]()
     for function in functions:
         if isinstance(function, Function):
@@ -141,17 +141,17 @@ def _rewards(m: MigrationResult, trainer: str, script: str, weights: object) -> 
 
 def _lora(m: MigrationResult) -> None:
     """Take over adapters: peft's LoraConfig, or the fields of ModelConfig with use_peft."""
-    wanted = m.take("use_peft") is True or any(key.startswith("LoraConfig.") for key in m.theirs)
+    has_adapters = m.take("use_peft") is True or any(key.startswith("LoraConfig.") for key in m.theirs)
     for setting, names in LORA.items():
         for name in names:
             value = m.take(f"LoraConfig.{name}", m.take(name))
-            if wanted and value is not None and not isinstance(value, Expression):
+            if has_adapters and value is not None and not isinstance(value, Expression):
                 m.config[setting] = value
-    if wanted and not any(key.startswith("lora.") for key in m.config):
+    if has_adapters and not any(key.startswith("lora.") for key in m.config):
         m.config["lora"] = {"rank": 16, "alpha": 32}
     for name in WITH_LORA:
         value = m.take(f"LoraConfig.{name}", m.take(name))
-        if wanted and value not in (None, 0, False, "none"):
+        if has_adapters and value not in (None, 0, False, "none"):
             m.without[f"{name}: {value}"] = (
                 advice_on(name) or "lora has rank, alpha and targets, nothing else"
             )
@@ -164,13 +164,13 @@ def _data(m: MigrationResult, trainer: str) -> None:
     of_config = dict(
         zip(PLACES, map(m.take, ("dataset_name", "dataset_config", "dataset_train_split")), strict=False)
     )
-    place = of_script if of_script["path"] is not None else of_config
-    path = place.get("path")
+    source = of_script if of_script["path"] is not None else of_config
+    path = source.get("path")
     columns = "its rows are read as the hub has them: data.prompt and data.columns name columns"
     if isinstance(path, str):
-        options = {"config": place.get("name"), "split": place.get("split")}
+        options = {"config": source.get("name"), "split": source.get("split")}
         query = {name: value for name, value in options.items() if isinstance(value, str)}
-        revision = f"@{place['revision']}" if place.get("revision") else ""
+        revision = f"@{source['revision']}" if source.get("revision") else ""
         m.config["data.train"] = f"hub:{path}{revision}" + (f"?{urlencode(query)}" if query else "")
         m.notes.append(f"data.train: {columns}")
     else:
@@ -193,5 +193,5 @@ def _name_rest(m: MigrationResult) -> None:
             continue
         shown = value.text if isinstance(value, Expression) else value
         shown = value.name if isinstance(value, Function) else shown
-        known = name in OLDER or advice_on(name)
-        m.without[f"{name}: {shown}"] = str(known or f"not known to covey{f', of {call}' if call else ''}")
+        reason = name in OLDER or advice_on(name)
+        m.without[f"{name}: {shown}"] = str(reason or f"not known to covey{f', of {call}' if call else ''}")

@@ -32,7 +32,7 @@ Head = Callable[[Tensor], Tensor]
 
 
 class TokenOutputs(NamedTuple):
-    """What a model says of M given tokens, each (M,), in nats. All carry gradient."""
+    """Outputs of a model for M given tokens, each (M,), in nats. All carry gradient."""
 
     logprobs: Tensor
     entropy: Tensor

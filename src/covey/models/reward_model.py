@@ -19,6 +19,7 @@ from transformers import (
 from covey.errors import CheckpointError
 from covey.models.chat import chat_text
 from covey.models.forward import decoder_of, embed_every_token
+from covey.models.linear import FusedLinear
 from covey.models.logprobs import TokenOutputs
 from covey.models.packing import Packed
 from covey.models.policy import Policy
@@ -99,6 +100,10 @@ class TrainedRewardModel(Policy):
     def round_products(self) -> None:
         """Round the factors of the trunk's products, not of the head's. Raises ConfigError if it cannot."""
         self._round_trunk()
+
+    def _linears(self) -> list[FusedLinear]:
+        # The head is one of transformers' modules.
+        return [] if self.decoder is None else self.decoder.linears
 
     def _load_saved(self, folder: Path) -> Mapping[str, Tensor]:
         return load_pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()

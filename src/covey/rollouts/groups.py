@@ -114,9 +114,9 @@ def score_all(
     numbers = share(len(requests), sampler)
 
     def ours() -> dict[int, Group]:
-        own = [GroupRequest(requests[n], scorer) for n in numbers]
+        own_requests = [GroupRequest(requests[n], scorer) for n in numbers]
         # place: a request's number among this process' own; number: among all.
-        pending = dict(GroupSampler(sampler, params)(own, progress))
+        pending = dict(GroupSampler(sampler, params)(own_requests, progress))
         return {number: pending[place].scoring.result() for place, number in enumerate(numbers)}
 
     return gather_groups([EncodedProblem(r.problem, r.problem_prompt) for r in requests], ours)

@@ -163,8 +163,8 @@ class RunFolder:
     def damaged_streams(self, logged: LogState, step: int) -> list[str]:
         """Describe the streams that differ from what they were at the checkpoint of ``step``.
 
-        Raises CheckpointError if one is shorter, or if the evaluations differ, on which the verdict
-        depends.
+        Raises CheckpointError if one is shorter, or if the evaluations differ, on which the
+        conclusion depends.
         """
         complaints = []
         newest = checkpoint_at(self.path, step)
@@ -180,7 +180,9 @@ class RunFolder:
             if hashlib.sha256(content).hexdigest() != expected:
                 complaints.append(f"{path} is not as it was written")
                 if name == "evals.jsonl":
-                    raise CheckpointError(f"{complaints[-1]}, but the verdict depends on it. {remedy}")
+                    raise CheckpointError(
+                        f"{complaints[-1]}, but the run's conclusion depends on it. {remedy}"
+                    )
         return complaints
 
     def damaged_rollouts(self, logged: LogState, step: int, every: bool) -> list[str]:

@@ -61,8 +61,8 @@ def files_of(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
 def contents_of(loaded: ResolvedConfig) -> dict[str, str]:
     """Return description -> hash of given rows and of the parts of the user's functions."""
     data = loaded.config.data
-    given = {"data.train": data.train, "data.test": data.test}
-    rows = {f"rows of {key}": value for key, value in given.items() if isinstance(value, RowsObject)}
+    settings = {"data.train": data.train, "data.test": data.test}
+    rows = {f"rows of {k}": value for k, value in settings.items() if isinstance(value, RowsObject)}
     return fingerprints(rows) | _contents_of_functions(loaded)
 
 

@@ -288,15 +288,15 @@ def read_environment(output: Path) -> dict[str, Any] | None:
     )
 
 
-def read_verdict(stage: Path) -> str:
-    """Return the sentence of a run's verdict; empty if it has not ended or had no held-out problems."""
-    return str((verdict_record(stage) or {}).get("sentence", ""))
+def read_conclusion(stage: Path) -> str:
+    """Return the sentence of a run's conclusion; empty if it has not ended or had no held-out problems."""
+    return str((conclusion_record(stage) or {}).get("sentence", ""))
 
 
-def verdict_record(stage: Path) -> dict[str, Any] | None:
-    """Return a run's verdict; None if it has not ended or had no held-out problems."""
-    verdict = _end(stage).get("verdict")
-    return dict(verdict) if isinstance(verdict, Mapping) else None
+def conclusion_record(stage: Path) -> dict[str, Any] | None:
+    """Return a run's conclusion; None if it has not ended or had no held-out problems."""
+    conclusion = _end(stage).get("verdict")
+    return dict(conclusion) if isinstance(conclusion, Mapping) else None
 
 
 def read_ending(stage: Path) -> str:

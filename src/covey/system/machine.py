@@ -36,7 +36,7 @@ def available_memory() -> int:
 
 
 def runs_here(process: int) -> bool:
-    """Return whether a process of this number runs on this machine, whoever's it is."""
+    """Return whether a process of this number runs on this machine, under any user."""
     try:
         os.kill(process, 0)  # only tests whether the process exists
     except PermissionError:  # by another user

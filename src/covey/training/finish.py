@@ -1,4 +1,4 @@
-"""The end of a stage: its model or examples, card, curve, verdict and result."""
+"""The end of a stage: its model or examples, card, curve, conclusion and result."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covey.errors import GuardStop
 from covey.insight.card import CardFacts, write_cards
+from covey.insight.conclusion import Conclusion, conclude_run
 from covey.insight.findings.settings import settings_of
 from covey.insight.findings.table import gravest, likely
 from covey.insight.result import (
@@ -19,7 +20,6 @@ from covey.insight.result import (
     write_curve,
 )
 from covey.insight.sample_command import example_of
-from covey.insight.verdict import Verdict, judge_run
 from covey.models.policy import save_policy
 from covey.models.readback import check_folder
 from covey.models.sharded import full_weights
@@ -106,38 +106,38 @@ def _write_final(
     critic: Mapping[str, Tensor],
     again: Evaluation | None,
 ) -> Result:
-    """Write the model, its card and the curve of a run that has ended, and print the verdict."""
+    """Write the model, its card and the curve of a run that has ended, and print the conclusion."""
     config = run.loaded.config
     records = run.journal.folder
     seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
-    verdict = _verdict(run, evaluations, again, seconds)
+    conclusion = _conclusion(run, evaluations, again, seconds)
     best = records.best() if config.train.final == "best" else None
     steps = run.state.step if best is None else best.step
     metrics = records.read("metrics.jsonl")
     ranking = held_out_ranking(metrics, run.held_out, steps) or CardFacts.ranking
     example = example_of([p.problem for p in run.test_set or run.train_set])
     loader = run.learner.network.loader_name
-    _write_model(run, critic, CardFacts(run.loaded, steps, verdict, evaluations, example, loader, ranking))
+    _write_model(run, critic, CardFacts(run.loaded, steps, conclusion, evaluations, example, loader, ranking))
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
-    title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
+    title = conclusion.sentence.partition(", on ")[0] if conclusion else config.output.name
     write_curve(records.path / CURVE, title, metrics, records.read("evals.jsonl"))
     # Completions drawn ahead are of no use after the last step.
     forget_completions(records.path)
-    result = Result(records.path, run.state.step, seconds, example.prompt, verdict, example.template)
+    result = Result(records.path, run.state.step, seconds, example.prompt, conclusion, example.template)
     _conclude(run, result)
     _say_outcome(run, result, ranking)
     return result
 
 
-def _verdict(
+def _conclusion(
     run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None, seconds: float
-) -> Verdict | None:
-    """Return the verdict on a run, None if it was not evaluated; it names a better step if there is one."""
+) -> Conclusion | None:
+    """Return the conclusion on a run, None if it was not evaluated; it names a better step if one exists."""
     if not evaluations:
         return None
     train = run.loaded.config.train
-    verdict = judge_run(evaluations["before"], evaluations["after"], seconds)
-    sentence = verdict.sentence
+    conclusion = conclude_run(evaluations["before"], evaluations["after"], seconds)
+    sentence = conclusion.sentence
     if again is not None and train.stop_at is not None:
         rate = again.summary()["pass@1"]
         bar = percent(train.stop_at, "g")
@@ -145,7 +145,7 @@ def _verdict(
     best = run.journal.folder.best()
     if best is not None:
         sentence += better_step_clause(best, run.state.step, train.final == "best")
-    return replace(verdict, sentence=sentence)
+    return replace(conclusion, sentence=sentence)
 
 
 def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
@@ -159,17 +159,17 @@ def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> 
 
 
 def _say_outcome(run: Run, result: Result, ranking: str) -> None:
-    """Print the verdict, how to get the best step, and the likely cause if the run did not learn."""
-    verdict = result.verdict
+    """Print the conclusion, how to get the best step, and the likely cause if the run did not learn."""
+    conclusion = result.conclusion
     config = run.loaded.config
-    words = verdict.sentence if verdict else f"done in {duration(result.seconds)}"
-    scores = "" if verdict and not run.held_out else f". {ranking}"
+    words = conclusion.sentence if conclusion else f"done in {duration(result.seconds)}"
+    scores = "" if conclusion and not run.held_out else f". {ranking}"
     run.journal.say(f"{config.output.name}: {words}{scores}")
     tell_outcomes(run.journal)
     better = better_step_hint(run.journal.folder.best(), result.folder)
     if better and config.train.final != "best":
         run.journal.say(f"the {better}, or train with train.final: best", "yellow")
-    if verdict is None or not verdict.failed:
+    if conclusion is None or not conclusion.failed:
         return
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))

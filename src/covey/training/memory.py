@@ -81,6 +81,11 @@ def _largest_step(run: Run) -> LargestStep:
     )
 
 
+def critic_parameters(run: Run) -> int:
+    """Return the number of parameters of the critic's network; 0 without one."""
+    return sum(p.numel() for p in run.critic.network.parameters) if run.critic else 0
+
+
 def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
     """Return the forecast as a function of the micro-batch and of the number of completions at once."""
     learner = run.learner
@@ -93,7 +98,7 @@ def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
         largest,
         reference=copied,
         program=program,
-        critic=sum(p.numel() for p in run.critic.network.parameters) if run.critic else 0,
+        critic=critic_parameters(run),
         reward_models=reward_model_bytes(run.rewards),
     )
 

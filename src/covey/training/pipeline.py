@@ -73,9 +73,8 @@ def run_pipeline(
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
-    given = loaded.stages()
-    refuse_missing(given)
-    stages = placed_stages(given)
+    refuse_missing(loaded.stages())
+    stages = placed_stages(loaded.stages())
     ended = check_resume(loaded.config.output, stages, console, options)
     results = list[Result]()
     for stage, result in zip(stages, ended, strict=True):
@@ -135,8 +134,8 @@ def run_together(
 ) -> list[Result]:
     """Run the stages as a user starts them: on every process that was started with this one.
 
-    ``overwrite`` removes an earlier run from the folder. With ``ends_job`` torchrun is told of a failed
-    verdict, whose exit code would otherwise make it start the job again. Raises CoveyError.
+    ``overwrite`` removes an earlier run from the folder. With ``ends_job`` torchrun is told of a run
+    that failed, whose exit code would otherwise make it start the job again. Raises CoveyError.
     """
     config = loaded.config
     # ``join_processes`` does nothing for a single process; under torchrun it sets up the process group.
@@ -162,7 +161,7 @@ def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
 
 
 def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
-    """Run one stage: evaluate, train, evaluate, write the model and the verdict."""
+    """Run one stage: evaluate, train, evaluate, write the model and the conclusion."""
     config = loaded.config
     loop = METHODS[config.method].loop
     if loop is None:

@@ -273,7 +273,7 @@ def test_labels_of_an_axis_are_the_numbers_they_stand_at(page, tmp_path) -> None
     assert slopes == pytest.approx(slopes[0], rel=1e-3)
 
 
-def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> None:
+def test_a_run_without_a_conclusion_says_why_and_how_it_continues(site, page) -> None:
     run = site.root / "one"
     record = {"exit_code": 75, "error": "stopped by SIGTERM", "resume_command": "covey resume runs/one"}
     (run / ".owner").write_text("")
@@ -283,11 +283,11 @@ def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> No
     )
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".note >> text=stopped by SIGTERM. Continue with: covey resume runs/one")
-    page.wait_for_selector("text=No verdict yet")
+    page.wait_for_selector("text=No conclusion yet")
     page.wait_for_selector(".finding >> text=step 2")  # as the console and the curves count
     (run / "result.json").write_text("{}")
     page.reload()
-    page.wait_for_selector("text=No verdict: held-out problems were not measured")
+    page.wait_for_selector("text=No conclusion: held-out problems were not measured")
 
 
 def test_a_run_without_a_step_says_so(page, tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from covey.insight.conclusion import course
 from covey.insight.evidence import errors_needed
 from covey.insight.findings.completions import (
     first_of_dead,
@@ -29,7 +30,6 @@ from covey.insight.findings.remedies import (
 )
 from covey.insight.findings.rule import NO_SIGNAL, STILL, Rule
 from covey.insight.findings.view import RunView
-from covey.insight.verdict import course
 from covey.runs.estimates import gains
 from covey.system.text import percent
 

@@ -253,7 +253,7 @@ RULES = (
         reason="Problems of one kind are solved alike before anything is learned. Otherwise the held-out "
         "ones are of another kind, or the model knows one of the two sets.",
         remedies=(ChangeTo("data.test", None),),
-        advice="problems of one kind in data.train and data.test, or reading the verdict as a measure of "
-        "transfer",
+        advice="problems of one kind in data.train and data.test, or reading held-out accuracy as a "
+        "measure of transfer",
     ),
 )

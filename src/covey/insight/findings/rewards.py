@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from covey.insight.conclusion import course
 from covey.insight.findings.completions import (
     first_of_dead,
     mixed_scripts,
@@ -35,7 +36,6 @@ from covey.insight.findings.remedies import (
 from covey.insight.findings.rule import NO_SIGNAL, OUTCOMES, STILL, Rule
 from covey.insight.findings.settings import unknown
 from covey.insight.findings.view import RunView
-from covey.insight.verdict import course
 from covey.system.text import percent
 
 

@@ -55,7 +55,7 @@ def _looks(steps: int) -> list[int]:
 def gravest(findings: Sequence[Finding]) -> Finding | None:
     """Return the finding that best explains a bad end: the first of the most severe ones.
 
-    `worse` is the verdict itself, so it explains only if nothing but notes was found besides.
+    `worse` is the bad end itself, so it explains only if nothing but notes was found besides.
     """
     weights = {"severe": 0, "warning": 1, "worse": 2, "note": 3}
     ranked = sorted(findings, key=lambda f: weights["worse" if f.id == "worse" else f.severity])

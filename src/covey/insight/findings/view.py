@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import chain
 from statistics import median
 
+from covey.insight.conclusion import conclusion_word
 from covey.insight.evidence import Records, errors_needed, known_values, noise
 from covey.insight.findings.settings import SettingOf, unknown
-from covey.insight.verdict import verdict_word
 from covey.runs.estimates import Evaluation, gains
 
 WINDOW = 5
@@ -210,7 +210,7 @@ class RunView:
         """
         looks = len(self.evals) - 1
         judged = [
-            verdict_word(self.evals[0], later, errors_needed(math.inf, looks))
+            conclusion_word(self.evals[0], later, errors_needed(math.inf, looks))
             for later in self.evals[1:][-2:]
         ]
         return bool(judged) and all(word == "got worse" for word in judged)

@@ -14,7 +14,7 @@ from covey.insight.findings.table import RULES, explain
 from covey.insight.findings.view import WIDEST, RunView
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
-from covey.runs.reader import last_stage, load_for_reading, read_ending, read_verdict
+from covey.runs.reader import last_stage, load_for_reading, read_conclusion, read_ending
 from covey.runs.rollbacks import read_rollbacks
 from covey.types import Group
 from covey_verify.errors import ConfigError
@@ -79,8 +79,8 @@ class Explanation(NamedTuple):
 
     stage: Path
     """Folder of the last stage."""
-    verdict: str
-    """The run's verdict; without one, the reason why it ended early."""
+    conclusion: str
+    """The run's conclusion; without one, the reason why it ended early."""
     findings: list[Finding]
 
 
@@ -91,7 +91,7 @@ def explain_run(folder: Path) -> Explanation:
     too.
     """
     stage = last_stage(folder)
-    outcome = read_verdict(stage) or read_ending(stage)
+    outcome = read_conclusion(stage) or read_ending(stage)
     records, lost = readable_stream(stage, STREAM)
     logged = [Finding.from_record(r) for r in records]
     findings = [f for f in logged if f]

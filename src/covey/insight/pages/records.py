@@ -14,12 +14,12 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from covey.config.load import flatten
 from covey.errors import CheckpointError
+from covey.insight.conclusion import recorded_conclusion
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.metric_table import hints
 from covey.insight.pages.settings import nearest_preset, recorded_values, setup_but_seed, value_text
 from covey.insight.pages.thinning import Record, ThinnedCurve
-from covey.insight.verdict import recorded_verdict
 from covey.runs.folder import ended_otherwise, stream_record
 from covey.runs.reader import (
     read_ending,
@@ -151,10 +151,10 @@ def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
     return {name: Tail(folder / f"{name}.jsonl", at.get(name, 0), tokens) for name in PAGE_STREAMS}
 
 
-def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
-    """Return the verdict on a run as JSON."""
-    verdict = recorded_verdict(folder, evals, seconds)
-    return vars(verdict) if verdict else None
+def run_conclusion(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
+    """Return the conclusion on a run as JSON."""
+    conclusion = recorded_conclusion(folder, evals, seconds)
+    return vars(conclusion) if conclusion else None
 
 
 def listed_runs(runs: Runs) -> Record:
@@ -221,7 +221,7 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
         "course": course[::stride],
         "greedy": [e.get("greedy") for e in evals],
         "seconds": seconds_of(folder, timings),
-        "verdict": run_verdict(folder, evals, seconds_of(folder, timings)),
+        "verdict": run_conclusion(folder, evals, seconds_of(folder, timings)),
     }
 
 
@@ -300,7 +300,7 @@ def run_page(name: str, folder: Path) -> Record:
     settings = _unless_damaged(notes, list[Record](), recorded_values, folder)
     environment = _unless_damaged(notes, None, read_environment, folder)
     seconds = _unless_damaged(notes, 0.0, seconds_of, folder, records["timings"])
-    verdict = _unless_damaged(notes, None, run_verdict, folder, records["evals"], seconds)
+    conclusion = _unless_damaged(notes, None, run_conclusion, folder, records["evals"], seconds)
     state = run_state(folder)
     if state in ("stopped", "interrupted"):
         notes.append(read_ending(folder))
@@ -316,7 +316,7 @@ def run_page(name: str, folder: Path) -> Record:
         "settings": settings,
         "environment": [(key, value_text(value)) for key, value in flatten(environment or {})],
         "spent": dict(run.spent),
-        "verdict": verdict,
+        "verdict": conclusion,
         "duration": duration(seconds) if seconds else "",
         "remarks": [vars(remark) for remark in remarks],
         "notes": list(dict.fromkeys(note for note in notes if note)),

@@ -20,10 +20,10 @@ const MEANINGS = {
 
 // `opens`: the meaning opens by a tap or a key as well; in a list the whole row is a link.
 const pill = (tone, word, opens) => h("span", { class: `pill ${tone}`, title: MEANINGS[word] }, opens ? term(word, MEANINGS[word]) : word);
-export const verdictPill = (verdict, opens = false) => (verdict ? pill(WORDS[verdict.word], verdict.word, opens) : null);
+export const conclusionPill = (conclusion, opens = false) => (conclusion ? pill(WORDS[conclusion.word], conclusion.word, opens) : null);
 export const statePill = (state, opens = false) => pill(`state ${state}`, state, opens);
 
-// The sentence of a verdict without its word, which is beside the title; a number stays with its sign and its unit.
+// The sentence of a conclusion without its word, which is beside the title; a number stays with its sign and its unit.
 const evidenceOf = ({ word, sentence }) => sentence.replace(`${word}: `, "").replaceAll("->", "→").replace(/(?<=[[ ])-(?=\d)/g, "−").replace(/(?<=\d) (?=%)/g, "\u00a0");
 
 const hintsIn = (...nodes) => nodes.flatMap((node) => [...node.querySelectorAll(".hint")]);
@@ -44,8 +44,8 @@ export async function runPage(name, part = false) {
     const done = run.metrics.length ? run.metrics.at(-1).step + 1 : 0;
     head.replaceChildren(...[
       part ? null : trail({ run: name }),
-      h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state, true), verdictPill(run.verdict, true), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), shortModel(setting("model") ?? "")].filter(Boolean).join(" · ")))),
-      run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(evidenceOf(run.verdict))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No verdict: held-out problems were not measured before the first step and after the last." : "No verdict yet: held-out problems are measured before the first step and after the last."),
+      h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state, true), conclusionPill(run.verdict, true), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), shortModel(setting("model") ?? "")].filter(Boolean).join(" · ")))),
+      run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(evidenceOf(run.verdict))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No conclusion: held-out problems were not measured before the first step and after the last." : "No conclusion yet: held-out problems are measured before the first step and after the last."),
       run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null,
       ...run.notes.map((n) => h("div", { class: "note" }, written(n)))].filter(Boolean));
     const tile = (title, metric, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, term(title, hintOf(run.hints, metric))), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));

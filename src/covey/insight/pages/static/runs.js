@@ -5,7 +5,7 @@ import { heldOut } from "./compare.js";
 import { asked } from "./dialogs.js";
 import { ask, at, chooser, failure, h, hintOf, label, link, seconds, send, term, written } from "./dom.js";
 import { spark } from "./plot.js";
-import { shortModel, statePill, verdictPill } from "./run.js";
+import { shortModel, statePill, conclusionPill } from "./run.js";
 
 const TOGETHER = [["seeds", "seeds together"], ["folder", "by folder"], ["tag", "by tag"], ["none", "one by one"]];
 const ORDERS = [["new", "newest first"], ["held", "best held-out first"], ["name", "by name"]];
@@ -88,7 +88,7 @@ const SEEDS_HELD = "Of several seeds: their mean, with the lowest and the highes
 const heldHint = (hints) => `${hintOf(hints, "greedy")}\n${SEEDS_HELD}`;
 
 // The names of the columns, once for all rows; where there is no room for columns, each row has its own.
-const heads = (hints) => h("div", { class: "heads" }, h("span", { class: "who" }, "run"), h("span", {}, "verdict"), h("span", {}, term("course", COURSE)),
+const heads = (hints) => h("div", { class: "heads" }, h("span", { class: "who" }, "run"), h("span", {}, "conclusion"), h("span", {}, term("course", COURSE)),
   h("dl", { class: "facts" }, h("dt", {}, "steps"), h("dt", {}, term("held out", heldHint(hints))), h("dt", {}, term("time", hintOf(hints, "elapsed")))));
 
 const fact = (name, hint, value) => h("div", {}, h("dt", {}, term(name, hint)), h("dd", { class: "num", title: name }, value));
@@ -98,7 +98,7 @@ function row(run, pick, hints) {
     h("input", { type: "checkbox", "data-run": run.run, "aria-label": `Choose ${run.run}`, onchange: (e) => pick([run.run], e.target.checked) }),
     h("div", { class: "who" }, h("a", { class: "cover", href: at("run", run.run) }, written(run.run)), run.tags.map((tag) => h("span", { class: "tag" }, written(tag))),
       h("div", { class: "muted" }, run.error ? written(run.error) : kindOf(run)), run.ended ? h("div", { class: "muted why", title: label(run.ended) }, written(run.ended)) : null),
-    h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), verdictPill(run.verdict)),
+    h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), conclusionPill(run.verdict)),
     spark(run.course ?? [], COURSE),
     h("dl", { class: "facts" },
       fact("steps", "", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held out", hintOf(hints, "greedy"), heldOut([run])), fact("time", hintOf(hints, "elapsed"), run.error ? "–" : seconds(run.seconds))));
@@ -113,7 +113,7 @@ function bundleRow({ name, runs }, pick, hints) {
     h("summary", { class: "run" },
       h("input", { type: "checkbox", "data-runs": JSON.stringify(names), "aria-label": `Choose all seeds of ${name}`, onchange: (e) => pick(names, e.target.checked) }),
       h("div", { class: "who" }, h("b", { class: "opens" }, written(name)), h("div", { class: "muted" }, kindOf(runs[0]), ` · ${runs.length} seeds · `, link(at("compare", ...names), "curves"))),
-      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => verdictPill(runs.find((run) => run.verdict?.word === word)?.verdict))),
+      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => conclusionPill(runs.find((run) => run.verdict?.word === word)?.verdict))),
       spark(course, `${COURSE}: the mean over the seeds`),
       h("dl", { class: "facts" },
         fact("steps", "", `${Math.min(...runs.map((run) => run.done))} / ${runs[0].steps}`), fact("held out", heldHint(hints), heldOut(runs)), fact("time", hintOf(hints, "elapsed"), seconds(runs.reduce((sum, run) => sum + run.seconds, 0))))),

@@ -1,4 +1,4 @@
-"""The verdict on a run by held-out problems: one of four words, and a sentence with the evidence."""
+"""The conclusion on a run by held-out problems: one of four words, and a sentence with the evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
-from covey.runs.reader import verdict_record
+from covey.runs.reader import conclusion_record
 from covey.system.text import duration, percent
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
@@ -24,8 +24,8 @@ ONE_CLAIM = 2.2414
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict of held-out problems on a run."""
+class Conclusion:
+    """The conclusion on a run from its held-out problems."""
 
     word: Word
     sentence: str
@@ -36,14 +36,16 @@ class Verdict:
         return self.word in ("did not learn", "got worse")
 
 
-def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: float = ONE_CLAIM) -> Verdict:
+def conclude_run(
+    before: Evaluation, after: Evaluation, seconds: float, errors: float = ONE_CLAIM
+) -> Conclusion:
     """Compare accuracy, greedy and sampled, and reward, paired by held-out problem.
 
     ``errors``: the standard errors by which a change must differ from 0. Accuracy decides. If it cannot tell,
     because it is 0 or 1 throughout or its intervals are wide, the reward decides.
     """
     if reason := incomparable(before, after):
-        return Verdict("cannot tell", f"cannot tell: {reason}")
+        return Conclusion("cannot tell", f"cannot tell: {reason}")
     before, after = on_shared_problems(before, after)
     changes = gains(before, after, errors)
     up = [name for name in ACCURACIES if changes[name].low > 0]
@@ -52,26 +54,28 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: flo
     sentence = (
         f"{word}: {course(before, after)}, on {len(after.greedy)} held-out problems in {duration(seconds)}"
     )
-    return Verdict(word, sentence + reason)
+    return Conclusion(word, sentence + reason)
 
 
-def recorded_verdict(stage: Path, evals: Sequence[Mapping[str, object]], seconds: float) -> Verdict | None:
-    """Return the verdict that a run recorded at its end; until then, judge its ``evals``.
+def recorded_conclusion(
+    stage: Path, evals: Sequence[Mapping[str, object]], seconds: float
+) -> Conclusion | None:
+    """Return the conclusion that a run recorded at its end; until then, that from its ``evals``.
 
-    The recorded verdict includes the measurement that is repeated at the end. None if there were fewer than
+    The recorded one includes the measurement that is repeated at the end. None if there were fewer than
     two evaluations. Raises CheckpointError if the result is damaged.
     """
-    recorded = verdict_record(stage)
+    recorded = conclusion_record(stage)
     if recorded is not None:
-        return Verdict(recorded.get("word", "cannot tell"), str(recorded.get("sentence", "")))
+        return Conclusion(recorded.get("word", "cannot tell"), str(recorded.get("sentence", "")))
     if len(evals) < 2:
         return None
-    return judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds)
+    return conclude_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds)
 
 
-def verdict_word(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:
-    """Return the word of the verdict alone, for a bound that may be wider than that of one claim."""
-    return judge_run(before, after, 0.0, max(errors, ONE_CLAIM)).word
+def conclusion_word(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:
+    """Return the word of the conclusion alone, for a bound that may be wider than that of one claim."""
+    return conclude_run(before, after, 0.0, max(errors, ONE_CLAIM)).word
 
 
 def _by_accuracy(up: list[str], down: list[str]) -> tuple[Word, str]:
