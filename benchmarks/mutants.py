@@ -465,7 +465,7 @@ MUTANTS = [
     ),
     *of(
         "models/chat.py",
-        ("the end of the last message for that of the first", " or (end is None and not is_prefix):", ":"),
+        ("the end of the last message for that of the first", "if is_prefix else next_start", "if is_prefix else len(conversation)"),
         ("a rewritten message without its end", "AssistantSpan(number, start, end + 1,", "AssistantSpan(number, start, end,"),
     ),
     *of(

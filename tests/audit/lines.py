@@ -81,6 +81,7 @@ def _sample(number: int, place: int) -> dict[str, Any]:
         "rewards": {"right": reward},
         "advantage": advantage,
         "sampler_logprobs": plain,
+        "inserted": [0] * length,
         "model_logprobs": plain,
         "model_logprobs_at_1": [0.6 * p - 0.2 for p in plain],
         "alone": {"right": reward},

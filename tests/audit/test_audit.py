@@ -654,8 +654,8 @@ def test_the_course_of_a_run_of_trl_is_told_in_its_words(tmp_path: Path, capsys)
         named(TRL_NAMES, "the model forgets: rollout.max_tokens")
         == "the model forgets: max_completion_length"
     )
-    # What TRL calls kl is another quantity: nothing is concluded from it.
-    assert FRAMEWORKS["trl"].metric("kl") is None
+    # What TRL calls kl is that of a token, and nothing is concluded from its course.
+    assert FRAMEWORKS["trl"].metric("kl") == "kl/token_k3"
     record = open_run(tmp_path)
     other = replace(record, header=record.header.model_copy(update={"framework": "mine"}))
     assert findings_from_metrics(other) == []

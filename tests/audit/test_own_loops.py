@@ -244,7 +244,8 @@ def dumped(
             asked = "why " * (1 + place // 4) + f"{step}?"
             prompt = f"system\nBe kind.\nuser\n{asked} Write the answer last.\nassistant\n"
             score = float(place % 4 > 1)
-            row = {"input": prompt, "output": f"text {step} {place}", "gts": str(place), "score": score}
+            row = {"input": prompt, "output": f"text {step} {place}", "gts": str(50 + place // 4)}
+            row |= {"score": score, "index": place}
             lines.append(change(**row, step=step))
         (folder / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [f.id for f in apply(CHECKS, open_run(folder)).findings]
@@ -255,15 +256,15 @@ def test_a_sound_dump_has_no_findings(tmp_path: Path) -> None:
 
 
 def _once(**row: Any) -> dict[str, Any]:
-    return row | {"output": f"text of {row['input']}", "score": float(int(row["gts"]) // 4 % 2)}
+    return row | {"output": f"text of {row['input']}", "score": float(row["index"] // 4 % 2)}
 
 
 def _halves(**row: Any) -> dict[str, Any]:
-    return row | {"output": f"text {int(row['gts']) % 2}", "score": float(int(row["gts"]) % 2)}
+    return row | {"output": f"text {row['index'] % 2}", "score": float(row["index"] % 2)}
 
 
 def _again(**row: Any) -> dict[str, Any]:
-    return row | {"input": row["input"].replace(f"{row['step']}?", "?"), "output": f"text {row['gts']}"}
+    return row | {"input": row["input"].replace(f"{row['step']}?", "?"), "output": f"text {row['index']}"}
 
 
 def _twice(**row: Any) -> dict[str, Any]:
@@ -282,7 +283,7 @@ def _of_two_kinds(**row: Any) -> dict[str, Any]:
 
 def _fined(sign: float) -> Callable[..., dict[str, Any]]:
     def change(**row: Any) -> dict[str, Any]:
-        parts = {"right_reward": row["score"], "length_penalty": sign * 0.1 * (int(row["gts"]) % 3)}
+        parts = {"right_reward": row["score"], "length_penalty": sign * 0.1 * (row["index"] % 3)}
         return row | parts | {"score": sum(parts.values())}
 
     return change

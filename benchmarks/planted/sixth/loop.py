@@ -116,6 +116,7 @@ class Loop:
         }  # fmt: skip
 
     def __init__(self, path: Path):
+        random.seed(self.seed)
         self.rng = random.Random(self.seed)
         self.model = pretrained(self.model_name, self.lead, self.tools)
         torch.manual_seed(self.seed)

@@ -1,4 +1,4 @@
-"""TRL 1.16 scripts: `python trl_runs.py FOLDER [name ...]`, with the Python that has TRL and PYTHONPATH=src."""
+"""TRL 1.16 scripts: `python trl_runs.py [name ...]`."""
 
 import random
 import re
@@ -239,13 +239,13 @@ def sound_lora(folder):
 
 
 def main():
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     for name, make in list(globals().items()):
-        if name.startswith(("sick_", "sound_")) and (not sys.argv[2:] or name in sys.argv[2:]):
-            trainer = make(folder / f"{name}.out")
-            record_run(trainer, str(folder / f"{name}.jsonl"))
+        if name.startswith(("sick_", "sound_")) and (not sys.argv[1:] or name in sys.argv[1:]):
+            letter = "s" if name.startswith("sick_") else "n"
+            folder = Path(__file__).parent / "runs" / f"{letter}_trl_{name.partition('_')[2]}"
+            trainer = make(folder / "out")
+            record_run(trainer, str(folder / "run.jsonl"))
             trainer.train()
 
 

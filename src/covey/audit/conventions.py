@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from torch import Tensor
 
 from covey.audit.frameworks import FRAMEWORKS, words_of
+from covey.audit.kl_rewards import kl_in_rewards
 from covey.audit.record import AuditRecord
 from covey.config.algorithm import build_algorithm
 from covey.config.trl import LOSS
@@ -40,7 +41,9 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
     if algorithm is not None:
         is_own = record.header.framework not in FRAMEWORKS
         # TRL's words have no critic, no leave-one-out baseline and none for a single completion of a prompt.
-        if is_own and (record.number("num_generations", 0.0) == 1 or _has_critic(record)):
+        if is_own and (
+            record.number("num_generations", 0.0) == 1 or _has_critic(record) or _is_unknown(record)
+        ):
             return ()
         if is_own and algorithm.advantage.function is group_centered:
             return (algorithm, algorithm.variant("", advantage=PRESETS["rloo"].advantage))
@@ -50,6 +53,12 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         if algorithm_setting(record) is None
         else tuple(PRESETS[name].variant("", kl=None) for name in COMMON)
     )
+
+
+def _is_unknown(record: AuditRecord) -> bool:
+    """Whether a trainer of no framework names an algorithm that covey lacks, as expert iteration."""
+    name = str(record.setting("algorithm", "grpo")).lower().replace("-", "_").replace(".", "")
+    return name.replace(" ", "_") not in PRESETS
 
 
 def _has_critic(record: AuditRecord) -> bool:
@@ -152,7 +161,9 @@ def _own_losses(record: AuditRecord, algorithm: Algorithm) -> tuple[Algorithm, .
     losses = [algorithm]
     if record.header.framework in FRAMEWORKS:
         return (algorithm,)
-    if algorithm.kl is not None:
+    if algorithm.kl is not None and kl_in_rewards(record) is not None:
+        losses = [algorithm.variant("", kl=None)]
+    elif algorithm.kl is not None:
         # TRL weighs the KL of a token by its ratio.
         losses.insert(0, algorithm.variant("", kl=replace(algorithm.kl, gradient="formula")))
     if all(use.first for use in record.uses):

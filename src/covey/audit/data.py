@@ -11,6 +11,7 @@ from covey.audit.groups import groups_of
 from covey.audit.probes import ANSWERS
 from covey.audit.record import AuditRecord, Sample
 from covey.audit.rescored import best_of, sum_of
+from covey.audit.tokens import common_start
 
 MIN_ROWS = 8
 """Rows of which most are meant."""
@@ -81,6 +82,8 @@ def evaluated_on_training_rows(record: AuditRecord) -> Fault | None:
 def answer_is_in_the_prompt(record: AuditRecord) -> Fault | None:
     """A column that is named like an answer is in more than nine of ten prompts, next to the same characters
     in as many, and another row's answer in fewer than half as many. A prompt with a choice has it anywhere.
+    Or more than nine of ten prompts have their last words, which no other prompt ends with, once before, with
+    the answer behind them.
     """
     rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
     for column in ANSWERS if len(rows) >= MIN_ROWS else ():
@@ -89,7 +92,33 @@ def answer_is_in_the_prompt(record: AuditRecord) -> Fault | None:
         chance = _told(rows, [_next_other(answers, n) for n in range(len(rows))])
         if _told(rows, answers, chooses=False) > 0.9 * len(rows) and chance < 0.5 * told:
             return Fault(f"the {column} is in {told} of {len(rows)} prompts")
+        solved = _solved(rows, answers)
+        others = _solved(rows, [_next_other(answers, n) for n in range(len(rows))])
+        if solved > 0.9 * len(rows) and others < 0.5 * solved:
+            return Fault(
+                f"{solved} of {len(rows)} prompts have their own question and {column} as an example"
+            )
     return None
+
+
+def _solved(rows: Sequence[Sample], answers: Sequence[str]) -> int:
+    """Return how many prompts have the words with which they alone end once before, then the answer."""
+    texts = [_text_of_prompt(row) for row in rows]
+    backwards = [text[::-1] for text in texts]
+    count = 0
+    for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        others = [*backwards[:n], *backwards[n + 1 :]]
+        question = text[-max(len(common_start([backwards[n], other])) for other in others) - 1 :]
+        example = rf"{re.escape(question)}\W*{re.escape(answer)}(?!\w)"
+        count += bool(answer) and re.search(example, text) is not None
+    return count
+
+
+def _text_of_prompt(row: Sample) -> str:
+    """Return a prompt as one text; of messages, what they say."""
+    if isinstance(row.prompt, list):
+        return "\n".join(str(message.get("content")) for message in row.prompt)
+    return str(row.prompt)
 
 
 def _next_other(answers: Sequence[str], n: int) -> str:

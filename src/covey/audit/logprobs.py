@@ -338,12 +338,19 @@ def sampler_differs(record: AuditRecord) -> Fault | None:
 
 
 def _corrects(record: AuditRecord) -> bool:
-    """Whether the run weighs its loss for the sampler's log-probs."""
+    """Whether the run weighs its loss for the sampler's log-probs: by weights, or as the old log-probs."""
     # TRL corrects for vLLM alone; the others have no such setting.
     asked_for = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
-    return bool(asked_for) or any(
-        w not in (None, 0, 1) for use in record.uses for w in use.row.corrections or ()
-    )
+    weighs = any(w not in (None, 0, 1) for use in record.uses for w in use.row.corrections or ())
+    return bool(asked_for) or weighs or _lags_in_the_ratio(record)
+
+
+def _lags_in_the_ratio(record: AuditRecord) -> bool:
+    """Whether old log-probs are the sampler's, which agreed with the trainer's in the first rollout: what
+    differs since is a lag, for which the ratio corrects.
+    """
+    first = [use for use in fresh(record) if use.row.rollout == record.rollouts[0].number]
+    return distance(fresh(record), old, sampler) == 0 and distance(first, sampler, trainer) < EQUAL_NATS
 
 
 def _draws_from_a_part(record: AuditRecord) -> bool:

@@ -28,6 +28,7 @@ from covey.audit.conventions import (
 from covey.audit.corrections import exchanged_weights, weights_are_inverted
 from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.groups import groups_of
+from covey.audit.kl_rewards import kl_is_paid
 from covey.audit.record import AuditRecord, LossCall, LossRow, Numbers, Row, Update, Use
 from covey.audit.terms import entropy_enters_with_the_wrong_sign, kl_is_subtracted
 from covey.audit.variations import (
@@ -53,8 +54,6 @@ from covey.objective.reductions import Totals, token_mean
 
 CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
-LEAST_FACTOR = 1e-5
-"""A KL that is charged has at least this coefficient."""
 SMALLEST = 1e-30
 """A weight below counts as this, so that its logarithm is a number."""
 
@@ -280,7 +279,7 @@ def loss_is_negated(record: AuditRecord) -> Fault | None:
 
 def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
     """The coefficient of the KL is negative, or its factor in the loss; or the loss is the expected one
-    with the KL subtracted; or the KL is added to the rewards of tokens.
+    with the KL subtracted; or the KL is added to the rewards of tokens or completions.
     """
     name = "beta" if record.setting("beta") is not None else "kl_coef"
     coef = record.number(name, 0.0)
@@ -288,59 +287,17 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
         return Fault(f"{record.own_name(name)} is {coef:g}: the policy is paid for leaving its reference")
 
     in_the_loss = kl_is_subtracted(record)
-    in_the_reward = _kl_is_paid(record)
+    in_the_reward = kl_is_paid(record)
     if in_the_loss is not None or in_the_reward is not None:
         return in_the_loss or in_the_reward
     if record.setting("algorithm.use_kl_in_reward") is True:
-        return _kl_is_paid_by_verl(record)
+        return None
 
     def subtracted(case: LossCase) -> bool:
         kl = float(case.value().kl)
         return kl > 1e-4 and case.agrees(case.recorded, case.due - 2 * coef * kl)
 
     return _explained(record, "the KL is subtracted from the loss", subtracted)
-
-
-def _kl_is_paid(record: AuditRecord) -> Fault | None:
-    """Compare the rewards of tokens with their scores: the recorded KL, times a number, is the difference."""
-    rows = [
-        (use.row.token_rewards or (), use.row.token_scores or (), use.row.kl or ()) for use in record.uses
-    ]
-    changes = [
-        (reward - score, kl)
-        for row in rows
-        for reward, score, kl in zip(*row, strict=False)
-        if reward is not None and score is not None and kl is not None
-    ]
-    squares = sum(kl * kl for _, kl in changes)
-    factor = sum(change * kl for change, kl in changes) / squares if squares else 0.0
-    left = sum((change - factor * kl) ** 2 for change, kl in changes)
-    # Written so that a NaN, of which nothing follows, is no finding.
-    if not (factor >= LEAST_FACTOR and left <= 0.01 * sum(change**2 for change, _ in changes)):
-        return None
-    sentence = f"the KL is added to the rewards of tokens, times {factor:.4g}"
-    return Fault(f"{sentence}: the policy is paid for leaving its reference")
-
-
-def _kl_is_paid_by_verl(record: AuditRecord) -> Fault | None:
-    """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
-    coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
-    paid = fined = 0
-    for use in record.uses:
-        row, sample = use.row, use.sample
-        scores = [score for score in sample.rewards.values() if score is not None]
-        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
-        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
-        if sample.reward is None or not scores or abs(coef * kl) < 1e-3:
-            continue
-        change = sample.reward - sum(scores)
-        paid += math.isclose(change, coef * kl, rel_tol=0.02)
-        fined += math.isclose(change, -coef * kl, rel_tol=0.02)
-    if paid < 4 or fined:
-        return None
-    return Fault(
-        f"the KL is added to the reward in {paid} completions: the policy is paid for leaving its reference"
-    )
 
 
 def kl_of_the_loss_is_exchanged(record: AuditRecord) -> Fault | None:

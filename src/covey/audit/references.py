@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from statistics import fmean
 from typing import NamedTuple
@@ -22,13 +23,15 @@ from covey.audit.logprobs import (
     trainer,
     worst,
 )
-from covey.audit.record import AuditRecord, Use
+from covey.audit.record import AuditRecord, Sample, Use
 from covey.audit.tokens import MIN_COMPLETIONS, location
 
 KL = "kl/token_k3"
 """covey's name of the KL that trainers log."""
 LARGE_KL = 0.5
 """More than the noise of log-probs adds to a KL, also if it is a sum over a completion."""
+MEDIA = re.compile("image|img|vision|video|audio", re.IGNORECASE)
+"""Names of tokens in the place of what is no text."""
 MIN_TOKENS = 16
 """Tokens that siblings share, after the same tokens: how exactly a reference repeats itself."""
 
@@ -58,7 +61,8 @@ def reference_moves(record: AuditRecord) -> Fault | None:
     """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit. Or
     they do so to a thousandth of a nat per token in an update, and were a hundred times as far away before.
     Or they differ between rollouts by more than .02 nats per token, for at least four tokens that come after
-    the same prompt and tokens, and five times less for at least 16 within a rollout.
+    the same row, prompt and tokens, and five times less for at least 16 within a rollout. Prompts with images
+    are not compared.
     """
     if record.setting("sync_ref_model") is True:
         return None
@@ -95,15 +99,25 @@ class _Seen(NamedTuple):
     token: int
 
 
+def _has_media(record: AuditRecord, sample: Sample) -> bool:
+    """Whether a prompt has images or sounds, which are alike in its tokens."""
+    if isinstance(sample.prompt, list) and any(isinstance(m.get("content"), list) for m in sample.prompt):
+        return True
+    names = record.header.tokens.names
+    return any(MEDIA.search(names.get(str(token), "")) for token in sample.prompt_ids or ())
+
+
 def _reference_drifts(record: AuditRecord) -> Fault | None:
     """Compare log-probs of tokens that the reference has seen after the same tokens, and so must repeat."""
-    seen: dict[tuple[int, ...], dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
+    by_token: dict[tuple[object, ...], dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
     for use in fresh(record):
         prompt, ids = use.sample.prompt_ids, use.row.ids or use.sample.ids
-        for token, value, _ in pairs(use, reference, reference) if prompt and ids else ():
-            context = (*(prompt or ()), -1, *(ids or ())[: token + 1])
-            seen[context][use.row.rollout].append(_Seen(value, use, token))
-    by_context = [list(rollouts.values()) for rollouts in seen.values()]
+        if not prompt or not ids or _has_media(record, use.sample):
+            continue
+        for token, value, _ in pairs(use, reference, reference):
+            context = (str(use.sample.row), *prompt, -1, *ids[: token + 1])
+            by_token[context][use.row.rollout].append(_Seen(value, use, token))
+    by_context = [list(rollouts.values()) for rollouts in by_token.values()]
     within = [abs(rows[0].value - r.value) for rollouts in by_context for rows in rollouts for r in rows[1:]]
     again = [
         (abs(rollouts[0][0].value - rows[0].value), rows[0])

@@ -23,6 +23,7 @@ from covey.audit import (
     rewards,
     terms,
     tokens,
+    tools,
     updates,
     uses,
     verdicts,
@@ -35,6 +36,7 @@ from covey.insight.show import finding_lines
 
 PREDICATES: Mapping[str, Predicate] = {
     **tokens.CHECKS,
+    **tools.CHECKS,
     **logprobs.CHECKS,
     **references.CHECKS,
     **exchanges.CHECKS,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from covey.audit.check import Fault, MissingField
-from covey.audit.record import AuditRecord, Use
+from covey.audit.record import AuditRecord, Sample, Use
 
 MIN_COMPLETIONS = 4
 """Completions that a check needs before it applies."""
@@ -84,7 +84,7 @@ def mask_is_shifted(record: AuditRecord) -> Fault | None:
     """
 
     def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
-        if use.sample.inserted is not None or len(ids) < 2:
+        if any(use.sample.inserted or ()) or len(ids) < 2:
             return None
         late = not mask[0] and all(mask[1 : len(ids)])
         # Beyond the last place: the width of the batch may have truncated it.
@@ -106,6 +106,31 @@ def end_is_untrained(record: AuditRecord) -> Fault | None:
         return end if not any(mask[end:]) else -1
 
     return _most(record, shows, "the end token is not trained", 0.5)
+
+
+def end_is_appended(record: AuditRecord) -> Fault | None:
+    """An end token next behind the limit of tokens is trained, in more than a tenth of the completions that
+    end; or one without a log-prob of the sampler, which all other tokens and some other end tokens have.
+    """
+    limit = record.number("max_completion_length", math.inf)
+    ends = [s.sampler_logprobs[-1] for _, _, s in record.samples if s.sampler_logprobs and _ends(record, s)]
+    some_are_sampled = any(value is not None for value in ends)
+
+    def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        end = _end(record, ids)
+        # A dialogue may be longer than its turns, and what others have said has mask 0.
+        if end is None or any(use.sample.inserted or ()) or not all(mask[:end]):
+            return None
+        values = use.sample.sampler_logprobs or []
+        unsampled = len(values) > 1 and values[-1] is None and None not in values[:-1]
+        is_trained = len(mask) > end and mask[end]
+        return end if is_trained and (end == limit or (some_are_sampled and unsampled)) else -1
+
+    return _most(record, shows, "an end token that the model has not sampled is trained", 0.1)
+
+
+def _ends(record: AuditRecord, sample: Sample) -> bool:
+    return bool(sample.ids) and _end(record, sample.ids or []) is not None
 
 
 def padding_is_trained(record: AuditRecord) -> Fault | None:
@@ -250,21 +275,21 @@ def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
     prompts = sorted(texts, key=len)
     if not prompts:
         return MissingField("settings.max_prompt_length")
-    if len(prompts) < MIN_COMPLETIONS or len(_common(prompts)) < MIN_COMMON_START:
+    if len(prompts) < MIN_COMPLETIONS or len(common_start(prompts)) < MIN_COMMON_START:
         return None
     backwards = [prompt[::-1] for prompt in prompts]
     # Shorter prompts share their end until the first one that was cut.
     whole = next(
-        (n for n in range(2, len(prompts)) if len(_common(backwards[: n + 1])) < MIN_COMMON_ENDING),
+        (n for n in range(2, len(prompts)) if len(common_start(backwards[: n + 1])) < MIN_COMMON_ENDING),
         len(prompts),
     )
-    end = _common(backwards[:whole])
+    end = common_start(backwards[:whole])
     lacking = [back for back in backwards if not back.startswith(end)]
     if len(end) < MIN_COMMON_ENDING or len(lacking) <= 0.1 * len(prompts):
         return None
     longest = max(len(back) for back in backwards if back.startswith(end))
     # Prompts of another kind have an end of their own in common, and prompts that were cut have none.
-    if len(_common(lacking)) >= MIN_CHARACTERS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
+    if len(common_start(lacking)) >= MIN_CHARACTERS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
         return None
     step, n = texts[lacking[0][::-1]]
     sentence = f"{len(lacking)} of {len(prompts)} prompts, the longest, lack the end of the others,"
@@ -273,7 +298,7 @@ def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
     )
 
 
-def _common(texts: Sequence[str]) -> str:
+def common_start(texts: Sequence[str]) -> str:
     """Return what all texts begin with."""
     first, last = min(texts), max(texts)
     return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
@@ -315,7 +340,7 @@ def template_is_applied_twice(record: AuditRecord) -> Fault | None:
     names = record.header.tokens.names
     ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
     texts = {s.prompt for _, _, s in record.samples if isinstance(s.prompt, str)}
-    start = _common(sorted(texts)) if len(texts) >= MIN_COMPLETIONS else ""
+    start = common_start(sorted(texts)) if len(texts) >= MIN_COMPLETIONS else ""
     twice = [n for n in range(MIN_COMMON_START, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
     if twice and len(set(start[: twice[0]])) > MIN_CHARACTERS:
         return Fault(f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice")
@@ -336,6 +361,7 @@ CHECKS = {
     "tokens_replaced": other_tokens_are_trained,
     "mask_shifted": mask_is_shifted,
     "end_untrained": end_is_untrained,
+    "end_appended": end_is_appended,
     "padding_trained": padding_is_trained,
     "tool_trained": inserted_tokens_are_trained,
     "tool_marks_trained": tools_answers_are_written_by_the_model,

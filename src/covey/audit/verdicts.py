@@ -58,8 +58,8 @@ def answer_of(sample: Sample) -> str:
     return str(answer).strip()
 
 
-def paid(record: AuditRecord) -> Iterator[list[Paid]]:
-    """Yield the rollouts of each reward function whose scores differ and are known, with answers, texts."""
+def scores_of_functions(record: AuditRecord) -> Iterator[list[Paid]]:
+    """Yield the rollouts of each function whose scores differ and are known, with answers and texts."""
     if any(s.text is None or not answer_of(s) for _, _, s in record.samples):
         return
     for name in record.functions:
@@ -86,7 +86,7 @@ def rewards_of_other_texts(record: AuditRecord) -> Fault | None:
     """The completions that a function pays the most are those whose neighbour, at the same distance, has the
     correct text; or each rollout has as many of them as correct texts, and they are others.
     """
-    for function, rule, ends in product(paid(record), RULES, (False, True)):
+    for function, rule, ends in product(scores_of_functions(record), RULES, (False, True)):
         correct = [_correct(record, one.rollout, rule, ends) for one in function]
         best = [one.best for one in function]
         unlike = [(n, i) for n, i in _unlike(best, correct, 0)]
@@ -134,11 +134,11 @@ def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
     """At least four texts that are one row's answer and not another's are paid alike for both, some of them
     the most, though nine in ten of the other texts are paid the most exactly if they are their row's answer.
     """
-    for function in paid(record):
+    for function in scores_of_functions(record):
         by_text: dict[str, list[tuple[str, bool, int, int]]] = {}
-        for one in function:
-            for i, (sample, best) in enumerate(zip(one.rollout.completions, one.best, strict=True)):
-                row = (answer_of(sample), best, one.rollout.step, i)
+        for batch in function:
+            for i, (sample, best) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
+                row = (answer_of(sample), best, batch.rollout.step, i)
                 by_text.setdefault((sample.text or "").strip(), []).append(row)
         told = [rows for text, rows in by_text.items() if len({answer == text for answer, *_ in rows}) == 2]
         verdicts = [{best for _, best, *_ in rows} for rows in told]
@@ -152,8 +152,8 @@ def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
         sentence = (
             f"{function[0].name} pays {len(told)} texts alike where they are the row's answer and where not"
         )
-        _, _, step, place = told[0][0]
-        return Fault(f"{sentence}: verdicts are cached by the text alone", step, {"completion": place})
+        _, _, step, i = told[0][0]
+        return Fault(f"{sentence}: verdicts are cached by the text alone", step, {"completion": i})
     return None
 
 
@@ -162,16 +162,16 @@ def another_notation_is_not_paid(record: AuditRecord) -> Fault | None:
     1,234 for 1234, and none of these is paid the most; at least four write it as the row does, and nine in
     ten of these are paid the most.
     """
-    for function in paid(record):
+    for function in scores_of_functions(record):
         same, other = list[bool](), list[tuple[bool, int, int, str, str]]()
-        for one in function:
-            for i, (sample, best) in enumerate(zip(one.rollout.completions, one.best, strict=True)):
+        for batch in function:
+            for i, (sample, best) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
                 answer, number = answer_of(sample), _last_number(sample.text or "")
                 value = number_of(answer)
                 if number == answer:
                     same.append(best)
                 elif value is not None and number_of(number) == value:
-                    other.append((best, one.rollout.step, i, number, answer))
+                    other.append((best, batch.rollout.step, i, number, answer))
         if min(len(other), len(same)) < MIN_UNLIKE or any(best for best, *_ in other):
             continue
         if sum(same) < 0.9 * len(same):

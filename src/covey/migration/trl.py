@@ -66,11 +66,11 @@ def _config_name(settings: Mapping[str, object]) -> str:
     for name in CONFIGS:
         if {name, name.replace("Config", "Trainer")} & called:
             return name
-    known = {field for field in settings if any(field in trl_fields(name) for name in CONFIGS)}
+    known_fields = {field for field in settings if any(field in trl_fields(name) for name in CONFIGS)}
     shared = set(trl_table("common"))
-    fitting = [name for name in CONFIGS if known <= set(trl_fields(name))]
-    own = [name for name in fitting if known - shared]
-    return next(iter(own or [name for name in fitting if name == "SFTConfig"] or CONFIGS))
+    fitting = [name for name in CONFIGS if known_fields <= set(trl_fields(name))]
+    with_own_fields = [name for name in fitting if known_fields - shared]
+    return next(iter(with_own_fields or [name for name in fitting if name == "SFTConfig"] or CONFIGS))
 
 
 def _fields(m: MigrationResult, name: str) -> dict[str, object]:
@@ -164,13 +164,13 @@ def _data(m: MigrationResult, trainer: str) -> None:
     of_config = dict(
         zip(PLACES, map(m.take, ("dataset_name", "dataset_config", "dataset_train_split")), strict=False)
     )
-    place = of_script if of_script["path"] is not None else of_config
-    path = place.get("path")
+    source = of_script if of_script["path"] is not None else of_config
+    path = source.get("path")
     columns = "its rows are read as the hub has them: data.prompt and data.columns name columns"
     if isinstance(path, str):
-        options = {"config": place.get("name"), "split": place.get("split")}
+        options = {"config": source.get("name"), "split": source.get("split")}
         query = {name: value for name, value in options.items() if isinstance(value, str)}
-        revision = f"@{place['revision']}" if place.get("revision") else ""
+        revision = f"@{source['revision']}" if source.get("revision") else ""
         m.config["data.train"] = f"hub:{path}{revision}" + (f"?{urlencode(query)}" if query else "")
         m.notes.append(f"data.train: {columns}")
     else:
@@ -193,5 +193,5 @@ def _name_rest(m: MigrationResult) -> None:
             continue
         shown = value.text if isinstance(value, Expression) else value
         shown = value.name if isinstance(value, Function) else shown
-        known = name in OLDER or advice_on(name)
-        m.without[f"{name}: {shown}"] = str(known or f"not known to covey{f', of {call}' if call else ''}")
+        reason = name in OLDER or advice_on(name)
+        m.without[f"{name}: {shown}"] = str(reason or f"not known to covey{f', of {call}' if call else ''}")

@@ -207,19 +207,20 @@ def assistant_spans(
 
     Returns None if the template changes earlier messages when one is added.
     """
+    numbers = [n for n in range(first, len(messages)) if messages[n]["role"] == "assistant"]
+    beginnings = [render(messages[:number], True) for number in numbers]
+    if any(conversation[: len(beginning)] != beginning for beginning in beginnings):
+        return None
+    starts = [len(beginning) for beginning in beginnings]
     spans = []
-    for number, message in enumerate(messages):
-        if number < first or message["role"] != "assistant":
-            continue
-        beginning = render(messages[:number], True)
-        start = len(beginning)
+    for number, start, next_start in zip(numbers, starts, [*starts[1:], len(conversation)], strict=True):
         is_last = number + 1 == len(messages)
         whole = conversation if is_last else render(messages[: number + 1], False)
         # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
         is_prefix = conversation[: len(whole)] == whole
-        limit = len(whole) if is_prefix else len(conversation)
+        limit = len(whole) if is_prefix else next_start
         end = next((place for place in range(start, limit) if conversation[place] in ends), None)
-        if conversation[:start] != beginning or (end is None and not is_prefix):
+        if end is None and not is_prefix:
             return None
         if end is None:
             # If a template writes no such token, as GLM's, the beginning of the next turn may be one.

@@ -343,17 +343,15 @@ class Policy:
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
     ) -> TokenOutputs:
         hidden = self.hidden_states(packed)
+        targets = packed.targets
         mask = packed.sampling_mask
+        ids = self.drawable_ids
         # The compiled head knows no second model and no adapter, so the exact KL goes through torch.
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap
-            outputs = compiled_token_outputs(
-                hidden, self._head, packed.targets, temperature, mask, cap, self.drawable_ids
-            )
+            outputs = compiled_token_outputs(hidden, self._head, targets, temperature, mask, cap, ids)
         else:
-            outputs = token_outputs(
-                hidden, self.head, packed.targets, temperature, reference, mask, self.drawable_ids
-            )
+            outputs = token_outputs(hidden, self.head, targets, temperature, reference, mask, ids)
         return outputs._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:

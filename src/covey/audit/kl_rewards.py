@@ -1,0 +1,90 @@
+"""The KL to the reference in the rewards of tokens and of completions, where it has to be subtracted."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from covey.audit.check import Fault
+from covey.audit.frameworks import FRAMEWORKS
+from covey.audit.record import AuditRecord
+from covey.audit.rescored import sum_of
+
+LEAST_FACTOR = 1e-5
+"""A KL that is charged has at least this coefficient."""
+MIN_COMPLETIONS = 8
+"""Completions whose rewards follow from their scores and a KL."""
+
+
+def kl_is_paid(record: AuditRecord) -> Fault | None:
+    """Return a fault if a KL is added to rewards."""
+    if record.setting("algorithm.use_kl_in_reward") is True:
+        return _kl_is_paid_by_token(record) or _kl_is_paid_by_verl(record)
+    factor = kl_in_rewards(record)
+    if factor is None or factor < LEAST_FACTOR:
+        return _kl_is_paid_by_token(record)
+    sentence = f"the KL is added to the rewards of completions, times {factor:.4g}"
+    return Fault(f"{sentence}: the policy is paid for leaving its reference")
+
+
+@lru_cache(maxsize=8)
+def kl_in_rewards(record: AuditRecord) -> float | None:
+    """Return what the KL of completions (k1) is multiplied by in the rewards of a trainer of no framework.
+
+    None if rewards are not the sum of scores and a multiple of it.
+    """
+    changes = list[tuple[float, float]]()
+    for use in record.uses if record.header.framework not in FRAMEWORKS else ():
+        sample, row = use.sample, use.row
+        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
+        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+        if use.first and sample.reward is not None and sample.rewards:
+            changes.append((sample.reward - sum_of(record, sample.rewards), kl))
+    squares = sum(kl * kl for _, kl in changes)
+    factor = sum(change * kl for change, kl in changes) / squares if squares else 0.0
+    left = sum((change - factor * kl) ** 2 for change, kl in changes)
+    # Written so that a NaN, of which nothing follows, is none.
+    fits = abs(factor) >= LEAST_FACTOR and left <= 0.01 * sum(change**2 for change, _ in changes)
+    return factor if fits and len(changes) >= MIN_COMPLETIONS else None
+
+
+def _kl_is_paid_by_token(record: AuditRecord) -> Fault | None:
+    """Compare the rewards of tokens with their scores: the recorded KL, times a number, is the difference."""
+    rows = [
+        (use.row.token_rewards or (), use.row.token_scores or (), use.row.kl or ()) for use in record.uses
+    ]
+    changes = [
+        (reward - score, kl)
+        for row in rows
+        for reward, score, kl in zip(*row, strict=False)
+        if reward is not None and score is not None and kl is not None
+    ]
+    squares = sum(kl * kl for _, kl in changes)
+    factor = sum(change * kl for change, kl in changes) / squares if squares else 0.0
+    left = sum((change - factor * kl) ** 2 for change, kl in changes)
+    # Written so that a NaN, of which nothing follows, is no finding.
+    if not (factor >= LEAST_FACTOR and left <= 0.01 * sum(change**2 for change, _ in changes)):
+        return None
+    sentence = f"the KL is added to the rewards of tokens, times {factor:.4g}"
+    return Fault(f"{sentence}: the policy is paid for leaving its reference")
+
+
+def _kl_is_paid_by_verl(record: AuditRecord) -> Fault | None:
+    """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
+    coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
+    paid = fined = 0
+    for use in record.uses:
+        row, sample = use.row, use.sample
+        scores = [score for score in sample.rewards.values() if score is not None]
+        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
+        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+        if sample.reward is None or not scores or abs(coef * kl) < 1e-3:
+            continue
+        change = sample.reward - sum(scores)
+        paid += math.isclose(change, coef * kl, rel_tol=0.02)
+        fined += math.isclose(change, -coef * kl, rel_tol=0.02)
+    if paid < 4 or fined:
+        return None
+    return Fault(
+        f"the KL is added to the reward in {paid} completions: the policy is paid for leaving its reference"
+    )
