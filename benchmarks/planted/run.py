@@ -220,7 +220,7 @@ last column is no longer blind. Of those that are not named, six show too little
 way (`MeanOverPadding`, `MicroSum`), too few correct texts (`RewardsShifted`, `RewardCache`), no prompt that
 is sampled again (`ReferenceEma`), the gradients of micro-batches (`ZeroGradAmongMicros`). Of 84 more runs
 of the 28 sound loops, of three other seeds, those two with random rewards had `copies_paid`, rightly, and
-no other had a finding but `dead_groups`."""
+no other had a finding."""
 COUNT = """
 
 **Named: {named} of {mistakes}, {first} first. Incorrect findings in {alarms} of {sound} sound runs**
