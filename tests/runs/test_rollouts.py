@@ -76,7 +76,7 @@ def test_rows_that_changed_places_are_not_given_the_tokens_of_each_other(folder:
         ([*lines[2:], *lines[:2]], 3),
     ):
         path.write_text("".join(changed))
-        with pytest.raises(CheckpointError, match=rf"step_000000\.jsonl:{number}: damaged, another line"):
+        with pytest.raises(CheckpointError, match=rf"step_000000\.jsonl:{number}: damaged: another line"):
             read_rollouts(folder, 0)
 
 
@@ -91,7 +91,7 @@ def test_a_row_of_another_run_or_step_is_named(folder: Path, tmp_path: Path) -> 
     for step in (0, 1):
         foreign = (tmp_path / f"other/rollouts/step_{step:06d}.jsonl").read_text().splitlines(keepends=True)
         path.write_text("".join([*own[:2], foreign[2], own[3]]))
-        with pytest.raises(CheckpointError, match=r"step_000000\.jsonl:3: damaged, another line"):
+        with pytest.raises(CheckpointError, match=r"step_000000\.jsonl:3: damaged: another line"):
             read_rollouts(folder, 0)
 
 
