@@ -750,7 +750,10 @@ def _component_scores(script: Script) -> None:
 
 
 def _some_none(script: Script) -> None:
-    script.rewards = [right, lambda completions, **_: [None if len(c) % 2 else len(c) % 4 / 4 for c in completions]]
+    def abstaining(completions: list[str], **_: Any) -> list[float | None]:
+        return [None if len(text) % 2 else len(text) % 4 / 4 for text in completions]
+
+    script.rewards = [right, abstaining]
 
 
 def _evaluated(script: Script) -> None:

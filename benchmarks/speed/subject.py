@@ -67,6 +67,8 @@ def build(size: str, lengths: str, dtype: str, folder: Path) -> None:
     """
     torch.manual_seed(0)
     tokenizer = build_tokenizer([f"{i} + {j}" for i in range(40) for j in range(40)], vocab_size=400)
+    # A word for each id of the model: covey draws no id that the tokenizer lacks, and its peers do.
+    tokenizer.add_tokens([f"<{n}>" for n in range(len(tokenizer), SHAPES[size][0])])
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.device(device()):
         model = Qwen3ForCausalLM(config(size, eos_token_id=end, pad_token_id=padding, bos_token_id=None))
@@ -74,11 +76,14 @@ def build(size: str, lengths: str, dtype: str, folder: Path) -> None:
     direction = torch.randn(width, device=device())
     direction /= direction.norm()
     share = LENGTHS[lengths][0]
-    wanted = float(np.log(share / (1 - share) * vocabulary)) if share else -30.0
     with torch.no_grad():
         model.model.embed_tokens.weight += 20 * direction
-        model.lm_head.weight[end] = direction * wanted / width**0.5
         model.lm_head.weight[padding] = -direction * 30 / width**0.5
+        tokens = torch.arange(10, min(vocabulary, 522), device=device())[None]
+        hidden = model.model(tokens).last_hidden_state[0]
+        others = (hidden @ model.lm_head.weight.T).logsumexp(-1).mean()
+        wanted = float(np.log(share / (1 - share)) + others) if share else -30.0
+        model.lm_head.weight[end] = direction * wanted / (hidden @ direction).mean()
     model.to(DTYPES[dtype]).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
