@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy, weights_hash
-from covey.models.sharded import copy_into, full_weights, local_part, split_weights
+from covey.models.sharded import copy_into, free_gathered, full_weights, local_part, split_weights
 
 
 class Reference:
@@ -37,6 +37,8 @@ class Reference:
     @torch.no_grad()
     def refresh(self, policy: Policy, mix: float) -> None:
         """Move the weights towards the policy's by the fraction ``mix``; 1 copies them."""
+        free_gathered(self._policy)
+        free_gathered(policy)
         # Both are split alike, so each process moves its own part.
         for weight, target in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
             local_part(weight).lerp_(local_part(target), mix)

@@ -101,6 +101,20 @@ def split_weights(policy: Splittable) -> None:
     policy.around = around
 
 
+def free_gathered(policy: Splittable) -> None:
+    """Free gathered weights, so that parameters are this process's parts; nothing happens if none are split.
+
+    FSDP keeps the outermost weights after a forward pass, for a backward pass that may never come.
+    """
+    if not isinstance(policy.around, Around):
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in policy.around.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _outside(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Module]:
     """Modules with weights that no layer has; FSDP wraps a module's weights once, innermost first."""
     in_layers = {id(p) for layer in layers for p in layer.parameters()}
