@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from covey.audit.check import apply
+from covey.audit.check import Report, apply
 from covey.audit.reading import read_record
+from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
 
 EOS, BOS = 2, 1
@@ -189,3 +190,8 @@ def retrain(lines: Lines, give: Callable[[int, list[float]], list[float]]) -> No
                 row.pop("after_logprobs", None)
     for update in updates(lines):
         update["loss"] = None
+
+
+def report_of(lines: Lines, folder: Path) -> Report:
+    """What the audit says of these lines as a file in a folder."""
+    return apply(CHECKS, open_run(written(lines, folder / "run.jsonl")))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from covey.audit.check import Report, apply
+from covey.audit.check import apply
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
 from tests.audit.lines import (
@@ -19,6 +19,7 @@ from tests.audit.lines import (
     calls,
     found,
     own,
+    report_of,
     retrain,
     rollouts,
     rows,
@@ -26,13 +27,7 @@ from tests.audit.lines import (
     sound,
     terms,
     updates,
-    written,
 )
-
-
-def report_of(lines: Lines, folder: Path) -> Report:
-    return apply(CHECKS, open_run(written(lines, folder / "run.jsonl")))
-
 
 # --- rewards and answers ----------------------------------------------------------------------------
 

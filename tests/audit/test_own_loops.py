@@ -10,27 +10,22 @@ from typing import Any
 
 import pytest
 
-from covey.audit.check import Report, apply
+from covey.audit.check import apply
 from covey.audit.returns import returns_of
 from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
 from tests.audit.lines import (
     WORDS,
-    Lines,
     found,
     own,
+    report_of,
     retrain,
     rollouts,
     rows,
     samples,
     sound,
     updates,
-    written,
 )
-
-
-def report_of(lines: Lines, folder: Path) -> Report:
-    return apply(CHECKS, open_run(written(lines, folder / "run.jsonl")))
 
 
 def test_a_loop_that_names_no_algorithm_is_told_what_to_name(tmp_path: Path) -> None:

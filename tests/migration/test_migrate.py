@@ -209,6 +209,13 @@ def test_a_script_of_trl_is_read_without_running_it(tmp_path: Path) -> None:
     assert any("seed: the script computes it, int(os.environ['SEED'])" in note for note in migrated.notes)
 
 
+def test_a_variable_that_a_script_sets_twice_is_left_to_the_user(tmp_path: Path) -> None:
+    script = "rate = 1e-5\nif large:\n    rate = 5e-5\nargs = GRPOConfig(learning_rate=rate, max_steps=2)\n"
+    text, migrated = migrate(written(tmp_path, "twice.py", script))
+    assert "5e-05" not in text
+    assert any(note.startswith("learning_rate: the script computes it, rate") for note in migrated.notes)
+
+
 def test_a_script_that_grows_is_read_in_bounded_time(tmp_path: Path) -> None:
     lists = "".join(f"a{i} = [{', '.join([f'a{i + 1}'] * 9)}]\n" for i in range(15))
     script = f"{lists}a15 = 9**9**9\nargs = GRPOConfig(max_steps=2, reward_weights=a0, seed=a15)\n"

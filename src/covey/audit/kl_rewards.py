@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 from covey.audit.check import Fault
 from covey.audit.frameworks import FRAMEWORKS
-from covey.audit.record import AuditRecord
+from covey.audit.record import AuditRecord, Use
 from covey.audit.rescored import sum_of
 
 LEAST_FACTOR = 1e-5
@@ -21,7 +22,7 @@ def kl_is_paid(record: AuditRecord) -> Fault | None:
     if record.setting("algorithm.use_kl_in_reward") is True:
         return _kl_is_paid_by_token(record) or _kl_is_paid_by_verl(record)
     factor = kl_in_rewards(record)
-    if factor is None or factor < LEAST_FACTOR:
+    if factor is None or factor < 0:
         return _kl_is_paid_by_token(record)
     sentence = f"the KL is added to the rewards of completions, times {factor:.4g}"
     return Fault(f"{sentence}: the policy is paid for leaving its reference")
@@ -35,17 +36,29 @@ def kl_in_rewards(record: AuditRecord) -> float | None:
     """
     changes = list[tuple[float, float]]()
     for use in record.uses if record.header.framework not in FRAMEWORKS else ():
-        sample, row = use.sample, use.row
-        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
-        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+        sample = use.sample
         if use.first and sample.reward is not None and sample.rewards:
-            changes.append((sample.reward - sum_of(record, sample.rewards), kl))
+            changes.append((sample.reward - sum_of(record, sample.rewards), _completion_kl(use)))
+    return _factor(changes) if len(changes) >= MIN_COMPLETIONS else None
+
+
+def _completion_kl(use: Use) -> float:
+    """Return the KL (k1) of a completion, from its recorded log-probs."""
+    row = use.row
+    values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
+    return sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+
+
+def _factor(changes: Sequence[tuple[float, float]]) -> float | None:
+    """Return the number by which the KL was multiplied if (change of a reward, KL) agree on one, by least
+    squares with a hundredth of the squares left over; otherwise None.
+    """
     squares = sum(kl * kl for _, kl in changes)
     factor = sum(change * kl for change, kl in changes) / squares if squares else 0.0
-    left = sum((change - factor * kl) ** 2 for change, kl in changes)
-    # Written so that a NaN, of which nothing follows, is none.
-    fits = abs(factor) >= LEAST_FACTOR and left <= 0.01 * sum(change**2 for change, _ in changes)
-    return factor if fits and len(changes) >= MIN_COMPLETIONS else None
+    left_over = sum((change - factor * kl) ** 2 for change, kl in changes)
+    # Written so that a NaN, which says nothing, gives None.
+    fits = abs(factor) >= LEAST_FACTOR and left_over <= 0.01 * sum(change**2 for change, _ in changes)
+    return factor if fits else None
 
 
 def _kl_is_paid_by_token(record: AuditRecord) -> Fault | None:
@@ -59,11 +72,8 @@ def _kl_is_paid_by_token(record: AuditRecord) -> Fault | None:
         for reward, score, kl in zip(*row, strict=False)
         if reward is not None and score is not None and kl is not None
     ]
-    squares = sum(kl * kl for _, kl in changes)
-    factor = sum(change * kl for change, kl in changes) / squares if squares else 0.0
-    left = sum((change - factor * kl) ** 2 for change, kl in changes)
-    # Written so that a NaN, of which nothing follows, is no finding.
-    if not (factor >= LEAST_FACTOR and left <= 0.01 * sum(change**2 for change, _ in changes)):
+    factor = _factor(changes)
+    if factor is None or factor < 0:
         return None
     sentence = f"the KL is added to the rewards of tokens, times {factor:.4g}"
     return Fault(f"{sentence}: the policy is paid for leaving its reference")
@@ -72,12 +82,12 @@ def _kl_is_paid_by_token(record: AuditRecord) -> Fault | None:
 def _kl_is_paid_by_verl(record: AuditRecord) -> Fault | None:
     """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
     coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
-    paid = fined = 0
+    paid = 0
+    fined = 0
     for use in record.uses:
-        row, sample = use.row, use.sample
+        sample = use.sample
         scores = [score for score in sample.rewards.values() if score is not None]
-        values = zip(row.old_logprobs or (), row.ref_logprobs or (), row.mask or (), strict=False)
-        kl = sum(old - ref for old, ref, on in values if on and old is not None and ref is not None)
+        kl = _completion_kl(use)
         if sample.reward is None or not scores or abs(coef * kl) < 1e-3:
             continue
         change = sample.reward - sum(scores)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -91,12 +92,16 @@ def _reference_is_replaced(record: AuditRecord) -> Fault | None:
     return None
 
 
-class _Seen(NamedTuple):
-    """A token that the reference has judged."""
+class _Logprob(NamedTuple):
+    """A log-prob by the reference, and where it is recorded."""
 
-    value: float
+    nats: float
     use: Use
     token: int
+
+
+Repetitions = Sequence[Sequence[_Logprob]]
+"""The log-probs that the reference gave one token after the same tokens, by rollout."""
 
 
 def _has_media(record: AuditRecord, sample: Sample) -> bool:
@@ -108,30 +113,33 @@ def _has_media(record: AuditRecord, sample: Sample) -> bool:
 
 
 def _reference_drifts(record: AuditRecord) -> Fault | None:
-    """Compare log-probs of tokens that the reference has seen after the same tokens, and so must repeat."""
-    by_token: dict[tuple[object, ...], dict[int, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
+    """Compare log-probs of a token after the same tokens: a reference that stays gives the same ones."""
+    repetitions = _repetitions(record)
+    # Siblings of one rollout show how exactly the reference repeats itself while it surely stays the same.
+    within = [abs(row[0].nats - other.nats) for rows in repetitions for row in rows for other in row[1:]]
+    between = [(abs(rows[0][0].nats - row[0].nats), row[0]) for rows in repetitions for row in rows[1:]]
+    if len(between) < MIN_COMPLETIONS or len(within) < MIN_TOKENS:
+        return None
+    off = fmean(nats for nats, _ in between)
+    if off <= SAME_PROGRAM_NATS or fmean(within) >= UNEXPLAINED_PART * off:
+        return None
+    _, farthest = max(between, key=lambda pair: pair[0])
+    sentence = f"the log-probs of the reference change between rollouts, by {off:.2g} nats per token,"
+    sentence += f" for {len(between)} tokens that come after the same tokens"
+    return Fault(f"{sentence}: it moves", farthest.use.update.step, location(farthest.use, farthest.token))
+
+
+def _repetitions(record: AuditRecord) -> list[Repetitions]:
+    by_context: dict[tuple[object, ...], dict[int, list[_Logprob]]] = defaultdict(lambda: defaultdict(list))
     for use in fresh(record):
-        prompt, ids = use.sample.prompt_ids, use.row.ids or use.sample.ids
+        prompt = use.sample.prompt_ids
+        ids = use.row.ids or use.sample.ids
         if not prompt or not ids or _has_media(record, use.sample):
             continue
-        for token, value, _ in pairs(use, reference, reference):
+        for token, nats, _ in pairs(use, reference, reference):
             context = (str(use.sample.row), *prompt, -1, *ids[: token + 1])
-            by_token[context][use.row.rollout].append(_Seen(value, use, token))
-    by_context = [list(rollouts.values()) for rollouts in by_token.values()]
-    within = [abs(rows[0].value - r.value) for rollouts in by_context for rows in rollouts for r in rows[1:]]
-    again = [
-        (abs(rollouts[0][0].value - rows[0].value), rows[0])
-        for rollouts in by_context
-        for rows in rollouts[1:]
-    ]
-    off = fmean([nats for nats, _ in again] or [0.0])
-    enough = len(again) >= MIN_COMPLETIONS and len(within) >= MIN_TOKENS
-    if not (enough and off > SAME_PROGRAM_NATS and fmean(within) < UNEXPLAINED_PART * off):
-        return None
-    _, farthest = max(again, key=lambda pair: pair[0])
-    sentence = f"the reference gives {len(again)} tokens, after the same tokens, other log-probs than in an"
-    sentence += f" earlier rollout, by {off:.2g} nats"
-    return Fault(f"{sentence}: it moves", farthest.use.update.step, location(farthest.use, farthest.token))
+            by_context[context][use.row.rollout].append(_Logprob(nats, use, token))
+    return [list(by_rollout.values()) for by_rollout in by_context.values()]
 
 
 CHECKS = {

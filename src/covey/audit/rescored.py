@@ -10,7 +10,7 @@ from typing import NamedTuple
 from covey.audit.check import Fault
 from covey.audit.groups import scored_groups, totals, weights_of
 from covey.audit.record import AuditRecord, Sample
-from covey.audit.verdicts import rewards_of_other_texts, texts_are_paid_alike_everywhere
+from covey.audit.row_answers import rewards_of_other_texts, texts_are_paid_alike_everywhere
 
 MIN_COMPLETIONS = 8
 """Completions that a check needs before it applies."""
@@ -92,10 +92,9 @@ def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
 
 
 def rewards_are_in_another_order(record: AuditRecord) -> Fault | None:
-    """A function's rewards are, in another order, the rewards that it gives to single completions. Or it pays
-    at least four completions otherwise than their texts deserve: texts are the row's answer, or end with it,
-    and all rewards are those that the completion one place or one group away deserves; or each rollout has
-    as many that are paid the most as correct texts, of at least four that have both kinds.
+    """A function's rewards are, in another order, the rewards that it gives to single completions. Or the
+    rewards of at least four completions do not fit their texts, which are the row's answer, or end with it:
+    each fits the completion one place or one group away, or they fit in another order of each rollout.
     """
     for function in _scored_twice(record):
         scores, moved = function.scores, function.moved

@@ -21,12 +21,12 @@ from covey.audit import (
     rescored,
     returns,
     rewards,
+    row_answers,
     terms,
     tokens,
     tools,
     updates,
     uses,
-    verdicts,
 )
 from covey.audit.check import Check, CheckText, Predicate, Report, apply
 from covey.audit.course import findings_from_metrics
@@ -44,7 +44,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **advantages.CHECKS,
     **uses.CHECKS,
     **rescored.CHECKS,
-    **verdicts.CHECKS,
+    **row_answers.CHECKS,
     **rewards.CHECKS,
     **data.CHECKS,
     **returns.CHECKS,

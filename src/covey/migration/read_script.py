@@ -1,7 +1,7 @@
 """The settings of a Python script for TRL: read from its text, which is never run.
 
 Arguments of calls such as `GRPOConfig(learning_rate=1e-5)` become `GRPOConfig.learning_rate`. A value is read
-if it is written in the script: a literal, a sum, a variable that is assigned one, `dict(...)`, or a path of
+if it is written in the script: a literal, a sum, a variable that is set once, `dict(...)`, or a path of
 `os.path.join`. Anything else stays the text of its expression.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -67,6 +68,15 @@ def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+def _variables_set(tree: ast.Module) -> Iterator[str]:
+    """Yield the variable of each place that sets one: assignments, loops, parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
 class _Reader:
     """Reads expressions of a script."""
 
@@ -74,13 +84,16 @@ class _Reader:
         self.left = MOST_PARTS
         self.assigned = dict[str, ast.expr]()
         self.functions = set[str]()
+        # Only the running script knows which value holds of a variable that it sets in several places.
+        places = Counter(_variables_set(tree))
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 target = node.targets[0]
-                if isinstance(target, ast.Name):
+                if isinstance(target, ast.Name) and places[target.id] == 1:
                     self.assigned[target.id] = node.value
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-                self.assigned[node.target.id] = node.value
+                if places[node.target.id] == 1:
+                    self.assigned[node.target.id] = node.value
             elif isinstance(node, ast.FunctionDef):
                 self.functions.add(node.name)
 

@@ -157,7 +157,7 @@ class _LinearFunction(torch.autograd.Function):
             if module.bias is not None:
                 gradients.append(part.float().sum(0) if module.bias.requires_grad else None)
         if any(ctx.layer.low_rank):
-            through_adapters, of_adapters = ctx.layer.low_rank_back(grad, x)
+            through_adapters, of_adapters = ctx.layer.adapters_back(grad, x)
             gradients += of_adapters
             if dx is not None and through_adapters is not None:
                 dx += through_adapters

@@ -84,6 +84,21 @@ class LowRank:
         sizes = (outputs, len(transposed_b), inputs)
         call("merge", weight, transposed_b, self.a, out, *sizes, dtype=torch.float32)
 
+    def b_gradient(self, x_by_rank: Tensor, grad: Tensor, numbers: Numbers) -> Tensor:
+        """The gradient s dY^T (X A^T) of B, from X A^T (T, r) and dY (T, out): (out, r)."""
+        # Summed as (r, out), since the operation needs whole vectors in a row, and r may be small.
+        transposed = torch.zeros(x_by_rank.shape[1], grad.shape[1])
+        outer_sum(x_by_rank * self.scale, grad, transposed, numbers)
+        return transposed.t()
+
+
+class ActiveAdapter(NamedTuple):
+    """An adapter that is on, with its places in the joined products of all adapters of a fused layer."""
+
+    adapter: LowRank
+    outputs: slice
+    ranks: slice
+
 
 PLAIN_LORA = "peft.tuners.lora.layer"
 """Module of peft's class for W + s B A; relatives such as AdaLoRA have modules of their own."""
@@ -212,35 +227,42 @@ class FusedLinear:
         else:
             outer_sum(grad, x, out, numbers)
 
-    def low_rank_back(self, grad: Tensor, x: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
+    def adapters_back(self, grad: Tensor, x: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         """Gradients through the adapters: of the input, or None, and of A and B of each adapter.
 
         With dY = ``grad`` (T, out) and X = ``x`` (T, in), dA = (dY s B)^T X, dB = s dY^T (X A^T), and
-        dX = (dY s B) A. All adapters go into each product together, since those are as slow with few columns.
+        dX = (dY s B) A. A product is as slow with few columns as with many, so all adapters share each one.
         """
-        places = zip(self.low_rank, _spans(self.sizes), strict=True)
-        active = [(adapter, outputs) for adapter, outputs in places if adapter and adapter.enabled]
-        if not active:
-            return None, [None for adapter in self.low_rank if adapter for _ in adapter.parameters]
-        numbers = self.numbers(x)
-        spans = _spans([len(adapter.a) for adapter, _ in active])
-        a = torch.cat([adapter.a for adapter, _ in active])
-        # Each adapter's B stands beside its layer's outputs and its own ranks, with zeros around it.
-        b = torch.zeros(grad.shape[1], len(a))
-        for (adapter, outputs), ranks in zip(active, spans, strict=True):
-            b[outputs, ranks] = adapter.scaled_b
-        grad_by_rank = multiply(grad, b, numbers, transposed=True)
-        da = torch.zeros_like(a)
-        outer_sum(grad_by_rank, x, da, numbers)
-        x_by_rank = multiply(x, a, numbers)
-        of_adapter = {}
-        for (adapter, outputs), ranks in zip(active, spans, strict=True):
-            # dB is summed transposed, (r, out): the operation needs whole vectors in a row.
-            transposed_db = torch.zeros(adapter.scaled_b.t().shape)
-            outer_sum(x_by_rank[:, ranks] * adapter.scale, grad[:, outputs], transposed_db, numbers)
-            of_adapter[adapter] = [da[ranks], transposed_db.t()]
-        gradients = [g for adapter in self.low_rank if adapter for g in of_adapter.get(adapter, [None, None])]
-        return multiply(grad_by_rank, a, numbers, transposed=True), gradients
+        active = self._active_adapters()
+        gradients = dict[LowRank, list[Tensor]]()
+        through_adapters = None
+        if active:
+            numbers = self.numbers(x)
+            a = torch.cat([adapter.a for adapter, _, _ in active])
+            # Each adapter's B stands in the rows of its layer's outputs and the columns of its own ranks.
+            b = torch.zeros(grad.shape[1], len(a))
+            for adapter, outputs, ranks in active:
+                b[outputs, ranks] = adapter.scaled_b
+            grad_by_rank = multiply(grad, b, numbers, transposed=True)
+            x_by_rank = multiply(x, a, numbers)
+            da = torch.zeros_like(a)
+            outer_sum(grad_by_rank, x, da, numbers)
+            for adapter, outputs, ranks in active:
+                db = adapter.b_gradient(x_by_rank[:, ranks], grad[:, outputs], numbers)
+                gradients[adapter] = [da[ranks], db]
+            through_adapters = multiply(grad_by_rank, a, numbers, transposed=True)
+        adapters = [adapter for adapter in self.low_rank if adapter]
+        return through_adapters, [g for adapter in adapters for g in gradients.get(adapter, [None, None])]
+
+    def _active_adapters(self) -> list[ActiveAdapter]:
+        active = list[ActiveAdapter]()
+        ranks = 0
+        for adapter, outputs in zip(self.low_rank, _spans(self.sizes), strict=True):
+            if adapter and adapter.enabled:
+                rank = len(adapter.a)
+                active.append(ActiveAdapter(adapter, outputs, slice(ranks, ranks + rank)))
+                ranks += rank
+        return active
 
     def _refresh(self) -> None:
         """Drop the packed weight if a parameter was written to or replaced, or an adapter switched."""

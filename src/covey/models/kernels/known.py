@@ -22,7 +22,7 @@ def first_incorrect(
     call: Callable[..., None], packed_size: Callable[..., int], numbers: torch.dtype | str
 ) -> str | None:
     """The first operation whose answer is not the known one; None if all are correct."""
-    checks = [_products(call, packed_size, numbers)]
+    checks = [_products(call, packed_size, numbers), _adapters(call, numbers)]
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
         parts = (_embedding, _norms, _gates, _heads, _attention, _decoding, _logits, _token_outputs)
         checks += [operations(call, numbers) for operations in parts]
@@ -189,9 +189,14 @@ def _products(
     columns = expected.to(dtype).repeat(T, 1).contiguous() / E
     call("outer_sum", columns.data_ptr(), V, x, E, into, T, V, E, dtype=numbers)
     yield "outer_sum", into, T * expected[:, None] / E
-    # B is 2 in its only column and A counts 0, 1, 2, 3: element (v, k) of the weight, v % 4, gets 2 (k % 4).
+
+
+def _adapters(call: Callable[..., None], numbers: torch.dtype | str) -> Iterator[Check]:
+    # B is 2 in its only column and A counts 0, 1, 2, 3, so a weight of 1 becomes 1 + 2 (k % 4) in column k.
+    dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
+    weight = _full(1, V, E, dtype=dtype)
     b = torch.full((1, V), 2.0)
     a = (torch.arange(E) % 4).float()[None]
     merged = _nan_tensor(V, E, dtype=dtype)
     call("merge", weight, b, a, merged, V, 1, E, dtype=numbers)
-    yield "merge", merged, weight.float() + 2 * a
+    yield "merge", merged, 1 + 2 * a

@@ -1,7 +1,8 @@
-"""Rewards next to the answers of their rows: what is seen without asking a reward function once more.
+"""Checks of rewards against the answers of their rows, without calling a reward function again.
 
-A text is correct by a plain rule: it is its row's answer, ends with it, or its last number is it. The reward
-function may have another rule, so a plain rule speaks only where it explains all rewards, of other texts.
+A text is correct by a simple rule: it is the answer of its row, ends with it, or its last number is the
+answer. The reward function may have another rule, so a fault is reported only if a rule explains all rewards
+of other texts.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ RULES: tuple[Callable[[str, str], bool], ...] = (
 """Text, answer -> whether the text is correct."""
 
 
-class Paid(NamedTuple):
-    """The completions of a rollout, with what one reward function gave them."""
+class FunctionRewards(NamedTuple):
+    """The completions of a rollout, with the rewards of one function."""
 
     name: str
     rollout: Rollout
     best: list[bool]
-    """Whether a completion got the most that the function gave in the run."""
+    """Whether a completion has the function's largest reward of the run."""
 
 
 def answer_of(sample: Sample) -> str:
@@ -58,7 +59,7 @@ def answer_of(sample: Sample) -> str:
     return str(answer).strip()
 
 
-def scores_of_functions(record: AuditRecord) -> Iterator[list[Paid]]:
+def scores_of_functions(record: AuditRecord) -> Iterator[list[FunctionRewards]]:
     """Yield the rollouts of each function whose scores differ and are known, with answers and texts."""
     if any(s.text is None or not answer_of(s) for _, _, s in record.samples):
         return
@@ -68,7 +69,7 @@ def scores_of_functions(record: AuditRecord) -> Iterator[list[Paid]]:
         if len(values) and not values.isnan().any() and values.min() < values.max():
             best = float(values.max()) - 1e-6
             rows = zip(record.rollouts, by_rollout, strict=True)
-            yield [Paid(name, r, [float(s or 0.0) >= best for s in scores]) for r, scores in rows]
+            yield [FunctionRewards(name, r, [float(s or 0.0) >= best for s in scores]) for r, scores in rows]
 
 
 def _correct(
@@ -83,30 +84,30 @@ def _correct(
 
 
 def rewards_of_other_texts(record: AuditRecord) -> Fault | None:
-    """The completions that a function pays the most are those whose neighbour, at the same distance, has the
-    correct text; or each rollout has as many of them as correct texts, and they are others.
+    """The completions with the largest reward are those whose neighbour, always at the same distance, has a
+    correct text; or each rollout has as many of them as correct texts, but not the same ones.
     """
     for function, rule, ends in product(scores_of_functions(record), RULES, (False, True)):
-        correct = [_correct(record, one.rollout, rule, ends) for one in function]
-        best = [one.best for one in function]
-        unlike = [(n, i) for n, i in _unlike(best, correct, 0)]
+        correct = [_correct(record, batch.rollout, rule, ends) for batch in function]
+        best = [batch.best for batch in function]
+        unlike = list(_unlike(best, correct, 0))
         if len(unlike) < MIN_UNLIKE or sum(map(sum, correct)) < MIN_UNLIKE:
             continue
-        n, i = unlike[0]
-        count, name = sum(map(len, best)), function[0].name
-        sentence = f"{name} pays {len(unlike)} of {count} completions otherwise than their texts deserve"
+        number, i = unlike[0]
+        sentence = f"the rewards of {function[0].name} do not fit the texts of {len(unlike)} of"
+        sentence += f" {sum(map(len, best))} completions"
         evidence = {"completion": i}
-        step = function[n].rollout.step
+        step = function[number].rollout.step
         for lag in _lags(function):
             if not list(_unlike(best, correct, lag)):
                 where = f"{abs(lag)} {'before' if lag > 0 else 'after'}"
-                return Fault(f"{sentence}: rewards are those of the completion {where}", step, evidence)
+                return Fault(f"{sentence}: each fits the completion {where}", step, evidence)
         if _is_another_order(best, correct, len(unlike)):
-            return Fault(f"{sentence}, and as many others in each rollout", step, evidence)
+            return Fault(f"{sentence}: they fit in another order of each rollout", step, evidence)
     return None
 
 
-def _lags(function: Sequence[Paid]) -> tuple[int, ...]:
+def _lags(function: Sequence[FunctionRewards]) -> tuple[int, ...]:
     """Return distances at which a neighbour may have got a completion's reward: one place, or a group."""
     groups = groups_of(function[0].rollout.completions)
     size = max(map(groups.count, set(groups)))
@@ -140,20 +141,20 @@ def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
             for i, (sample, best) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
                 row = (answer_of(sample), best, batch.rollout.step, i)
                 by_text.setdefault((sample.text or "").strip(), []).append(row)
-        told = [rows for text, rows in by_text.items() if len({answer == text for answer, *_ in rows}) == 2]
-        verdicts = [{best for _, best, *_ in rows} for rows in told]
-        if len(told) < MIN_UNLIKE or {True, False} in verdicts or {True} not in verdicts:
+        # Texts that are the answer of one row and not of another.
+        repeated = [rows for text, rows in by_text.items() if len({a == text for a, *_ in rows}) == 2]
+        rewards = [{best for _, best, *_ in rows} for rows in repeated]
+        if len(repeated) < MIN_UNLIKE or {True, False} in rewards or {True} not in rewards:
             continue
-        reads = [
-            best == (a == text) for text, rows in by_text.items() if rows not in told for a, best, *_ in rows
-        ]
-        if sum(reads) < 0.9 * len(reads):
+        others = [(text, rows) for text, rows in by_text.items() if rows not in repeated]
+        follows_answer = [best == (a == text) for text, rows in others for a, best, *_ in rows]
+        if sum(follows_answer) < 0.9 * len(follows_answer):
             continue
         sentence = (
-            f"{function[0].name} pays {len(told)} texts alike where they are the row's answer and where not"
+            f"{function[0].name} gives {len(repeated)} texts one reward, whether they answer their row or not"
         )
-        _, _, step, i = told[0][0]
-        return Fault(f"{sentence}: verdicts are cached by the text alone", step, {"completion": i})
+        _, _, step, i = repeated[0][0]
+        return Fault(f"{sentence}: rewards are cached by the text alone", step, {"completion": i})
     return None
 
 
@@ -163,10 +164,12 @@ def another_notation_is_not_paid(record: AuditRecord) -> Fault | None:
     ten of these are paid the most.
     """
     for function in scores_of_functions(record):
-        same, other = list[bool](), list[tuple[bool, int, int, str, str]]()
+        same = list[bool]()
+        other = list[tuple[bool, int, int, str, str]]()
         for batch in function:
             for i, (sample, best) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
-                answer, number = answer_of(sample), _last_number(sample.text or "")
+                answer = answer_of(sample)
+                number = _last_number(sample.text or "")
                 value = number_of(answer)
                 if number == answer:
                     same.append(best)
@@ -177,8 +180,9 @@ def another_notation_is_not_paid(record: AuditRecord) -> Fault | None:
         if sum(same) < 0.9 * len(same):
             continue
         _, step, i, number, answer = other[0]
-        sentence = f"{function[0].name} does not pay {len(other)} texts that end with the answer of their row"
-        return Fault(f"{sentence} in another notation, {number} for {answer}", step, {"completion": i})
+        sentence = f"{function[0].name} does not give its largest reward to {len(other)} correct answers in"
+        sentence += f" another notation, {number} for {answer}"
+        return Fault(sentence, step, {"completion": i})
     return None
 
 
