@@ -242,25 +242,13 @@ def forecast(
     completions sampled at once; ``program``: bytes of program and libraries; ``critic``: parameters of a
     value network, all of them trained; ``reward_models``: their bytes.
     """
-    # The sampler then has a snapshot of the weights.
-    prefetches = config.method == "rl" and config.rollout.staleness > 0
-    # An unfinished completion continues as a prompt then, so a sequence may have twice the tokens.
-    longest = config.rollout.max_tokens * (2 if prefetches else 1)
+    prefetches = _prefetches(config)
     # Float32 copies of low-precision weights; split weights are float32 themselves, besides a whole copy.
     masters = 4 if shape.bytes_each < 4 and world_size() == 1 else 0
     # Bytes per trained weight: two moments, in float32 or in 8 bits.
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
-    # Methods that only sample have no gradient, optimizer or update.
-    learns = config.method == "rl" or config.method not in SAMPLES
-    loads = [sampling_bytes(shape, load, running, largest.prompt, longest) for load in largest.loads]
-    sampling = max(loads, default=0)
-    update = _update_phase(shape, config, largest, tokens) if learns else {}
-    merge = {} if config.lora is None else {"merged": shape.parameters * shape.bytes_each}
-    keeps_cache = prefetches or sampling <= shape.largest_kept_cache
     # Split over processes: this one's float32 part besides a whole copy.
     part_bytes = 4 // world_size() if world_size() > 1 else 0
-    phases = [{"sampling": sampling}, {**update, "sampling": sampling if keeps_cache else 0}, merge]
-    peak = max(phases, key=lambda phase: sum(phase.values()))
     return {
         "program": program,
         "weights": shape.parameters * (shape.bytes_each + part_bytes),
@@ -268,9 +256,36 @@ def forecast(
         "snapshot": shape.trained * shape.bytes_each if prefetches else 0,
         "critic": critic * (shape.bytes_each + 4 + moments + masters),
         "reward models": reward_models,
-        "optimizer": shape.trained * ((moments if learns else 0) + masters) // world_size(),
-        **{name: peak.get(name, 0) for name in ("gradient", "sampling", "update", "merged")},
+        "optimizer": shape.trained * ((moments if _learns(config) else 0) + masters) // world_size(),
+        **_largest_phase(shape, config, largest, tokens, running),
     }
+
+
+def _prefetches(config: Config) -> bool:
+    """Whether sampling runs ahead of the updates; the sampler then has a snapshot of the weights."""
+    return config.method == "rl" and config.rollout.staleness > 0
+
+
+def _learns(config: Config) -> bool:
+    """Whether there are a gradient, an optimizer and updates; methods that only sample have none."""
+    return config.method == "rl" or config.method not in SAMPLES
+
+
+def _largest_phase(
+    shape: Shape, config: Config, largest: LargestStep, tokens: int, running: int
+) -> dict[str, int]:
+    """Forecast the bytes of sampling, of an update and of merging; the largest counts, the others are 0."""
+    prefetches = _prefetches(config)
+    # An unfinished completion continues as a prompt then, so a sequence may have twice the tokens.
+    longest = config.rollout.max_tokens * (2 if prefetches else 1)
+    loads = [sampling_bytes(shape, load, running, largest.prompt, longest) for load in largest.loads]
+    sampling = max(loads, default=0)
+    keeps_cache = prefetches or sampling <= shape.largest_kept_cache
+    update = _update_phase(shape, config, largest, tokens) if _learns(config) else {}
+    merge = {} if config.lora is None else {"merged": shape.parameters * shape.bytes_each}
+    phases = [{"sampling": sampling}, {**update, "sampling": sampling if keeps_cache else 0}, merge]
+    peak = max(phases, key=lambda phase: sum(phase.values()))
+    return {name: peak.get(name, 0) for name in ("gradient", "sampling", "update", "merged")}
 
 
 def _update_phase(shape: Shape, config: Config, largest: LargestStep, tokens: int) -> dict[str, int]:
