@@ -66,7 +66,7 @@ def test_the_best_evaluated_checkpoint_is_kept_named_and_exported(
     best = best_step(worse)
     assert best < 6
     assert steps_kept(worse) == [best, 6]
-    sentence = json.loads((worse / "result.json").read_text())["verdict"]["sentence"]
+    sentence = json.loads((worse / "result.json").read_text())["conclusion"]["sentence"]
     assert f"step {best} was better" in sentence
     assert main(["export", str(worse), "--step", str(best), "-o", str(tmp_path / "out")]) == 0
     weights = load_file(tmp_path / "out" / "model.safetensors")

@@ -209,7 +209,7 @@ def test_a_stage_that_stops_at_a_bar_is_measured_again_on_problems_that_did_not_
     write_report(tmp_path / "run", tmp_path / "report.html")
     assert json.dumps(said) in (tmp_path / "report.html").read_text()
     assert said in show_run(tmp_path / "run")[1]
-    assert run_page("run", tmp_path / "run")["verdict"] == vars(result.conclusion)
+    assert run_page("run", tmp_path / "run")["conclusion"] == vars(result.conclusion)
     (whole,) = start(tmp_path / "whole", eval={"every": 2})
     assert whole.conclusion is not None
     assert "others" not in whole.conclusion.sentence

@@ -63,8 +63,8 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     assert timings["memory/peak_mib"] > 0
     measured = sum(seconds for name, seconds in timings.items() if name.startswith("seconds/"))
     assert measured < timings["elapsed"] <= result.seconds + 0.1  # which is rounded
-    assert show_run(folder)[0]["verdict"] == result.conclusion.sentence
-    assert run_page("run", folder)["verdict"]["sentence"] == result.conclusion.sentence
+    assert show_run(folder)[0]["conclusion"] == result.conclusion.sentence
+    assert run_page("run", folder)["conclusion"]["sentence"] == result.conclusion.sentence
     evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
     assert [e["step"] for e in evals] == [0, 4]
     card = (folder / "final" / "README.md").read_text()

@@ -70,7 +70,7 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
         from covey.runs.reader import recorded_method
 
         stage, conclusion, findings = explain_run(path)
-        output: object = {"verdict": conclusion, "findings": [f.record() for f in findings]}
+        output: object = {"conclusion": conclusion, "findings": [f.record() for f in findings]}
         remarks = what_stands_out(stage, findings)
         if findings and recorded_method(stage) == "rl":
             remarks.append(f"to try what would help: covey diagnose {shell_word(what)}")

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.conclusion import Conclusion, points
@@ -53,8 +52,8 @@ class Result:
     seconds: float
     example: str | Messages
     """A prompt to try the model with; ``template`` has further arguments for the chat template."""
-    conclusion: Annotated[Conclusion | None, Field(alias="verdict")] = None
-    """The conclusion, `verdict` in JSON; None if there were no held-out problems."""
+    conclusion: Conclusion | None = None
+    """The run's conclusion; None if there were no held-out problems."""
     template: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -83,8 +82,7 @@ class Result:
 
     def record(self) -> dict[str, object]:
         """Return the result as JSON, under the names that ``read_result`` reads."""
-        record = asdict(self)
-        return {**record, "folder": str(self.folder), "verdict": record.pop("conclusion")}
+        return {**asdict(self), "folder": str(self.folder)}
 
 
 def read_result(output: Path) -> Result:

@@ -64,7 +64,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
         "steps": len(metrics),
         "of": settings["train"]["steps"],
         "seconds": seconds,
-        "verdict": conclusion.sentence if conclusion else None,
+        "conclusion": conclusion.sentence if conclusion else None,
         "ending": read_ending(stage) or None,
         "metrics": metrics[-1] if metrics else None,
         "findings": findings(stage),
@@ -91,7 +91,7 @@ def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
     if record["examples"] is not None:
         yield f"{record['examples']} examples in {stage / EXAMPLES}"
     yield from (f"before it: covey show {earlier}" for earlier in stages_in(folder) if earlier != stage)
-    yield from (record[name] for name in ("verdict", "ending") if record[name])
+    yield from (record[name] for name in ("conclusion", "ending") if record[name])
 
 
 def findings(stage: Path) -> list[str]:

@@ -295,7 +295,7 @@ def read_conclusion(stage: Path) -> str:
 
 def conclusion_record(stage: Path) -> dict[str, Any] | None:
     """Return a run's conclusion; None if it has not ended or had no held-out problems."""
-    conclusion = _end(stage).get("verdict")
+    conclusion = _end(stage).get("conclusion")
     return dict(conclusion) if isinstance(conclusion, Mapping) else None
 
 

@@ -12,7 +12,7 @@ from covey.sampling.server_text import check_stop
 from covey.sampling.servers import RemoteServer, Transport
 from covey_verify.web import StatusError, pauses
 
-TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
+TOKEN = "COVEY_TOKEN"  # noqa: S105 - the variable's name
 """Environment variable with the token that servers ask for."""
 MAX_REPLY_BYTES = 1 << 28
 """Most bytes of a reply."""

@@ -221,7 +221,7 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
         "course": course[::stride],
         "greedy": [e.get("greedy") for e in evals],
         "seconds": seconds_of(folder, timings),
-        "verdict": run_conclusion(folder, evals, seconds_of(folder, timings)),
+        "conclusion": run_conclusion(folder, evals, seconds_of(folder, timings)),
     }
 
 
@@ -316,7 +316,7 @@ def run_page(name: str, folder: Path) -> Record:
         "settings": settings,
         "environment": [(key, value_text(value)) for key, value in flatten(environment or {})],
         "spent": dict(run.spent),
-        "verdict": conclusion,
+        "conclusion": conclusion,
         "duration": duration(seconds) if seconds else "",
         "remarks": [vars(remark) for remark in remarks],
         "notes": list(dict.fromkeys(note for note in notes if note)),

@@ -44,8 +44,8 @@ export async function runPage(name, part = false) {
     const done = run.metrics.length ? run.metrics.at(-1).step + 1 : 0;
     head.replaceChildren(...[
       part ? null : trail({ run: name }),
-      h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state, true), conclusionPill(run.verdict, true), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), shortModel(setting("model") ?? "")].filter(Boolean).join(" · ")))),
-      run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(evidenceOf(run.verdict))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No conclusion: held-out problems were not measured before the first step and after the last." : "No conclusion yet: held-out problems are measured before the first step and after the last."),
+      h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state, true), conclusionPill(run.conclusion, true), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), shortModel(setting("model") ?? "")].filter(Boolean).join(" · ")))),
+      run.conclusion ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(evidenceOf(run.conclusion))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No conclusion: held-out problems were not measured before the first step and after the last." : "No conclusion yet: held-out problems are measured before the first step and after the last."),
       run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null,
       ...run.notes.map((n) => h("div", { class: "note" }, written(n)))].filter(Boolean));
     const tile = (title, metric, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, term(title, hintOf(run.hints, metric))), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));

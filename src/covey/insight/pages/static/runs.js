@@ -69,7 +69,7 @@ const empty = () => h("div", { class: "empty" }, h("h2", {}, "No run here yet"),
   h("p", {}, "A run appears here as soon as it begins. ", h("code", {}, "covey demo"), " makes one in a few minutes, without a download."),
   h("p", {}, link("#/lab", "Open the lab"), " to see what GRPO does with a group of completions."));
 
-const textOfRun = (run) => [run.run, run.model, run.method, run.algorithm, run.state, run.verdict?.word, ...run.tags].join(" ").toLowerCase();
+const textOfRun = (run) => [run.run, run.model, run.method, run.algorithm, run.state, run.conclusion?.word, ...run.tags].join(" ").toLowerCase();
 const lastHeld = (run) => run.greedy?.at(-1) ?? -1;
 const orderBy = (name) => ({ new: (a, b) => b.changed - a.changed, held: (a, b) => lastHeld(b) - lastHeld(a), name: (a, b) => a.run.localeCompare(b.run, "en", { numeric: true }) })[name];
 
@@ -98,7 +98,7 @@ function row(run, pick, hints) {
     h("input", { type: "checkbox", "data-run": run.run, "aria-label": `Choose ${run.run}`, onchange: (e) => pick([run.run], e.target.checked) }),
     h("div", { class: "who" }, h("a", { class: "cover", href: at("run", run.run) }, written(run.run)), run.tags.map((tag) => h("span", { class: "tag" }, written(tag))),
       h("div", { class: "muted" }, run.error ? written(run.error) : kindOf(run)), run.ended ? h("div", { class: "muted why", title: label(run.ended) }, written(run.ended)) : null),
-    h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), conclusionPill(run.verdict)),
+    h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), conclusionPill(run.conclusion)),
     spark(run.course ?? [], COURSE),
     h("dl", { class: "facts" },
       fact("steps", "", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held out", hintOf(hints, "greedy"), heldOut([run])), fact("time", hintOf(hints, "elapsed"), run.error ? "–" : seconds(run.seconds))));
@@ -106,14 +106,14 @@ function row(run, pick, hints) {
 
 // Runs of several seeds as one row, which opens to a row for each.
 function bundleRow({ name, runs }, pick, hints) {
-  const names = runs.map((run) => run.run), words = [...new Set(runs.map((run) => run.verdict?.word))], states = [...new Set(runs.map((run) => run.state))];
+  const names = runs.map((run) => run.run), words = [...new Set(runs.map((run) => run.conclusion?.word))], states = [...new Set(runs.map((run) => run.state))];
   const shortest = Math.min(...runs.map((run) => run.course?.length ?? 0)), at0 = (i) => runs.map((run) => run.course[i]).filter((v) => typeof v === "number");
   const course = Array.from({ length: shortest }, (_, i) => (at0(i).length ? at0(i).reduce((sum, v) => sum + v, 0) / at0(i).length : null));
   return h("details", { class: "bundle" },
     h("summary", { class: "run" },
       h("input", { type: "checkbox", "data-runs": JSON.stringify(names), "aria-label": `Choose all seeds of ${name}`, onchange: (e) => pick(names, e.target.checked) }),
       h("div", { class: "who" }, h("b", { class: "opens" }, written(name)), h("div", { class: "muted" }, kindOf(runs[0]), ` · ${runs.length} seeds · `, link(at("compare", ...names), "curves"))),
-      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => conclusionPill(runs.find((run) => run.verdict?.word === word)?.verdict))),
+      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => conclusionPill(runs.find((run) => run.conclusion?.word === word)?.verdict))),
       spark(course, `${COURSE}: the mean over the seeds`),
       h("dl", { class: "facts" },
         fact("steps", "", `${Math.min(...runs.map((run) => run.done))} / ${runs[0].steps}`), fact("held out", heldHint(hints), heldOut(runs)), fact("time", hintOf(hints, "elapsed"), seconds(runs.reduce((sum, run) => sum + run.seconds, 0))))),
