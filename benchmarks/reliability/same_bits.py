@@ -99,8 +99,8 @@ def soak(folder: Path, steps: int) -> dict[str, object]:
         },
     )
     (config.parent / "rewards.py").write_text(WITH_CANARIES)
-    loaded = load_config(config, ["--output", str(folder / "run")])
-    run_pipeline(loaded, Watching(quiet=True), StopSignal())
+    resolved = load_config(config, ["--output", str(folder / "run")])
+    run_pipeline(resolved, Watching(quiet=True), StopSignal())
     kept = np.array(samples[len(samples) // 10 :], dtype=float)
     slope = float(np.polyfit(np.arange(len(kept)), kept[:, 0], 1)[0])
     half = len(kept) // 2

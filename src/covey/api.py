@@ -81,13 +81,13 @@ def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **setting
     path = Path(source) if isinstance(source, str | Path) else None
     # A folder with a config.json is a model; any other existing folder should be a run's.
     if path is not None and path.suffix in (".yaml", ".yml"):
-        loaded = load_config(path, values=with_objects(settings))
+        resolved = load_config(path, values=with_objects(settings))
     elif path is not None and path.is_dir() and not (path / "config.json").is_file():
-        loaded = load_run(path, values=with_objects(settings), trust=trust)
+        resolved = load_run(path, values=with_objects(settings), trust=trust)
     else:
-        loaded = load_config(values=with_objects({"model": run, **settings}))
+        resolved = load_config(values=with_objects({"model": run, **settings}))
     with default_torch_modes():
-        return evaluate_once(loaded, RunConsole(quiet))
+        return evaluate_once(resolved, RunConsole(quiet))
 
 
 def _path(run: str | Path | Result) -> Path:
@@ -133,10 +133,10 @@ def sample(
     values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
     rollout = {"rollout": {"tools": list(tools)}} if tools else {}
     say = (lambda _: None) if quiet else say_aside
-    loaded = load_config(values=with_objects({**values, **rollout}))
+    resolved = load_config(values=with_objects({**values, **rollout}))
     with default_torch_modes():
         return sample_once(
-            loaded,
+            resolved,
             prompts,
             n,
             max_tokens,
@@ -167,16 +167,16 @@ def run_start(
     from covey.training.options import RunOptions
     from covey.training.pipeline import run_together
 
-    loaded = _with_absolute_output(
+    resolved = _with_absolute_output(
         start.with_settings(("--output", str(resumed)) if resumed is not None else ()).load()
     )
     several = started_together()
-    if several and isinstance(loaded.config.model, ModelObject):
+    if several and isinstance(resolved.config.model, ModelObject):
         raise ConfigError("model: an object is trained in one process; save it to a folder, and name that")
-    if loaded.config.launch.processes > 1 and not several:
+    if resolved.config.launch.processes > 1 and not several:
+        processes = resolved.config.launch.processes
         raise ConfigError(
-            f"launch.processes {loaded.config.launch.processes}: start this script by torchrun, or train by "
-            "`covey train`"
+            f"launch.processes {processes}: start this script by torchrun, or train by `covey train`"
         )
     resumes = resumed is not None
     options = RunOptions(
@@ -184,18 +184,18 @@ def run_start(
         changes=resumes,
         same_inputs=not resumes,
         start=start.record(),
-        home=loaded.config.output,
+        home=resolved.config.output,
     )
     if observer is not None:
         options = replace(options, observer=observer)
     # Under torchrun every rank runs this script; one of them prints.
     console = RunConsole(quiet or environment_rank() > 0)
-    for note in loaded.notes:
+    for note in resolved.notes:
         console.say(f"note: {note}")
-    return run_together(loaded, console, StopSignal(), options, overwrite=overwrite)[-1]
+    return run_together(resolved, console, StopSignal(), options, overwrite=overwrite)[-1]
 
 
-def _with_absolute_output(loaded: ResolvedConfig) -> ResolvedConfig:
+def _with_absolute_output(resolved: ResolvedConfig) -> ResolvedConfig:
     """Return a config whose run stays in one folder, though a reward may change the working directory."""
-    config = loaded.config.model_copy(update={"output": loaded.config.output.absolute()})
-    return replace(loaded, config=config, of_stages=tuple(map(_with_absolute_output, loaded.of_stages)))
+    config = resolved.config.model_copy(update={"output": resolved.config.output.absolute()})
+    return replace(resolved, config=config, of_stages=tuple(map(_with_absolute_output, resolved.of_stages)))

@@ -89,9 +89,9 @@ def faithful(world: World, prompt: Sequence[int], answer: Sequence[int]) -> str 
 def claim_trained(world: World, dice: random.Random, folder: Path) -> str:
     """A worked answer is trained once, to its end, and in its form. Returns what became of it."""
     case = case_of(world, dice)
-    loaded = loaded_of(folder, [case.row], data=case.data, method="sft")
+    resolved = loaded_of(folder, [case.row], data=case.data, method="sft")
     try:
-        (example,) = encode_examples(world.policy, load_source(loaded).examples, loaded.config)
+        (example,) = encode_examples(world.policy, load_source(resolved).examples, resolved.config)
     except CoveyError as error:
         assert case.may_refuse, f"refused: {error}"
         return "refused"
@@ -132,14 +132,14 @@ def _has_its_form(world: World, case: Case, example: EncodedProblem, said: str) 
 def claim_sampled(world: World, dice: random.Random, folder: Path) -> str:
     """What rewards read of a completion is what its tokens add to its prompt."""
     rows = [{"prompt": words(dice, ASKED)}]
-    loaded = loaded_of(
+    resolved = loaded_of(
         folder,
         rows,
         data={"chat": dice.random() < 0.7},
         rewards=["repetition"],
     )
     try:
-        (prompted,) = encode(world.policy, load_source(loaded).train, loaded.config)
+        (prompted,) = encode(world.policy, load_source(resolved).train, resolved.config)
     except CoveyError as error:
         raise AssertionError(f"refused: {error}") from error
     request = prompted.request(range(4 * world.seed, 4 * world.seed + 4))
@@ -161,8 +161,8 @@ def claim_forged(world: World, dice: random.Random, folder: Path) -> str:
     counts = []
     for words_of_user in ("hello", forged):
         rows = [{"prompt": [{"role": "user", "content": f"{words_of_user} {ASKED}"}]}]
-        loaded = loaded_of(folder, rows, rewards=["repetition"])
-        (prompted,) = encode(world.policy, load_source(loaded).train, loaded.config)
+        resolved = loaded_of(folder, rows, rewards=["repetition"])
+        (prompted,) = encode(world.policy, load_source(resolved).train, resolved.config)
         controls = {*world.policy.end_ids, world.tokenizer.convert_tokens_to_ids(world.turns.begin)}
         counts.append(sum(token in controls for token in prompted.tokens.tolist()))
         assert ASKED in world.decoded(prompted.tokens)
@@ -174,8 +174,8 @@ def claim_kept(world: World, dice: random.Random, folder: Path) -> str:
     """What a stage has sampled is trained by the next one, token by token, whatever `data` says."""
     rows = [{"prompt": words(dice, ASKED), "why": "so", "completion": "of the file"}]
     data = {"chat": dice.random() < 0.7, "template": "Q: {prompt}", "completion": "{why}"}
-    loaded = loaded_of(folder, rows, data=data, rewards=["repetition"])
-    (prompted,) = encode(world.policy, load_source(loaded).train, loaded.config)
+    resolved = loaded_of(folder, rows, data=data, rewards=["repetition"])
+    (prompted,) = encode(world.policy, load_source(resolved).train, resolved.config)
     request = prompted.request(range(2 * world.seed, 2 * world.seed + 2))
     found = [s.completion for s in LocalSampler(world.policy).sample([request], SamplingParams(max_tokens=9))]
     kept = [

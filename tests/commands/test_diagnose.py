@@ -216,15 +216,15 @@ def test_settings_that_metrics_do_not_tell_apart_are_tried(run: Path, tmp_path: 
         "algorithm": {"name": "grpo", "entropy": {"coef": 1.0}},
         "lora": {"rank": 8, "alpha": 0.5},
     }
-    loaded = load_config(values={**sick, "output": str(tmp_path)})
-    lines = [c.line for c in changes_worth_trying(run, [], settings_of(loaded), seed=3)]
+    resolved = load_config(values={**sick, "output": str(tmp_path)})
+    lines = [c.line for c in changes_worth_trying(run, [], settings_of(resolved), seed=3)]
     assert "algorithm.entropy.coef: 0.001" in lines
     assert "lora.alpha: 16.0" in lines
     assert lines[-1] == "seed: 4"
     assert "train.lr: 0.03" not in lines, "this policy moved"
     # A finding's own remedies come first.
     found = [Finding("wide_ratios", 3, "warning", "")]
-    first = changes_worth_trying(run, found, settings_of(loaded), seed=3)[0]
+    first = changes_worth_trying(run, found, settings_of(resolved), seed=3)[0]
     assert first.why == "wide_ratios"
 
 

@@ -82,7 +82,7 @@ def test_folders_are_named_by_their_settings(tmp_path: Path) -> None:
     assert names[0].startswith("lr=0.0001,betas=_0.9_0.95_,")
     assert names[0].endswith("seed=0")
     assert len(set(names)) == 8
-    assert {run.loaded.config.train.betas for run in found.runs} == {(0.9, 0.95), (0.9, 0.99)}
+    assert {run.resolved.config.train.betas for run in found.runs} == {(0.9, 0.95), (0.9, 0.99)}
     two = grid(tmp_path, "train.steps=3", "eval.problems=3", "train.lr=0.5").runs[0].folder.name
     assert two == "steps=3,problems=3,lr=0.5,seed=0"
     same_end = [

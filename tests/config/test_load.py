@@ -29,13 +29,15 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> None:
     file = write(tmp_path, "train: {lr: 1.0e-5, steps: 7}\nrollout: {group_size: 4}\n")
-    loaded = load_config(file, ["--train.lr", "3e-4", "--rollout.top-p=0.9"], {"rollout": {"group_size": 6}})
-    assert loaded.config.train.lr == 3e-4
-    assert loaded.config.train.steps == 7
-    assert loaded.config.rollout.top_p == 0.9
-    assert loaded.config.rollout.group_size == 6
-    assert loaded.origins["train.steps"] == f"{file}:1"
-    assert loaded.origins["train.lr"] == "--train.lr"
+    resolved = load_config(
+        file, ["--train.lr", "3e-4", "--rollout.top-p=0.9"], {"rollout": {"group_size": 6}}
+    )
+    assert resolved.config.train.lr == 3e-4
+    assert resolved.config.train.steps == 7
+    assert resolved.config.rollout.top_p == 0.9
+    assert resolved.config.rollout.group_size == 6
+    assert resolved.origins["train.steps"] == f"{file}:1"
+    assert resolved.origins["train.lr"] == "--train.lr"
 
 
 @pytest.mark.parametrize(
@@ -162,13 +164,13 @@ def test_texts_of_options_are_taken_as_they_stand() -> None:
 
 
 def test_stages_inherit_and_override() -> None:
-    loaded = load_config(
+    resolved = load_config(
         values={
             "train": {"lr": 1e-3, "steps": 9},
             "stages": ({"method": "sft"}, {"train": {"steps": 4}}),
         }
     )
-    first, second = (s.config for s in loaded.stages())
+    first, second = (s.config for s in resolved.stages())
     assert (first.method, first.train.lr, first.train.steps) == ("sft", 1e-3, 9)
     assert (second.method, second.train.lr, second.train.steps) == ("rl", 1e-3, 4)
 
@@ -183,13 +185,13 @@ stages:
 
 def test_the_command_line_holds_in_every_stage_and_says_what_it_overrides(tmp_path: Path) -> None:
     file = write(tmp_path, STAGED)
-    loaded = load_config(file, ["--train.steps", "2", "--algorithm.kl.gradient", "ratio"])
-    first, second = loaded.stages()
+    resolved = load_config(file, ["--train.steps", "2", "--algorithm.kl.gradient", "ratio"])
+    first, second = resolved.stages()
     assert (first.config.train.steps, second.config.train.steps) == (2, 2)
     assert (first.config.train.lr, second.config.train.lr) == (1e-3, 2e-4)
     assert second.algorithm.kl is not None
     assert (second.algorithm.kl.coef, second.algorithm.kl.gradient) == (0.1, "ratio")
-    assert loaded.notes == ["--train.steps 2 overrides 800 in stage 1-sft"]
+    assert resolved.notes == ["--train.steps 2 overrides 800 in stage 1-sft"]
     assert first.origins["train.steps"] == "--train.steps"
     assert first.origins["train.lr"] == f"{file}:4 (stage 1-sft)"
     values = load_config(file, values={"train": {"steps": 3}}).stages()
@@ -209,11 +211,11 @@ def test_a_warm_up_that_outlasts_the_run_is_told_with_the_rate_it_reaches(tmp_pa
 
 @pytest.mark.parametrize("which", ["1", "1-sft", "1_sft"])
 def test_one_stage_is_addressed_by_number_or_folder(tmp_path: Path, which: str) -> None:
-    loaded = load_config(
+    resolved = load_config(
         write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5", "--train.steps", "2"]
     )
-    assert [s.config.train.steps for s in loaded.stages()] == [5, 2]
-    assert f"--stages.{which}.train.steps 5 overrides 2 in stage 1-sft" in loaded.notes
+    assert [s.config.train.steps for s in resolved.stages()] == [5, 2]
+    assert f"--stages.{which}.train.steps 5 overrides 2 in stage 1-sft" in resolved.notes
 
 
 @pytest.mark.parametrize("which", ["0", "3", "sft", "2-sft"])
@@ -316,11 +318,11 @@ def test_dotted_keys_in_a_file_reach_inside(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     lines = ("model: tiny", "algorithm: grpo", "rollout: {group_size: 4}")
     file.write_text("\n".join([*lines, "rollout.max_tokens: 64", "algorithm.kl.coef: 0.1", ""]))
-    loaded = load_config(file)
-    assert (loaded.config.rollout.group_size, loaded.config.rollout.max_tokens) == (4, 64)
-    assert loaded.algorithm.kl is not None
-    assert loaded.algorithm.kl.coef == 0.1
-    assert loaded.origins["rollout.max_tokens"] == f"{file}:4"
+    resolved = load_config(file)
+    assert (resolved.config.rollout.group_size, resolved.config.rollout.max_tokens) == (4, 64)
+    assert resolved.algorithm.kl is not None
+    assert resolved.algorithm.kl.coef == 0.1
+    assert resolved.origins["rollout.max_tokens"] == f"{file}:4"
     file.write_text("model: tiny\nrollout: {max_tokens: 5}\nrollout.max_tokens: 64\n")
     with pytest.raises(ConfigError, match=r"run.yaml:3: rollout.max_tokens is already set"):
         load_config(file)
@@ -339,8 +341,8 @@ def test_the_length_that_a_loss_divides_by_stands_as_a_number(tmp_path: Path) ->
 
 def test_the_page_says_what_a_changed_setting_of_the_algorithm_does(tmp_path: Path) -> None:
     algorithm = {"name": "grpo", "surrogate": {"clip_high": 0.3}, "kl": {"coef": 0.5, "estimator": "k2"}}
-    loaded = load_config(values={"data": {"task": "sums"}, "algorithm": algorithm})
-    (tmp_path / "config.yaml").write_text(resolved_yaml(loaded))
+    resolved = load_config(values={"data": {"task": "sums"}, "algorithm": algorithm})
+    (tmp_path / "config.yaml").write_text(resolved_yaml(resolved))
     says = {s["setting"]: s["says"] for s in differing_settings(tmp_path)}
     effects = {(row.key, row.owner): row.setting.effect for row in algorithm_rows()}
     assert says["algorithm.surrogate.clip_high"] == effects["algorithm.surrogate.clip_high", "clip"]

@@ -173,14 +173,14 @@ def test_what_trl_ignores_or_covey_cannot_do_is_refused(given: dict[str, Any], s
 def test_names_that_mean_the_same_are_renamed_with_a_note(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_generations: 4\nlr_scheduler_type: constant_with_warmup\noptim: adamw_torch_fused\n")
-    loaded = load_config(file, ["--learning-rate", "1e-5", "--gradient_checkpointing", "true"])
-    train = loaded.config.train
-    assert (loaded.config.rollout.group_size, train.lr, train.schedule) == (4, 1e-5, "constant")
+    resolved = load_config(file, ["--learning-rate", "1e-5", "--gradient_checkpointing", "true"])
+    train = resolved.config.train
+    assert (resolved.config.rollout.group_size, train.lr, train.schedule) == (4, 1e-5, "constant")
     assert (train.optimizer, train.recompute_layers) == ("adamw", True)
-    assert f"{file}:1: num_generations is read as rollout.group_size" in loaded.notes
-    assert "--learning-rate: learning_rate is read as train.lr" in loaded.notes
-    assert any("TRL's default is loss_type: dapo" in note for note in loaded.notes)
-    assert loaded.origins["rollout.group_size"] == f"{file}:1"
+    assert f"{file}:1: num_generations is read as rollout.group_size" in resolved.notes
+    assert "--learning-rate: learning_rate is read as train.lr" in resolved.notes
+    assert any("TRL's default is loss_type: dapo" in note for note in resolved.notes)
+    assert resolved.origins["rollout.group_size"] == f"{file}:1"
     with pytest.raises(ConfigError, match="'polynomial' is not supported; use linear"):
         load_config(overrides=["--lr_scheduler_type", "polynomial"])
     with pytest.raises(ConfigError, match=r"rollout.group_size, which is already set .*:2.*; keep one"):
@@ -189,11 +189,11 @@ def test_names_that_mean_the_same_are_renamed_with_a_note(tmp_path: Path) -> Non
 
 
 def test_a_loss_of_trl_is_said_and_stands_alone() -> None:
-    loaded = load_config(overrides=["--loss_type", "dr_grpo", "--epsilon", "0.1"])
-    assert describe(loaded.algorithm) == describe(
+    resolved = load_config(overrides=["--loss_type", "dr_grpo", "--epsilon", "0.1"])
+    assert describe(resolved.algorithm) == describe(
         build_algorithm(algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1}))
     )
-    (note,) = loaded.notes
+    (note,) = resolved.notes
     assert note.startswith("loss_type, epsilon: read as TRL's loss")
     assert "clip_low: 0.1, clip_high: 0.1" in note
     with pytest.raises(

@@ -461,8 +461,8 @@ def test_the_page_has_the_table_of_the_rules() -> None:
 def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = tmp_path / "2-rl"
     stage.mkdir()
-    loaded = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
-    (stage / "config.yaml").write_text(resolved_yaml(loaded))
+    resolved = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
+    (stage / "config.yaml").write_text(resolved_yaml(resolved))
     metrics = run_of(flat(), flat(**{"length/truncated": 0.5}))
     lines = as_stream(metrics)
     (stage / "metrics.jsonl").write_text(lines + '{"step": 40, "half')

@@ -237,11 +237,11 @@ def test_a_run_folder_and_supervised_learning_are_refused(tmp_path: Path, capsys
 
 
 def test_of_a_pipeline_the_stage_that_samples() -> None:
-    loaded = load_config(
+    resolved = load_config(
         values={**FAST, "rewards": (varied,), "stages": [{"method": "sft"}, {"train": {"steps": 7}}]}
     )
-    assert rl_stage(loaded).config.train.steps == 7
-    assert any("stage 2 starts from the model of stage 1" in note for note in loaded.notes)
+    assert rl_stage(resolved).config.train.steps == 7
+    assert any("stage 2 starts from the model of stage 1" in note for note in resolved.notes)
 
 
 def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
@@ -296,7 +296,7 @@ class Quiet:
 class MeasuredRun:
     """The parts of a run that sampling of a preview uses."""
 
-    loaded: ResolvedConfig
+    resolved: ResolvedConfig
     sampler: SlowModel
     rewards: Rewards
     journal: Quiet
@@ -481,7 +481,7 @@ def test_an_answer_in_another_form_is_told_from_an_incorrect_one(
     assert readings is not None
     assert (readings.tried, len(readings.accepted), readings.by_chance) == (12, 12, 0)
     measured = SampledGroups(groups, 1.0, 3, ScoringStats())
-    one = advice(Preview(pilot.run.loaded, measured, {}, 0, 0, 2, readings=readings, wording=PLAIN))[0]
+    one = advice(Preview(pilot.run.resolved, measured, {}, 0, 0, 2, readings=readings, wording=PLAIN))[0]
     assert "12 of 12 completions that" in one.finding
     assert accepted in one.finding
     assert remedy in one.remedy

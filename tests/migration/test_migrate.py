@@ -51,8 +51,8 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 def test_a_script_of_verl_becomes_a_config_with_its_defaults(tmp_path: Path) -> None:
     text, migrated = migrate(written(tmp_path, "run.sh", VERL))
-    loaded = load_config(values=yaml.safe_load(text))
-    config = loaded.config
+    resolved = load_config(values=yaml.safe_load(text))
+    config = resolved.config
     assert config.rollout.group_size == 16
     assert config.rollout.prompts_per_step == 64, "the default of a variable"
     assert config.rollout.max_tokens == 2048, "a shell's sum"
@@ -61,10 +61,10 @@ def test_a_script_of_verl_becomes_a_config_with_its_defaults(tmp_path: Path) -> 
     assert (config.train.weight_decay, config.train.betas) == (0.01, (0.9, 0.999)), "verl's own defaults"
     assert str(config.data.train) == "/data/us/gsm8k/train.parquet", "a default within a default"
     assert config.tracker == "wandb"
-    assert loaded.algorithm.surrogate.all_settings["clip_high"] == 0.28
-    assert loaded.algorithm.surrogate.all_settings["dual_clip"] == 3.0, "of its dialect"
-    assert loaded.algorithm.kl is not None
-    assert (loaded.algorithm.kl.estimator.name, loaded.algorithm.kl.coef) == ("k3", 0.001)
+    assert resolved.algorithm.surrogate.all_settings["clip_high"] == 0.28
+    assert resolved.algorithm.surrogate.all_settings["dual_clip"] == 3.0, "of its dialect"
+    assert resolved.algorithm.kl is not None
+    assert (resolved.algorithm.kl.estimator.name, resolved.algorithm.kl.coef) == ("k3", 0.001)
     assert config.rewards[1] == {"soft_overlong": {"limit": 2048, "buffer": 512, "weight": 1.0}}
     assert migrated.without == {"actor_rollout_ref.actor.something_new: 3": "not known to covey"}
     assert any("join a.parquet, b.parquet" in note for note in migrated.notes)
@@ -196,12 +196,12 @@ def test_a_script_of_trl_is_read_without_running_it(tmp_path: Path) -> None:
     text, migrated = migrate(written(tmp_path, "train_grpo.py", SCRIPT), "trl")
     values = yaml.safe_load(text)
     assert values["rewards"] == [{"train_grpo.py:correct": 1.0}]
-    loaded = load_config(values={**values, "rewards": []})
-    config = loaded.config
+    resolved = load_config(values={**values, "rewards": []})
+    config = resolved.config
     assert (config.model, str(config.output)) == ("Qwen/Qwen3-0.6B", "out/grpo")
     assert (config.train.steps, config.train.lr, config.train.schedule) == (100, 5e-6, "linear")
     assert (config.rollout.prompts_per_step, config.rollout.group_size) == (4, 8)
-    assert loaded.algorithm.reduce.name == "constant_length"
+    assert resolved.algorithm.reduce.name == "constant_length"
     assert str(config.data.train) == "hub:openai/gsm8k?config=main&split=train"
     assert config.lora is not None
     assert config.lora.rank == 8

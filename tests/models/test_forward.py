@@ -138,8 +138,8 @@ def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) ->
 def test_a_run_may_turn_all_sequences_by_the_long_table(tmp_path: Path) -> None:
     """Short ones as transformers turns long ones, also where the trained model is loaded again."""
     save_policy(Policy(sharpened(BY_LENGTH["longrope"]), policy_of("qwen3").tokenizer), tmp_path / "given")
-    loaded = load_config(values={"model": str(tmp_path / "given"), "longrope": "long"})
-    policy = load_policy(loaded)
+    resolved = load_config(values={"model": str(tmp_path / "given"), "longrope": "long"})
+    policy = load_policy(resolved)
     assert policy.context == 128
     prompt, answer = random_prompts(9, 100)
     every = policy.token_outputs(pack([prompt], [[answer]]), 1.0).logprobs.detach()

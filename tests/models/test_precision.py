@@ -120,9 +120,9 @@ def test_a_run_continues_as_it_began(monkeypatch, tmp_path) -> None:
 
 def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch) -> None:
     monkeypatch.setattr("covey.models.forward.passes_known_answers", lambda *_: False)
-    loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16"})
+    resolved = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16"})
     with pytest.raises(ConfigError, match="precision"):
-        load_policy(loaded, ["1+1=2"] * 5)
+        load_policy(resolved, ["1+1=2"] * 5)
 
 
 def test_the_next_run_in_a_process_does_not_follow_the_one_before() -> None:

@@ -267,6 +267,6 @@ SECRET = "http://me:geheim@127.0.0.1:9/v1"
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(values: dict, tmp_path: Path) -> None:
     with pytest.raises(CoveyError, match="environment variables") as caught:
-        loaded = load_config(values={"model": "tiny", "data": {"task": "last_digit"}, **values})
-        load_rewards(loaded.config.rewards, tmp_path)
+        resolved = load_config(values={"model": "tiny", "data": {"task": "last_digit"}, **values})
+        load_rewards(resolved.config.rewards, tmp_path)
     assert "geheim" not in str(caught.value)

@@ -82,8 +82,8 @@ def test_a_runs_model_computes_as_in_its_run(run: Path, loader) -> None:
 
 
 def test_the_given_precision_overrides_the_recorded_one(run: Path) -> None:
-    loaded = load_run(run, values={"precision": "float32"})
-    with model_of(loaded, pytest.fail) as policy:
+    resolved = load_run(run, values={"precision": "float32"})
+    with model_of(resolved, pytest.fail) as policy:
         assert not policy.rounds
 
 

@@ -193,9 +193,9 @@ def test_the_models_of_rewards_are_files_of_the_run_only_where_they_are_loaded(p
     def judged(name: str, **settings: str) -> Reward:
         return Reward(name, BUILT_IN.get(name, reward_model), settings=settings)
 
-    loaded = load_config(values={"model": "tiny"}, folder=project)
+    resolved = load_config(values={"model": "tiny"}, folder=project)
     rewards = Rewards([judged("judge", model="of-some-server"), judged("scorer", model="model")])
-    assert {n.partition("/")[0] for n in files_of(loaded, rewards)} == {"scorer", "covey's own code"}
+    assert {n.partition("/")[0] for n in files_of(resolved, rewards)} == {"scorer", "covey's own code"}
 
 
 def test_a_tokenizer_of_another_model_is_refused(project: Path, capsys) -> None:

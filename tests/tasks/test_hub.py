@@ -45,13 +45,13 @@ def config_of(tmp_path: Path, data: str) -> Path:
 
 def test_both_splits_are_read_by_default_and_fetched_once(tmp_path: Path, asked: Asked) -> None:
     data = "{train: 'hub:some/sums?config=main', test: 'hub:some/sums?config=main', prompt: question}"
-    loaded = load_config(config_of(tmp_path, data))
+    resolved = load_config(config_of(tmp_path, data))
     for _ in range(2):
-        source = load_source(loaded)
+        source = load_source(resolved)
         assert [p.prompt for p in source.train] == ["0 + 0?", "1 + 1?", "2 + 2?"]
         assert [p.columns["answer"] for p in source.test] == ["0", "2"]
     assert sorted(asked) == [("some/sums", "main", "test", "main"), ("some/sums", "main", "train", "main")]
-    names = [path.name for path in data_files(loaded)]
+    names = [path.name for path in data_files(resolved)]
     assert [name.rpartition("-")[0] for name in names] == ["some--sums-train", "some--sums-test"]
     assert source.train[0].id == f"{names[0]}:1"
 
@@ -63,11 +63,11 @@ def test_another_revision_is_another_file(tmp_path: Path, asked: Asked) -> None:
 
 
 def test_a_data_set_that_cannot_be_fetched_leaves_no_file(tmp_path: Path, asked: Asked) -> None:
-    loaded = load_config(config_of(tmp_path, "{train: 'hub:some/other'}"))
+    resolved = load_config(config_of(tmp_path, "{train: 'hub:some/other'}"))
     with pytest.raises(
         DataError, match=r"^data: hub:some/other could not be fetched: Couldn't reach .* on the Hub\."
     ):
-        load_source(loaded)
+        load_source(resolved)
     assert list((tmp_path / "cache" / "covey" / "data").iterdir()) == []
 
 
@@ -76,12 +76,12 @@ def test_an_image_is_refused_and_a_date_is_text(
 ) -> None:
     rows: list[dict[str, object]] = [{"question": "when?", "day": date(2023, 5, 21)}]
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *_, **__: rows)
-    loaded = load_config(config_of(tmp_path, "{train: 'hub:some/sums', prompt: question}"))
-    assert load_source(loaded).train[0].columns["day"] == "2023-05-21"
+    resolved = load_config(config_of(tmp_path, "{train: 'hub:some/sums', prompt: question}"))
+    assert load_source(resolved).train[0].columns["day"] == "2023-05-21"
     rows.append({"question": "what?", "day": b"PNG"})
-    loaded = load_config(config_of(tmp_path, "{train: 'hub:some/pictures', prompt: question}"))
+    resolved = load_config(config_of(tmp_path, "{train: 'hub:some/pictures', prompt: question}"))
     with pytest.raises(DataError, match="row 2: the column 'day' is no text: a bytes cannot be written"):
-        load_source(loaded)
+        load_source(resolved)
 
 
 def test_the_missing_package_is_named(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,8 +269,8 @@ def test_a_conversation_asks_its_last_question_where_the_model_answers(
     tmp_path: Path, messages: list[Any], asked: int, answer: str | None
 ) -> None:
     (file := tmp_path / "talk.jsonl").write_text(json.dumps({"messages": messages}))
-    loaded = load_config(values={"model": "tiny", "data": {"train": file}, "rewards": ["math_answer"]})
-    (problem,) = load_source(loaded).train
+    resolved = load_config(values={"model": "tiny", "data": {"train": file}, "rewards": ["math_answer"]})
+    (problem,) = load_source(resolved).train
     assert [m["role"] for m in problem.prompt] == [m["role"] for m in messages[:asked]]
     assert problem.columns.get("answer") == answer
     imitated = {"method": "sft", "data": {"train": file, "test": file}}

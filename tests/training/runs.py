@@ -39,8 +39,8 @@ def start(
         k: {**FAST[k], **settings.pop(k, {})} if isinstance(FAST[k], dict) else settings.pop(k, FAST[k])
         for k in FAST
     }
-    loaded = load_config(values={**merged, **settings, "output": output})
-    return run_pipeline(loaded, RunConsole(quiet=True), stop or StopSignal(), options)
+    resolved = load_config(values={**merged, **settings, "output": output})
+    return run_pipeline(resolved, RunConsole(quiet=True), stop or StopSignal(), options)
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

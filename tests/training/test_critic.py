@@ -127,8 +127,8 @@ def test_micro_batches_do_not_change_what_is_learned(tmp_path: Path, trunk: str)
 
 def test_a_step_with_a_critic_passes_its_own_checks(tmp_path: Path) -> None:
     settings = {"data": {"task": "last_digit", "train_size": 64}, "rollout": {"max_tokens": 12}}
-    loaded = load_config(values={**settings, **ppo("own"), "output": tmp_path / "run", "threads": 1})
-    assert [c for c in check(loaded, RunConsole(quiet=True)) if not c.holds] == []
+    resolved = load_config(values={**settings, **ppo("own"), "output": tmp_path / "run", "threads": 1})
+    assert [c for c in check(resolved, RunConsole(quiet=True)) if not c.holds] == []
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ def test_functions_of_packages_are_named_by_their_import_path(tmp_path: Path) ->
         load_function("judges_of_yours:half", tmp_path)
     with pytest.raises(ConfigError, match="defines no function 'whole'; it has half"):
         load_function("judges_of_mine.rewards:whole", tmp_path)
-    loaded = load_config(values={"rewards": [load_function("judges_of_mine.rewards:half", tmp_path)]})
-    assert callable(loaded.config.rewards[0])
+    resolved = load_config(values={"rewards": [load_function("judges_of_mine.rewards:half", tmp_path)]})
+    assert callable(resolved.config.rewards[0])
 
 
 def test_objects_of_the_caller_are_looked_through_for_garbage_again(tmp_path: Path) -> None:

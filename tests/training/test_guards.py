@@ -391,21 +391,21 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     assert saved["guards"]["kl_alarm"] == 1
     start(tmp_path / "parts", **settings)
     assert read(tmp_path / "whole", "events.jsonl") == read(tmp_path / "parts", "events.jsonl")
-    loaded = load_config(values={**FAST, "output": tmp_path / "refused"})
-    run = set_up(loaded, RunConsole(quiet=True), StopSignal())
+    resolved = load_config(values={**FAST, "output": tmp_path / "refused"})
+    run = set_up(resolved, RunConsole(quiet=True), StopSignal())
     run.advance(1, {"refused": {"varied": 2}})
     run.save()
     run.journal.folder.close()
-    again = set_up(loaded, RunConsole(quiet=True), StopSignal())
+    again = set_up(resolved, RunConsole(quiet=True), StopSignal())
     again.journal.folder.close()
     assert again.state.position.refused == {"varied": 2}
 
 
 def test_a_run_that_a_guard_stopped_is_shown_as_that(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    loaded = load_config(values={**FAST, "train": {**FAST["train"], "steps": 8}, "output": run})
+    resolved = load_config(values={**FAST, "train": {**FAST["train"], "steps": 8}, "output": run})
     with pytest.raises(GuardStop):
-        run_in_folder(loaded, RunConsole(quiet=True), StopSignal(), failing("grad.nan@3-5"))
+        run_in_folder(resolved, RunConsole(quiet=True), StopSignal(), failing("grad.nan@3-5"))
     assert run_state(run) == "stopped"  # though this process, which had its lock, is alive
     page = run_page("run", run)
     assert page["state"] == "stopped"

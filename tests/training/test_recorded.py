@@ -53,12 +53,12 @@ def trained(project: Path, stop_at: int = 0, **changes: object) -> Path:
     """The folder of a run that was started from a file of the project."""
     output = project / "run"
     (project / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(output), **changes}))
-    loaded = load_config(project / "run.yaml")
+    resolved = load_config(project / "run.yaml")
     if stop_at:
         with pytest.raises(Stopped):
-            run_pipeline(loaded, RunConsole(quiet=True), StopAt(stop_at))
+            run_pipeline(resolved, RunConsole(quiet=True), StopAt(stop_at))
     else:
-        run_pipeline(loaded, RunConsole(quiet=True), StopAt())
+        run_pipeline(resolved, RunConsole(quiet=True), StopAt())
     return output
 
 
@@ -105,9 +105,9 @@ def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
     found = measured(capsys, folder)
     assert main(["eval", str(folder)]) == 0
     assert f"has not ended: this is {step}" in capsys.readouterr().err
-    loaded = load_run(folder)
-    assert (loaded.checkpoint is None) == (lora is None)  # whole, it is a model as any other
-    assert found == evaluate_once(loaded, RunConsole(quiet=True)).record()
+    resolved = load_run(folder)
+    assert (resolved.checkpoint is None) == (lora is None)  # whole, it is a model as any other
+    assert found == evaluate_once(resolved, RunConsole(quiet=True)).record()
     assert found["outcome"] != logged(folder, 0)["outcome"]
 
 
@@ -201,8 +201,8 @@ def test_a_template_that_prints_the_date_is_given_that_of_the_run(
     whole = trained(project, **changes).rename(project / "whole")
     run = trained(project, stop_at=2, **changes)
     monkeypatch.setattr(Day, "today_is", datetime(2026, 12, 9, 8, 0))
-    loaded = load_config(project / "run.yaml")
-    run_pipeline(loaded, RunConsole(), StopAt(), RunOptions(strict=True))
+    resolved = load_config(project / "run.yaml")
+    run_pipeline(resolved, RunConsole(), StopAt(), RunOptions(strict=True))
     said = " ".join(capsys.readouterr().out.split())
     assert "prints the date" in said
     assert "2026-11-25" in said

@@ -220,8 +220,8 @@ def test_what_needs_held_out_problems_is_refused_without_them(
 def test_a_run_that_did_not_learn_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {**FAST, "train": {"steps": 2, "lr": 0.0}, "eval": {"problems": 128, "samples": 1}}
     data = {**FAST["data"], "test_size": 128}
-    loaded = load_config(values={**values, "data": data, "algorithm": "grpo", "output": tmp_path / "run"})
-    (result,) = run_pipeline(loaded, RunConsole(), StopSignal())
+    resolved = load_config(values={**values, "data": data, "algorithm": "grpo", "output": tmp_path / "run"})
+    (result,) = run_pipeline(resolved, RunConsole(), StopSignal())
     assert result.conclusion is not None
     assert result.conclusion.word == "did not learn"
     assert "likely cause: " in capsys.readouterr().out

@@ -106,8 +106,8 @@ def test_a_pipeline_of_every_kind_of_stage(tmp_path: Path) -> None:
     assert f"{len(rows)} examples" in table[2]
     assert start(tmp_path / "run", **pipeline())[0].record() == results[0].record()  # nothing is done twice
     (tmp_path / "run").rename(tmp_path / "moved")
-    loaded = load_recorded(tmp_path / "moved/5-rl")
-    assert loaded.config.rewards[1]["reward_model"]["model"] == str(tmp_path / "moved/4-reward_model/final")
+    resolved = load_recorded(tmp_path / "moved/5-rl")
+    assert resolved.config.rewards[1]["reward_model"]["model"] == str(tmp_path / "moved/4-reward_model/final")
     assert load_recorded(tmp_path / "moved/3-dpo").config.data.examples == (tmp_path / "moved/2-pairs",)
 
 

@@ -106,23 +106,23 @@ def test_without_training_nothing_depends_on_when(tmp_path: Path) -> None:
             assert texts[0] == texts[1]
 
 
-def loaded(algorithm: object, **rollout: object) -> ResolvedConfig:
+def resolved_config(algorithm: object, **rollout: object) -> ResolvedConfig:
     return load_config(values={"algorithm": algorithm, "rollout": {"staleness": 2, **rollout}})
 
 
 def test_stale_tokens_are_corrected_unless_the_config_says_otherwise() -> None:
-    chosen = loaded("grpo")
+    chosen = resolved_config("grpo")
     assert [c.name for c in chosen.algorithm.correction] == ["truncated"]
     assert any("rollout.staleness" in note and "truncated" in note for note in chosen.notes)
     for said in ({"name": "grpo", "correction": None}, {"name": "grpo", "old": "sampler"}):
-        assert not loaded(said).algorithm.correction
-        assert not any("truncated" in note for note in loaded(said).notes)
-    mine = loaded({"name": "grpo", "correction": "decoupled"})
+        assert not resolved_config(said).algorithm.correction
+        assert not any("truncated" in note for note in resolved_config(said).notes)
+    mine = resolved_config({"name": "grpo", "correction": "decoupled"})
     assert [c.name for c in mine.algorithm.correction] == ["decoupled"]
-    assert not loaded("grpo", staleness=0).algorithm.correction
+    assert not resolved_config("grpo", staleness=0).algorithm.correction
 
 
 @pytest.mark.parametrize("setting", [{"curriculum": "frontier"}, {"adapt_group_size": True}])
 def test_what_follows_from_steps_that_have_not_ended_is_refused(setting: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"rollout.{next(iter(setting))} chooses problems.*staleness 0"):
-        loaded("grpo", **setting)
+        resolved_config("grpo", **setting)

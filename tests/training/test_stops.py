@@ -198,12 +198,12 @@ def test_the_time_of_a_long_run_is_said_before_its_first_sample(
 ) -> None:
     if build.tested_kernels() is None:
         pytest.skip("needs gcc")
-    loaded = load_config(values={**FAST, "output": tmp_path / "short"})
-    run_pipeline(loaded, RunConsole(), StopSignal())
+    resolved = load_config(values={**FAST, "output": tmp_path / "short"})
+    run_pipeline(resolved, RunConsole(), StopSignal())
     assert "estimated time" not in capsys.readouterr().out
     monkeypatch.setattr("covey.training.time_estimate.WORTH_A_LINE", 0.0)
-    loaded = load_config(values={**FAST, "output": tmp_path / "long"})
-    run_pipeline(loaded, RunConsole(), StopSignal())
+    resolved = load_config(values={**FAST, "output": tmp_path / "long"})
+    run_pipeline(resolved, RunConsole(), StopSignal())
     lines = capsys.readouterr().out.splitlines()
     (said,) = [n for n, line in enumerate(lines) if line.startswith("estimated time: at most about ")]
     assert "4 steps and 2 evaluations" in lines[said]

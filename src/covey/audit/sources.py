@@ -91,7 +91,7 @@ def _of_folder(folder: Path) -> AuditRecord:
 def covey_run(folder: Path) -> AuditRecord:
     """Read a run folder of covey, of a pipeline its last stage's. Raises ConfigError without a run."""
     stage = last_stage(folder)
-    loaded = load_for_reading(stage)
+    resolved = load_for_reading(stage)
     steps = recorded_steps(stage)
     shown = sorted({*steps[: MOST_STEPS // 4], *steps[-MOST_STEPS:]})
     notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps are looked at"]
@@ -104,7 +104,10 @@ def covey_run(folder: Path) -> AuditRecord:
         if step in metrics:
             lines.append(_covey_update(logs.get(step), metrics[step], step))
     return AuditRecord(
-        _header("covey", _covey_settings(loaded)), tuple(lines), algorithm=loaded.algorithm, notes=notes
+        _header("covey", _covey_settings(resolved)),
+        tuple(lines),
+        algorithm=resolved.algorithm,
+        notes=notes,
     )
 
 
@@ -112,15 +115,15 @@ def _header(framework: str, settings: dict[str, object] | None = None) -> Header
     return Header(format=FORMAT, version=VERSION, framework=framework, settings=settings or {})
 
 
-def _covey_settings(loaded: ResolvedConfig) -> dict[str, object]:
+def _covey_settings(resolved: ResolvedConfig) -> dict[str, object]:
     """Return a run's settings by the names that checks know."""
-    config = loaded.config
+    config = resolved.config
     return {
         "temperature": config.rollout.temperature,
         "max_completion_length": config.rollout.max_tokens,
         "num_generations": config.rollout.group_size,
         "max_grad_norm": config.train.grad_clip,
-        "beta": loaded.algorithm.kl.coef if loaded.algorithm.kl is not None else 0.0,
+        "beta": resolved.algorithm.kl.coef if resolved.algorithm.kl is not None else 0.0,
     }
 
 

@@ -47,16 +47,16 @@ def command_preview(
         raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2, or 0")
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
         raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
-    loaded = load(config, settings, as_json)
+    resolved = load(config, settings, as_json)
     tell(as_json, [f"previewing {config}: loading ..."])
     from covey.commands.preview import Extent, preview, rl_stage
     from covey.insight.preview_report import lines, record
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
 
-    noted = len(loaded.notes)
-    stage = rl_stage(loaded)
-    tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
+    noted = len(resolved.notes)
+    stage = rl_stage(resolved)
+    tell(as_json, (f"note: {note}" for note in resolved.notes[noted:]))
     extent = Extent(samples or None, groups or None, temperature)
     result = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
     print_result(as_json, record(result), lines(result))
@@ -84,7 +84,7 @@ def command_check(
         report = check_template(folder_of_gguf(config) if gguf else config)
         print_result(as_json, report.record(), report.lines())
         return 0
-    loaded = load(config, settings, as_json, trained=True, trust=trust, names_only=False)
+    resolved = load(config, settings, as_json, trained=True, trust=trust, names_only=False)
     tell(as_json, [f"checking {config}: loading ..."])
     from covey.proof.check import check as measure
     from covey.proof.check_run import check_run
@@ -92,8 +92,8 @@ def command_check(
 
     console = RunConsole(quiet=as_json)
     claims = check_run(config, steps, console, trust) if config.is_dir() else []
-    if loaded.config.method == "rl" or not claims:
-        claims += measure(loaded, console)
+    if resolved.config.method == "rl" or not claims:
+        claims += measure(resolved, console)
     lines = (f"{'ok  ' if claim.holds else 'FAIL'} {claim.sentence}: {claim.evidence}" for claim in claims)
     print_result(as_json, [vars(claim) for claim in claims], lines)
     return 0 if all(claim.holds for claim in claims) else 1

@@ -28,12 +28,12 @@ def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as
     :param config: A YAML file, or the folder of a run, to measure its final model, or its newest checkpoint
         if it has not ended. Of several stages the last one counts.
     """
-    loaded = load(config, settings, as_json, trained=True, trust=trust)
+    resolved = load(config, settings, as_json, trained=True, trust=trust)
     tell(as_json, [f"measuring {config}: loading ..."])
     from covey.commands.inference import evaluate_once
     from covey.system.console import RunConsole
 
-    result = evaluate_once(loaded, RunConsole(quiet=as_json))
+    result = evaluate_once(resolved, RunConsole(quiet=as_json))
     print_result(
         as_json, result.record(), (f"{name:<10}{estimate}" for name, estimate in result.summary().items())
     )

@@ -90,7 +90,7 @@ def load(
     if config.is_dir():
         from covey.runs.reader import load_for_reading, load_run
 
-        loaded = (
+        resolved = (
             load_run(config, settings, None, trust, names_only)
             if trained
             else load_for_reading(config, settings)
@@ -98,9 +98,9 @@ def load(
     else:
         from covey.config.load import load_config
 
-        loaded = load_config(config, settings)
-    tell(as_json, (f"note: {note}" for note in loaded.notes))
-    return loaded
+        resolved = load_config(config, settings)
+    tell(as_json, (f"note: {note}" for note in resolved.notes))
+    return resolved
 
 
 def json_object(text: str, option: str) -> dict[str, object]:

@@ -89,17 +89,17 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
     # The folder may have been moved since; its config still names the old place.
     output = ("--output", str(resumed)) if resumed is not None else ()
-    loaded = start.with_settings(output).load()
+    resolved = start.with_settings(output).load()
     quiet = as_json or environment_rank() > 0
-    tell(quiet, (f"note: {note}" for note in loaded.notes))
-    if loaded.config.launch.processes > 1 and not started_together():
+    tell(quiet, (f"note: {note}" for note in resolved.notes))
+    if resolved.config.launch.processes > 1 and not started_together():
         from covey.cluster.launcher import launch
 
-        return launch(loaded.config, as_json)
+        return launch(resolved.config, as_json)
     from covey.system.fault_injection import Faults
 
     faults = Faults(flags.inject)
-    home = loaded.config.output
+    home = resolved.config.output
     tell(quiet, [f"training, in {home}: loading ..."])
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
@@ -111,30 +111,30 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
     )
     stop = StopSignal(flags.max_minutes)
     try:
-        results = run_together(loaded, RunConsole(quiet), stop, options, ends_job=True)
+        results = run_together(resolved, RunConsole(quiet), stop, options, ends_job=True)
     except Stopped as stopped:
         raise Stopped(f"{stopped}. Continue with: {resume_command(home)}") from None
     if environment_rank() > 0:  # rank 0 prints the result
         return 0
     last = results[-1]
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.product)}
-    print_result(as_json, value, _next_commands(loaded, last))
+    print_result(as_json, value, _next_commands(resolved, last))
     return int(last.failed)
 
 
-def _next_commands(loaded: ResolvedConfig, last: Result) -> Iterator[str]:
+def _next_commands(resolved: ResolvedConfig, last: Result) -> Iterator[str]:
     """Yield the result of the last stage, and the commands to try it and to see it."""
     from covey.insight.sample_command import sample_command, shell_word
     from covey.runs.folder import CURVE
 
     yield f"{last.kind:<7} {last.product}"
     if last.kind == "model":
-        called = loaded.stages()[-1].config.rollout.tools
+        called = resolved.stages()[-1].config.rollout.tools
         tools = called.functions if called is not None else ()
         yield f"curve   {last.folder / CURVE}"
         if called is None or called.environment is None:  # which needs a row of the data
             yield f"try it  {sample_command(last.product, last.example, last.template, tools)}"
-    yield f"see it  covey ui {shell_word(str(loaded.config.output))}"
+    yield f"see it  covey ui {shell_word(str(resolved.config.output))}"
 
 
 @app.command(name="launch", group=TRAIN)
@@ -158,8 +158,8 @@ def command_launch(
     from covey.cluster.files import launch_files
     from covey.runs.atomic import write_file
 
-    loaded = load(config, settings, as_json)
-    files = launch_files(loaded.config, config, settings, nodes)
+    resolved = load(config, settings, as_json)
+    files = launch_files(resolved.config, config, settings, nodes)
     for name, text in () if print_ else files.items():
         output.mkdir(parents=True, exist_ok=True)
         write_file(output / name, text)
@@ -192,7 +192,7 @@ def command_sweep(
 
     grid = planned_runs(Start(config, settings), sets or (), seeds)
     faults = Faults(flags.inject)
-    tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
+    tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.resolved.notes))
     from covey.commands.sweep import sweep
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
     from covey.system.console import RunConsole

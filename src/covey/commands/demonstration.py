@@ -34,7 +34,8 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
     answers = [
-        judged_answers(loaded, problems, source.rewards, console.say, greedily) for loaded in (before, after)
+        judged_answers(resolved, problems, source.rewards, console.say, greedily)
+        for resolved in (before, after)
     ]
     how = "greedy" if greedily else "sampled"
     console.say(f"the first {len(problems)} held-out problems, {how}, before reinforcement and after:")
@@ -49,13 +50,13 @@ def demonstrate(home: Path, console: RunConsole, greedily: bool = True) -> None:
 
 
 def judged_answers(
-    loaded: ResolvedConfig, problems: Sequence[Problem], named: Sequence[object], say: Say, greedily: bool
+    resolved: ResolvedConfig, problems: Sequence[Problem], named: Sequence[object], say: Say, greedily: bool
 ) -> list[tuple[list[str], bool]]:
     """Return the tokens of an answer to each problem, and whether it is correct."""
-    rewards = rewards_of(loaded, loaded.config.rewards or named)
+    rewards = rewards_of(resolved, resolved.config.rewards or named)
     scorer = Scorer(rewards)
     judged = []
-    for problem, tokens in zip(problems, one_answer_each(loaded, problems, say, greedily), strict=True):
+    for problem, tokens in zip(problems, one_answer_each(resolved, problems, say, greedily), strict=True):
         score = scorer.score(rewards.verdict, problem, "".join(tokens))
         judged.append((tokens, (score.value or 0.0) > 0.5))
     return judged

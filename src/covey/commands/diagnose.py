@@ -132,14 +132,14 @@ def plan_trials(
     Raises ConfigError for a run that is not of reinforcement, or has no such checkpoint.
     """
     stage = last_stage(run)
-    loaded = load_recorded(stage, trust=trust)
-    if loaded.config.method != "rl":
+    resolved = load_recorded(stage, trust=trust)
+    if resolved.config.method != "rl":
         raise ConfigError(
-            f"{stage}: `covey diagnose` needs a run of method rl, and this one has {loaded.config.method}"
+            f"{stage}: `covey diagnose` needs a run of method rl, and this one has {resolved.config.method}"
         )
     findings = explain_run(run).findings
     trouble = _first_trouble(findings)
-    last = loaded.config.train.steps
+    last = resolved.config.train.steps
     # A trial needs steps to do: none is left after the last one.
     starts = sorted(step_of(path) for path in checkpoints(stage) if step_of(path) < last)
     if start not in (None, 0, *starts):
@@ -151,7 +151,7 @@ def plan_trials(
     if settings:
         changes = [_own_change(text) for text in settings]
     else:
-        changes = changes_worth_trying(stage, findings, settings_of(loaded), loaded.config.seed)
+        changes = changes_worth_trying(stage, findings, settings_of(resolved), resolved.config.seed)
     home = run.with_name(f"{run.resolve().name}-diagnosis") / f"step_{first}"
     length = min(steps or max(STEPS, reach), last - first)
     possible = _possible(stage, changes, first, trust, strict=bool(settings))
@@ -265,11 +265,11 @@ def _try(plan: Plan, change: Change | None, console: RunConsole, stop: StopSigna
         _fork(plan, folder)
     settings = (*QUIETLY, *([change.option] if change is not None else ()))
     # It knows the run that it records, and computes as that run did: the same kernels and rounding.
-    loaded = load_recorded(plan.stage, settings, {"output": folder}, plan.trust)
-    start = Start(plan.stage / "config.yaml", settings, {"output": str(folder)}, loaded.folder)
+    resolved = load_recorded(plan.stage, settings, {"output": folder}, plan.trust)
+    start = Start(plan.stage / "config.yaml", settings, {"output": str(folder)}, resolved.folder)
     options = RunOptions(changes=True, start=start.record(), home=folder, observer=Until(until))
     try:
-        run_in_folder(loaded, ProgressOnly(until, console.console.quiet), stop, options)
+        run_in_folder(resolved, ProgressOnly(until, console.console.quiet), stop, options)
     except GuardStop:  # the same steps would lead to the same end; after any other error a trial continues
         _remove_weights(folder)
         raise

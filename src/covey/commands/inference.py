@@ -35,25 +35,28 @@ from covey_verify.types import Messages
 
 
 @contextmanager
-def model_of(loaded: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
+def model_of(resolved: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
     """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
-    run = source_run(loaded)
-    read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
-    with restore_model_object(loaded.config.model), compute_as_run(run, pick_device(loaded.config.device)):
-        policy = retry_with_newest(loaded, lambda newest: load_policy(newest, read), say)
-        for note in arithmetic_notes(policy, loaded.config, run):
+    run = source_run(resolved)
+    read = list(texts) if resolved.config.model == "tiny" else ()  # perhaps more than once
+    with (
+        restore_model_object(resolved.config.model),
+        compute_as_run(run, pick_device(resolved.config.device)),
+    ):
+        policy = retry_with_newest(resolved, lambda newest: load_policy(newest, read), say)
+        for note in arithmetic_notes(policy, resolved.config, run):
             say(note)
         yield policy
 
 
-def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
+def evaluate_once(resolved: ResolvedConfig, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
-    config = loaded.config
-    toolbox = toolbox_of(loaded)
-    source = with_schemas(load_test_source(loaded), toolbox, console.say)
+    config = resolved.config
+    toolbox = toolbox_of(resolved)
+    source = with_schemas(load_test_source(resolved), toolbox, console.say)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to evaluate")
-    rewards = rewards_of(loaded, config.rewards or source.rewards)
+    rewards = rewards_of(resolved, config.rewards or source.rewards)
     console.say(rewards.criterion)
     check_columns(source.test, rewards)
 
@@ -65,7 +68,7 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
     source = replace(source, test=usable)
     for row, why in skipped.items():
         warn(f"skipping {row}: {why}")
-    with model_of(loaded, warn, texts_of(source, config)) as policy:
+    with model_of(resolved, warn, texts_of(source, config)) as policy:
         encoded = encode(policy, source.test, config)
         problems = encoded[: config.eval.problems]
         dropped = dropped_rows(source.test, encoded)
@@ -82,22 +85,22 @@ def evaluate_once(loaded: ResolvedConfig, console: RunConsole) -> Evaluation:
         console.begin("evaluating", 1)
         try:
             speaker = with_tools(sampler, policy, toolbox)
-            return evaluate_by(loaded, problems, speaker, rewards, console.show_sampling)
+            return evaluate_by(resolved, problems, speaker, rewards, console.show_sampling)
         finally:
             console.end()
 
 
 def one_answer_each(
-    loaded: ResolvedConfig, problems: Sequence[Problem], say: Say, greedily: bool
+    resolved: ResolvedConfig, problems: Sequence[Problem], say: Say, greedily: bool
 ) -> list[list[str]]:
     """Return a completion of each problem by a config's model, as the texts of its tokens.
 
     A sampled one is drawn at the config's temperature; it is the same each time.
     """
-    with model_of(loaded, say) as policy:
-        encoded = encode(policy, problems, loaded.config)
-        requests = [p.request([key(loaded.config.seed, "one answer", p.problem.id)]) for p in encoded]
-        params = sampling_params(loaded.config.rollout)
+    with model_of(resolved, say) as policy:
+        encoded = encode(policy, problems, resolved.config)
+        requests = [p.request([key(resolved.config.seed, "one answer", p.problem.id)]) for p in encoded]
+        params = sampling_params(resolved.config.rollout)
         if greedily:
             params = replace(params, temperature=0.0)
         completions = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
@@ -108,7 +111,7 @@ def one_answer_each(
 
 
 def sample_once(
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
     prompts: Sequence[str],
     n: int,
     max_tokens: int,
@@ -125,12 +128,12 @@ def sample_once(
     messages = [_chat(text, system) if chat else text for text in prompts]
     template = chat_template_kwargs or {}
     problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, messages, strict=True)]
-    toolbox = toolbox_of(loaded)
-    with model_of(loaded, say) as policy:
+    toolbox = toolbox_of(resolved)
+    with model_of(resolved, say) as policy:
         problems = with_schemas(Source(problems, []), toolbox).train
         prompted = [EncodedProblem(p, _encode(policy, p, max_tokens)) for p in problems]
-        requests = [p.request(_streams(loaded.config.seed, p.problem, n)) for p in prompted]
-        if not chat and policy.tokenizer.chat_template and source_run(loaded) is None:
+        requests = [p.request(_streams(resolved.config.seed, p.problem, n)) for p in prompted]
+        if not chat and policy.tokenizer.chat_template and source_run(resolved) is None:
             say(
                 "this model has a chat template: with chat (--chat) it answers instead of continuing the text"
             )

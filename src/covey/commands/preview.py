@@ -77,22 +77,22 @@ class Extent:
     """Further temperatures; None: ``TEMPERATURES`` where they may help."""
 
 
-def rl_stage(loaded: ResolvedConfig) -> ResolvedConfig:
+def rl_stage(resolved: ResolvedConfig) -> ResolvedConfig:
     """Return the first stage that samples, with the model of the stage before if that has ended.
 
     Raises ConfigError if no stage samples.
     """
-    stages = loaded.stages()
+    stages = resolved.stages()
     index = next((i for i, s in enumerate(stages) if s.config.method == "rl"), None)
     if index is None:
         raise ConfigError("method: supervised learning samples nothing, so there is nothing to preview")
     if not index:
         return stages[0]
-    before = loaded.config.output / folder_name(index, stages[index - 1]) / "final"
+    before = resolved.config.output / folder_name(index, stages[index - 1]) / "final"
     if not before.is_dir():
-        loaded.notes.append(
+        resolved.notes.append(
             f"stage {index + 1} starts from the model of stage {index}, but {before} does not exist yet, so "
-            f"{loaded.config.model} is previewed instead. Train stage {index} first, or name a model with "
+            f"{resolved.config.model} is previewed instead. Train stage {index} first, or name a model with "
             "--model"
         )
         return stages[index]
@@ -107,7 +107,7 @@ def preview(stage: ResolvedConfig, console: RunConsole, stop: StopSignal, extent
     """
     start = time.monotonic()
     with restore_process_settings(), scratch_run(stage, console, stop) as run:
-        config = run.loaded.config
+        config = run.resolved.config
         memory = (read_environment(config.output) or {})["memory"]
         order = permutation(key(config.seed, "preview"), len(run.train_set))[: extent.groups or GROUPS]
         problems = [run.train_set[i] for i in order]

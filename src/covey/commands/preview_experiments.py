@@ -81,7 +81,7 @@ def time_update(pilot: Pilot, groups: Sequence[Group]) -> UpdateTiming:
     Of a group that trains nothing no token is counted; of the others the prompt, once.
     """
     config = pilot.config
-    algorithm = pilot.run.loaded.algorithm
+    algorithm = pilot.run.resolved.algorithm
     learner = pilot.run.learner
     old = old_logprob_source(algorithm, pilot.run.sampler, config.train.updates_per_rollout_batch)
     objective = PolicyObjective.of(algorithm, config.rollout, first_coefficients(algorithm))
@@ -90,7 +90,7 @@ def time_update(pilot: Pilot, groups: Sequence[Group]) -> UpdateTiming:
     _wait(learner.network.device)
     prepare_seconds = time.monotonic() - start
     tokens = 0
-    for minibatch in step_minibatches(batch, pilot.run.loaded, old, step=0):
+    for minibatch in step_minibatches(batch, pilot.run.resolved, old, step=0):
         learner.forward_backward(minibatch, objective)
         # Completions without an advantage may be skipped by the learner: they take no time.
         busy = minibatch.has_gradient(algorithm.skips_idle)
@@ -104,7 +104,7 @@ def time_update(pilot: Pilot, groups: Sequence[Group]) -> UpdateTiming:
 def with_continuations(pilot: Pilot, groups: Sequence[Group]) -> tuple[Sequence[Group], ContinuationCost]:
     """Return groups with the values of their segments, if the algorithm needs them, and the cost of these."""
     config = pilot.config
-    settings = SegmentSettings.of(pilot.run.loaded.algorithm)
+    settings = SegmentSettings.of(pilot.run.resolved.algorithm)
     if settings is None:
         return groups, NO_CONTINUATION
 

@@ -44,7 +44,7 @@ class Pilot:
     @property
     def config(self) -> Config:
         """The run's config."""
-        return self.run.loaded.config
+        return self.run.resolved.config
 
     def begin(self, what: str, completions: int = 0) -> None:
         """Show the work that begins, whose progress counts ``completions``."""
@@ -209,7 +209,7 @@ def _draw_groups(
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
     requests = [GroupRequest(_request(pilot, p, group_size), scorer) for p in problems]
     for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.on_sample):
-        yield with_credit(pending.scoring.result(), pilot.run.loaded.algorithm.credit)
+        yield with_credit(pending.scoring.result(), pilot.run.resolved.algorithm.credit)
 
 
 def sample_at_temperature(

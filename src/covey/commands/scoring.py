@@ -160,14 +160,14 @@ def _find_rewards(words: Sequence[str], trust: bool) -> NamedRewards:
         config = config.parent
     if config.is_dir():
         run = last_stage(config)
-        loaded = load_for_reading(run, settings)
-        refuse_others_code(loaded, run, trust or is_own(run), algorithm=False)
-        loaded = with_own_model(loaded, run)
+        resolved = load_for_reading(run, settings)
+        refuse_others_code(resolved, run, trust or is_own(run), algorithm=False)
+        resolved = with_own_model(resolved, run)
     else:
-        loaded = load_config(config, settings)
-    stage = _of_rewards(loaded)
+        resolved = load_config(config, settings)
+    stage = _of_rewards(resolved)
     rewards = rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
-    return NamedRewards(rewards, stage.config.data, model_texts_of(loaded), stage)
+    return NamedRewards(rewards, stage.config.data, model_texts_of(resolved), stage)
 
 
 def _split_words(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
@@ -176,9 +176,9 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     return list(words[:first]), words[first:]
 
 
-def _of_rewards(loaded: ResolvedConfig) -> ResolvedConfig:
+def _of_rewards(resolved: ResolvedConfig) -> ResolvedConfig:
     """Return the stage of a config that uses rewards: the first RL stage."""
-    return next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
+    return next((s for s in resolved.stages() if s.config.method == "rl"), resolved)
 
 
 def _all_in(file: str) -> list[str]:
@@ -232,11 +232,11 @@ def load_for_stress(
     return problems, rewards, toolbox, wording
 
 
-def _with_tools(source: Source, loaded: ResolvedConfig | None) -> tuple[list[Problem], Toolbox | None]:
+def _with_tools(source: Source, resolved: ResolvedConfig | None) -> tuple[list[Problem], Toolbox | None]:
     """Return problems with the schemas of a config's tools, and the tools; None without any."""
-    if loaded is None or loaded.config.rollout.tools is None:
+    if resolved is None or resolved.config.rollout.tools is None:
         return source.train, None
     from covey.sampling.tools.use import toolbox_of, with_schemas  # which load torch
 
-    toolbox = toolbox_of(loaded)
+    toolbox = toolbox_of(resolved)
     return with_schemas(source, toolbox).train, toolbox

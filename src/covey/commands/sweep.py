@@ -42,7 +42,7 @@ def cells_of(grid: Grid) -> Sweep:
 
 def _last_stage(run: PlannedRun) -> str:
     """Return the name of the folder of a pipeline's last stage; empty if there are no stages."""
-    stages = run.loaded.stages()
+    stages = run.resolved.stages()
     return folder_name(len(stages), stages[-1]) if len(stages) > 1 else ""
 
 
@@ -62,7 +62,7 @@ def sweep(
         try:
             stop.check()
             options = RunOptions(strict=strict, start=run.start.record(), home=run.folder, faults=faults)
-            results = run_in_folder(run.loaded, console, stop, options)
+            results = run_in_folder(run.resolved, console, stop, options)
         except Stopped as stopped:
             complete = number - 1 - len(failed)
             raise Stopped(

@@ -39,12 +39,12 @@ class PlannedRun(NamedTuple):
     cell: tuple[str, ...]
     seed: int
     start: Start
-    loaded: ResolvedConfig
+    resolved: ResolvedConfig
 
     @property
     def folder(self) -> Path:
         """The folder of the run."""
-        return self.loaded.config.output
+        return self.resolved.config.output
 
 
 def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
@@ -130,10 +130,10 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
         settings = [f"--{c.key}={value}" for c, value in zip(choices, cell, strict=True)]
         folder = base.output / _folder_name(choices, cell, seed)
         run = start.with_settings((*settings, f"--seed={seed}", f"--output={folder}"))
-        loaded = run.load()
-        runs.append(PlannedRun(cell, seed, run, loaded))
+        resolved = run.load()
+        runs.append(PlannedRun(cell, seed, run, resolved))
         # Two spellings may mean the same run: compare all settings but the folder.
-        resolutions = [{**resolved_values(stage), "output": None} for stage in loaded.stages()]
+        resolutions = [{**resolved_values(stage), "output": None} for stage in resolved.stages()]
         identity = json.dumps(resolutions, default=str, sort_keys=True)
         other = folders.setdefault(identity, folder)
         if other != folder:

@@ -107,29 +107,31 @@ def load_config(
         _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update, names_only)
         for name, raw, origins in layers.stages()
     )
-    loaded = replace(whole, of_stages=stages)
-    return replace(loaded, notes=_notes(loaded, layers))
+    resolved = replace(whole, of_stages=stages)
+    return replace(resolved, notes=_notes(resolved, layers))
 
 
-def _notes(loaded: ResolvedConfig, layers: Layers) -> list[str]:
+def _notes(resolved: ResolvedConfig, layers: Layers) -> list[str]:
     """Return all notes on a config for the user, those of the stages with their names."""
-    named = list(zip(layers.names if loaded.of_stages else [""], loaded.stages(), strict=True))
+    named = list(zip(layers.names if resolved.of_stages else [""], resolved.stages(), strict=True))
     stages = [(name, stage.config, stage.origins) for name, stage in named]
     return [
         *layers.notes,
         *(f"stage {name}: {note}" if name else note for name, stage in named for note in stage.notes),
-        *_default_loss_notes(loaded.stages(), layers.of_trl),
+        *_default_loss_notes(resolved.stages(), layers.of_trl),
         *unread_settings(stages),
         *_warmup_notes(stages),
     ]
 
 
-def with_settings(loaded: ResolvedConfig, settings: Sequence[str]) -> ResolvedConfig:
+def with_settings(resolved: ResolvedConfig, settings: Sequence[str]) -> ResolvedConfig:
     """Return a run or a stage with further settings, given as on the command line. Raises ConfigError."""
-    layers = Layers(_set_in(loaded.config), dict(loaded.origins))
+    layers = Layers(_set_in(resolved.config), dict(resolved.origins))
     layers.add(options(settings))
-    new = _validate(layers.raw, layers.origins, loaded.folder, "config", layers.per_update, names_only=False)
-    return replace(loaded, config=new.config, algorithm=new.algorithm, origins=new.origins, loss=new.loss)
+    new = _validate(
+        layers.raw, layers.origins, resolved.folder, "config", layers.per_update, names_only=False
+    )
+    return replace(resolved, config=new.config, algorithm=new.algorithm, origins=new.origins, loss=new.loss)
 
 
 def _set_in(section: Section) -> dict[str, object]:
@@ -370,15 +372,15 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
     return origins[path] if path else ""
 
 
-def resolved_values(loaded: ResolvedConfig) -> dict[str, object]:
+def resolved_values(resolved: ResolvedConfig) -> dict[str, object]:
     """Return the whole config as plain values, including defaults and all axes of the algorithm."""
-    values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
-    values["rewards"] = plain(loaded.config.rewards, loaded.folder)
-    values["algorithm"] = describe(loaded.algorithm, loaded.config.rollout.max_tokens)
-    if loaded.previous_stage is not None:  # a relative path, so that a pipeline's folder can be moved
-        values["model"] = f"../{loaded.previous_stage.name}/final"
-    if loaded.pipeline_folder is not None:
-        home_prefix = re.compile(f"^{re.escape(str(loaded.pipeline_folder.resolve()))}/")
+    values = json.loads(resolved.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
+    values["rewards"] = plain(resolved.config.rewards, resolved.folder)
+    values["algorithm"] = describe(resolved.algorithm, resolved.config.rollout.max_tokens)
+    if resolved.previous_stage is not None:  # a relative path, so that a pipeline's folder can be moved
+        values["model"] = f"../{resolved.previous_stage.name}/final"
+    if resolved.pipeline_folder is not None:
+        home_prefix = re.compile(f"^{re.escape(str(resolved.pipeline_folder.resolve()))}/")
         values["rewards"] = replace_in_texts(values["rewards"], home_prefix, "../")
         values["data"] = replace_in_texts(values["data"], home_prefix, "../")
     return values
@@ -397,11 +399,11 @@ def replace_in_texts(value: object, old: re.Pattern[str], new: str) -> Any:
     return old.sub(new, value) if isinstance(value, str) else value
 
 
-def resolved_yaml(loaded: ResolvedConfig) -> str:
+def resolved_yaml(resolved: ResolvedConfig) -> str:
     """Return ``resolved_values`` as YAML, with comments on where values were set."""
-    values = resolved_values(loaded)
+    values = resolved_values(resolved)
     flat = dict(flatten(values))
-    comments = (f"# {key}: {origin}\n" for key, origin in loaded.origins.items() if key in flat)
+    comments = (f"# {key}: {origin}\n" for key, origin in resolved.origins.items() if key in flat)
     return sealed_yaml(values, "".join(comments))
 
 

@@ -75,7 +75,7 @@ IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")
 class CardFacts:
     """The facts that a card reports."""
 
-    loaded: ResolvedConfig
+    resolved: ResolvedConfig
     steps: int
     conclusion: Conclusion | None
     evaluations: Mapping[str, Evaluation]
@@ -90,34 +90,34 @@ class CardFacts:
 def write_cards(final: Path, trained: CardFacts) -> None:
     """Write `README.md` of the model, and of its adapters in place of peft's stub."""
     (final / "README.md").write_text(model_card(trained), encoding="utf-8")
-    _write_adapter_card(final / "adapter", trained.loaded, model_card(trained, adapter=True))
+    _write_adapter_card(final / "adapter", trained.resolved, model_card(trained, adapter=True))
 
 
 def write_checkpoint_cards(
-    folder: Path, loaded: ResolvedConfig, step: int, measured: Mapping[int, Evaluation]
+    folder: Path, resolved: ResolvedConfig, step: int, measured: Mapping[int, Evaluation]
 ) -> None:
     """Write `README.md` of an exported checkpoint and of its adapters; ``measured``: evaluations by step."""
-    cards = [_checkpoint_card(loaded, step, measured, adapter) for adapter in (False, True)]
+    cards = [_checkpoint_card(resolved, step, measured, adapter) for adapter in (False, True)]
     (folder / "README.md").write_text(cards[0], encoding="utf-8")
-    _write_adapter_card(folder / "adapter", loaded, cards[1])
+    _write_adapter_card(folder / "adapter", resolved, cards[1])
 
 
-def _write_adapter_card(folder: Path, loaded: ResolvedConfig, card: str) -> None:
+def _write_adapter_card(folder: Path, resolved: ResolvedConfig, card: str) -> None:
     """Write the card of adapters, if there are any, and name their base: peft's stubs name local folders."""
     if not folder.is_dir():
         return
     (folder / "README.md").write_text(card, encoding="utf-8")
     record = folder / ADAPTER
     values = json.loads(record.read_text("utf-8"))
-    values["base_model_name_or_path"] = _Base.of(loaded).source(loaded.config.output)
+    values["base_model_name_or_path"] = _Base.of(resolved).source(resolved.config.output)
     record.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def model_card(trained: CardFacts, adapter: bool = False) -> str:
     """Return the Markdown of a card; with ``adapter``, of the card of the adapter weights."""
-    config = trained.loaded.config
+    config = trained.resolved.config
     path = "final"
-    base = _Base.of(trained.loaded).source(config.output)
+    base = _Base.of(trained.resolved).source(config.output)
     load = f"{trained.loader}.from_pretrained({path!r})"
     imports = f"from transformers import {trained.loader}, AutoTokenizer"
     writes = trained.loader == CardFacts.loader
@@ -128,12 +128,12 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
         imports = f"from peft import PeftModel\n{imports}"
     method = METHODS[config.method].title or config.method
     if config.method == "rl":
-        method = _algorithm(trained.loaded)
+        method = _algorithm(trained.resolved)
     return CARD.format(
-        metadata=_front(trained.loaded, adapter),
+        metadata=_front(trained.resolved, adapter),
         name=config.output.name + (" (adapter)" if adapter else ""),
         base=f"`{base or 'tiny'}`",
-        data=_data(trained.loaded),
+        data=_data(trained.resolved),
         method=method,
         steps=f"{trained.steps} step{'s' if trained.steps != 1 else ''}",
         seed=config.seed,
@@ -148,17 +148,17 @@ def model_card(trained: CardFacts, adapter: bool = False) -> str:
 
 
 def _checkpoint_card(
-    loaded: ResolvedConfig, step: int, measured: Mapping[int, Evaluation], adapter: bool
+    resolved: ResolvedConfig, step: int, measured: Mapping[int, Evaluation], adapter: bool
 ) -> str:
     """Return the Markdown of an exported checkpoint's card; ``measured`` has the evaluations by step."""
-    name = loaded.config.output.resolve().name
+    name = resolved.config.output.resolve().name
     steps = {"before training": 0, f"step {step}": step}
     last = max(measured, default=0)
     if last > step:
         steps["last"] = last
     columns = {title: measured[n] for title, n in steps.items() if n in measured}
     table = _table(columns) if step in measured else ""
-    card = OF_CHECKPOINT.format(metadata=_front(loaded, adapter), name=name, step=step, table=table)
+    card = OF_CHECKPOINT.format(metadata=_front(resolved, adapter), name=name, step=step, table=table)
     return card.strip() + "\n"
 
 
@@ -174,15 +174,15 @@ def _inputs(example: Problem) -> str:
     )
 
 
-def _front(loaded: ResolvedConfig, adapter: bool) -> str:
-    return yaml.safe_dump(_metadata(loaded, adapter), sort_keys=False, allow_unicode=True)
+def _front(resolved: ResolvedConfig, adapter: bool) -> str:
+    return yaml.safe_dump(_metadata(resolved, adapter), sort_keys=False, allow_unicode=True)
 
 
-def _metadata(loaded: ResolvedConfig, adapter: bool) -> dict[str, object]:
+def _metadata(resolved: ResolvedConfig, adapter: bool) -> dict[str, object]:
     """Return the card's metadata in the hub's format."""
-    config = loaded.config
-    base = _Base.of(loaded)
-    tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else [config.method]
+    config = resolved.config
+    base = _Base.of(resolved)
+    tags = ["reinforcement-learning", _algorithm(resolved)] if config.method == "rl" else [config.method]
     head = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
@@ -204,11 +204,11 @@ class _Base:
     """The folder from which relative paths of the config are."""
 
     @classmethod
-    def of(cls, loaded: ResolvedConfig) -> _Base:
+    def of(cls, resolved: ResolvedConfig) -> _Base:
         """Return the base model of a run."""
-        model = loaded.config.model
+        model = resolved.config.model
         name = model.source or "tiny" if isinstance(model, ModelObject) else model
-        return cls(name, loaded.folder)
+        return cls(name, resolved.folder)
 
     @cached_property
     def folder(self) -> Path | None:
@@ -270,15 +270,15 @@ class _Base:
         return Path(os.path.relpath(model, run)).as_posix() if in_one_project else model.name
 
 
-def _data(loaded: ResolvedConfig) -> str:
-    data = loaded.config.data
+def _data(resolved: ResolvedConfig) -> str:
+    data = resolved.config.data
     if isinstance(data.train, RowsObject):
         return data.train.name
     return f"`{data.train.name}`" if data.train else f"the task `{data.task}`"
 
 
-def _algorithm(loaded: ResolvedConfig) -> str:
-    algorithm = loaded.config.algorithm
+def _algorithm(resolved: ResolvedConfig) -> str:
+    algorithm = resolved.config.algorithm
     return algorithm if isinstance(algorithm, str) else str(algorithm.get("name", "dapo"))
 
 

@@ -83,10 +83,10 @@ def _write_model(stage: Path, checkpoint: Path, folder: Path) -> None:
             if path.name not in OF_TRAINER:
                 shutil.copy2(path, folder / path.name)
         return
-    loaded = load_recorded(stage)
-    texts = texts_of(load_source(loaded), loaded.config)
-    policy = load_policy(replace(loaded, checkpoint=checkpoint), texts)
-    list(sample_as_trained(policy.model, loaded.config.rollout))  # the run has reported what that changes
+    resolved = load_recorded(stage)
+    texts = texts_of(load_source(resolved), resolved.config)
+    policy = load_policy(replace(resolved, checkpoint=checkpoint), texts)
+    list(sample_as_trained(policy.model, resolved.config.rollout))  # the run has reported what that changes
     save_policy(policy, folder)
 
 

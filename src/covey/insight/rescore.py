@@ -84,17 +84,17 @@ def rescore(
     the data, ConfigError without ``trust`` if a reward needs the schemas of somebody else's tools.
     """
     stage = last_stage(run)
-    loaded = load_for_reading(stage)
-    source = load_problems(loaded)
+    resolved = load_for_reading(stage)
+    source = load_problems(resolved)
     logged = recorded_steps(stage)[-steps:]
     if not logged:
         raise DataError(f"{stage}: no completions in its rollout log")
     check_columns(source.train, rewards)
-    wording = model_texts_of(with_own_model(loaded, stage))
+    wording = model_texts_of(with_own_model(resolved, stage))
     if wording.note and say is not None:
         say(wording.note)
-    noise = loaded.config.scoring.noise
-    if noise and loaded.config.method == "rl" and say is not None:
+    noise = resolved.config.scoring.noise
+    if noise and resolved.config.method == "rl" and say is not None:
         say(
             f"the run has flipped {percent(noise, 'g')} of its labels (scoring.noise): the recorded rewards "
             "have these flips, the new ones have none"
@@ -102,16 +102,16 @@ def rescore(
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
     rewards = replace(rewards, reader=Reader(wording.decode))
     in_data = {p.id: p for p in (_with_columns_of_others(source.train) if permuted else source.train)}
-    tools = loaded.config.rollout.tools
+    tools = resolved.config.rollout.tools
     resets = tools is not None and tools.environment is not None
-    with_tools = tools_shown(loaded, rewards, trust or is_own(stage))
+    with_tools = tools_shown(resolved, rewards, trust or is_own(stage))
     groups = list[RescoredGroup]()
     for step in logged:
         log = read_rollouts(stage, step)
         location = f"{stage}, step {step}"
         problems = [with_tools(_problem_of(log, n, in_data, wording, location, resets)) for n in log.groups]
         completions = [log.completion(n) for n in range(len(log.rows))]
-        groups += rescored_step(log, step, problems, completions, rewards, loaded.algorithm.credit)
+        groups += rescored_step(log, step, problems, completions, rewards, resolved.algorithm.credit)
     return groups
 
 
@@ -144,17 +144,21 @@ def rescored_step(
     return [_result(log, step, number, group) for number, group in zip(log.groups, scored, strict=True)]
 
 
-def tools_shown(loaded: ResolvedConfig, rewards: Rewards, trust: bool = True) -> Callable[[Problem], Problem]:
+def tools_shown(
+    resolved: ResolvedConfig, rewards: Rewards, trust: bool = True
+) -> Callable[[Problem], Problem]:
     """Return the function that adds a config's tools to a problem's chat, if a reward reads them there.
 
     Raises ConfigError if somebody else's run names code, without ``trust``.
     """
-    if loaded.config.rollout.tools is None or not any("template_arguments" in r.parameters for r in rewards):
+    if resolved.config.rollout.tools is None or not any(
+        "template_arguments" in r.parameters for r in rewards
+    ):
         return lambda problem: problem
     from covey.sampling.tools.use import showing_tools, toolbox_of  # these load torch
 
-    refuse_others_code(loaded, loaded.recorded_run or Path(), trust, algorithm=False)
-    toolbox = toolbox_of(loaded)
+    refuse_others_code(resolved, resolved.recorded_run or Path(), trust, algorithm=False)
+    toolbox = toolbox_of(resolved)
     return lambda problem: problem if toolbox is None else showing_tools(problem, toolbox)
 
 

@@ -34,25 +34,25 @@ transformers.utils.logging.disable_progress_bar()
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
+def load_policy(resolved: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
     """The policy that a config asks for, with the weights of its checkpoint if there is one.
 
     The tokenizer of `tiny` is trained on ``texts``. Raises ConfigError for an unknown model or one without
     an end-of-sequence token.
     """
-    config = loaded.config
+    config = resolved.config
     device = pick_device(config.device)
     object_dtype = None
     adapter = None
     if isinstance(config.model, ModelObject):
-        model, tokenizer = _writer_object(config.model, loaded)
+        model, tokenizer = _writer_object(config.model, resolved)
         adapter = adapter_of(config.model)
         object_dtype = model.dtype
     elif config.model == "tiny":
         tokenizer = build_tokenizer(texts)
         model = build_model(tokenizer, config.seed)
     else:
-        model, tokenizer = load_named(config.model, loaded.folder)
+        model, tokenizer = load_named(config.model, resolved.folder)
     if config.longrope == "long":
         use_long_table(model)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, object_dtype)
@@ -67,13 +67,13 @@ def load_policy(loaded: ResolvedConfig, texts: Iterable[str] = ()) -> Policy:
         )
     if config.train.recompute_layers:
         _recompute_layers(policy)
-    if loaded.checkpoint is not None:
-        policy.load_weights(loaded.checkpoint)
+    if resolved.checkpoint is not None:
+        policy.load_weights(resolved.checkpoint)
     return policy
 
 
 def _writer_object(
-    model_object: ModelObject, loaded: ResolvedConfig
+    model_object: ModelObject, resolved: ResolvedConfig
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model that was given as an object, and its tokenizer. Raises ConfigError if it writes no texts."""
     model, tokenizer = checked_model(model_object)
@@ -81,10 +81,10 @@ def _writer_object(
         raise ConfigError(
             f"model: a {model_object.name} judges texts and writes none; its method is reward_model"
         )
-    if adapter_of(model_object) is not None and loaded.config.lora:
+    if adapter_of(model_object) is not None and resolved.config.lora:
         raise ConfigError("lora: the model has adapters already; remove lora, or merge them first")
-    if loaded.previous_stage is not None:  # a run that continues here may have done that stage elsewhere
-        take_weights(model_object, loaded.previous_stage / "final")
+    if resolved.previous_stage is not None:  # a run that continues here may have done that stage elsewhere
+        take_weights(model_object, resolved.previous_stage / "final")
     return model, tokenizer
 
 
@@ -98,9 +98,9 @@ def _recompute_layers(policy: Policy) -> None:
     policy.decoder.recompute = True
 
 
-def own_reference(loaded: ResolvedConfig) -> Policy | None:
+def own_reference(resolved: ResolvedConfig) -> Policy | None:
     """The reference that a run was given as an object, computing as its policy does; None if it has none."""
-    model_object = loaded.config.model
+    model_object = resolved.config.model
     if not isinstance(model_object, ModelObject) or model_object.reference is None:
         return None
     reference = ModelObject(model_object.reference, model_object.tokenizer)
@@ -108,7 +108,7 @@ def own_reference(loaded: ResolvedConfig) -> Policy | None:
         parameter.requires_grad_(True)  # it is checked and run as a policy is; nothing moves it
     trained = checked_model(model_object)[0]
     checked_model(reference)[0].to(device=trained.device, dtype=trained.dtype)
-    return with_precision(policy_of(reference), loaded.config)
+    return with_precision(policy_of(reference), resolved.config)
 
 
 def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:

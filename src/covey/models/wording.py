@@ -71,9 +71,9 @@ class ModelTexts:
             raise DataError(f"{problem.id}: {error}") from None
 
 
-def model_texts_of(loaded: ResolvedConfig) -> ModelTexts:
+def model_texts_of(resolved: ResolvedConfig) -> ModelTexts:
     """The wording of a config's model, or of the first model of its pipeline. No weights are read."""
-    model = loaded.stages()[0].config.model
+    model = resolved.stages()[0].config.model
     if model == "tiny":  # its template opens no thoughts
         return ModelTexts()
     if isinstance(model, ModelObject):
@@ -84,7 +84,7 @@ def model_texts_of(loaded: ResolvedConfig) -> ModelTexts:
     from covey.models.pretrained import pretrained_tokenizer, unreachable
 
     try:
-        source = source_of(model, loaded.folder)
+        source = source_of(model, resolved.folder)
         return ModelTexts(pretrained_tokenizer(source, local_files_only=unreachable(source)))
     except Exception as error:  # a damaged folder makes the libraries fail in any way
         reason = (str(error).strip().splitlines() or [""])[0][:200].removeprefix("model: ")

@@ -51,22 +51,22 @@ class Claim:
     evidence: str
 
 
-def check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
+def check(resolved: ResolvedConfig, console: RunConsole) -> list[Claim]:
     """Measure every claim on one batch from the config's model, data and rewards."""
-    return retry_with_newest(loaded, lambda newest: _check(newest, console), console.say)
+    return retry_with_newest(resolved, lambda newest: _check(newest, console), console.say)
 
 
-def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
-    method = loaded.stages()[-1].config.method
+def _check(resolved: ResolvedConfig, console: RunConsole) -> list[Claim]:
+    method = resolved.stages()[-1].config.method
     if method != "rl":
         raise ConfigError(
             f"method: {method}: only reinforcement learning has a batch to measure; to repeat the first "
             "steps of a run of this method, give `covey check` its folder"
         )
-    stage = loaded.stages()[-1]
+    stage = resolved.stages()[-1]
     with restore_process_settings(), scratch_run(stage, console, StopSignal()) as run:
-        config = run.loaded.config
-        algorithm = run.loaded.algorithm
+        config = run.resolved.config
+        algorithm = run.resolved.algorithm
         console.show_work("sampling one batch")
         sampled = next(run.rollouts())
         old = old_logprob_source(algorithm, run.sampler, config.train.updates_per_rollout_batch)
@@ -79,7 +79,7 @@ def _check(loaded: ResolvedConfig, console: RunConsole) -> list[Claim]:
         # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
         if algorithm.advantage.written_by_user and off_centre(batch, groups) is not None:
             console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
-        minibatch = next(step_minibatches(batch, run.loaded, old, step=0))
+        minibatch = next(step_minibatches(batch, run.resolved, old, step=0))
         console.show_work("measuring")
         objective = PolicyObjective.of(algorithm, config.rollout, run.state.coefficients)
         return list(claims(run.learner, run.sampler, objective, minibatch))

@@ -75,8 +75,8 @@ def unrepeatable(method: str) -> str:
 
 
 def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
-    loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
-    if obstacle := unrepeatable(loaded.config.method):
+    resolved = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
+    if obstacle := unrepeatable(resolved.config.method):
         raise ConfigError(f"{stage}: no step can be repeated: {obstacle}")
     change = changed_after(stage)
     if change:
@@ -86,11 +86,11 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
         )
     console.show_work(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with restore_process_settings():
-        set_process(loaded.config)  # the first adapters of a LoRA run are random
-        return _check_repeat(stage, loaded, steps, console)
+        set_process(resolved.config)  # the first adapters of a LoRA run are random
+        return _check_repeat(stage, resolved, steps, console)
 
 
-def from_stage_before(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
+def from_stage_before(resolved: ResolvedConfig, stage: Path) -> ResolvedConfig:
     """Return a stage's config with the model from which it must have begun: an earlier stage's.
 
     The stage's record names that model. If the record names none of them, it is the model of the last earlier
@@ -99,9 +99,9 @@ def from_stage_before(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
     number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
     earlier = [s for s in stages_in(stage.parent) if stage_number(s) < number]
     policies = [s / "final" for s in earlier if stage_method(s) in POLICIES]
-    if not policies or str(loaded.config.model) in map(str, policies):
-        return loaded
-    return replace(loaded, config=loaded.config.model_copy(update={"model": str(policies[-1])}))
+    if not policies or str(resolved.config.model) in map(str, policies):
+        return resolved
+    return replace(resolved, config=resolved.config.model_copy(update={"model": str(policies[-1])}))
 
 
 COARSE = 200
@@ -151,10 +151,10 @@ def coarsely_computed(stage: Path) -> bool:
     return record["rounded"] and not record.get("rounds_products")
 
 
-def _check_repeat(stage: Path, loaded: ResolvedConfig, steps: int, console: RunConsole) -> list[Claim]:
+def _check_repeat(stage: Path, resolved: ResolvedConfig, steps: int, console: RunConsole) -> list[Claim]:
     # Only the weights are needed, so that a machine without the run's precision can load them too.
-    loaded = replace(loaded, config=loaded.config.model_copy(update={"precision": "float32"}))
-    policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
+    resolved = replace(resolved, config=resolved.config.model_copy(update={"precision": "float32"}))
+    policy = load_policy(resolved, texts_of(load_source(resolved), resolved.config))
     if (
         policy.model.config.model_type not in REPLAYED
         or not is_supported(policy.model)
@@ -164,7 +164,7 @@ def _check_repeat(stage: Path, loaded: ResolvedConfig, steps: int, console: RunC
             f"{stage}: the replay supports models of the Llama family, not {policy.model.config.model_type}"
         )
     scale = COARSE if coarsely_computed(stage) else 1.0
-    repeat = _repetition(stage, loaded, policy, steps)
+    repeat = _repetition(stage, resolved, policy, steps)
     agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
         raise ConfigError(f"{stage}: {NO_STEP}")
@@ -176,13 +176,13 @@ def _check_repeat(stage: Path, loaded: ResolvedConfig, steps: int, console: RunC
 
 
 def _repetition(
-    stage: Path, loaded: ResolvedConfig, policy: Policy, steps: int
+    stage: Path, resolved: ResolvedConfig, policy: Policy, steps: int
 ) -> Callable[..., Iterator[Agreement]]:
     """Return the function that repeats the steps of a recorded stage from given weights."""
     shape = policy.model.config.to_dict()
-    if not METHODS[loaded.config.method].learns_from:
+    if not METHODS[resolved.config.method].learns_from:
         return partial(replay, stage, architecture=shape, steps=steps)
-    return partial(replay_given, stage, architecture=shape, lessons=lessons_of(loaded, policy), steps=steps)
+    return partial(replay_given, stage, architecture=shape, lessons=lessons_of(resolved, policy), steps=steps)
 
 
 def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:

@@ -57,14 +57,14 @@ def _compare_step(
     return Agreement(number, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
 
 
-def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
+def lessons_of(resolved: ResolvedConfig, policy: Policy) -> Lessons:
     """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
-    config = loaded.config
-    stage = loaded.recorded_run
-    source = with_schemas(load_source(loaded), toolbox_of(loaded))
+    config = resolved.config
+    stage = resolved.recorded_run
+    source = with_schemas(load_source(resolved), toolbox_of(resolved))
     environment = read_environment(stage) if stage is not None else None
     digests = (environment or {}).get("files", {}).values()
-    for path in data_files(loaded):
+    for path in data_files(resolved):
         if digests and digest_of(path) not in digests:
             raise ConfigError(
                 f"{path} has changed since {stage} read it, so its steps cannot be repeated. Restore the file"
@@ -74,7 +74,7 @@ def lessons_of(loaded: ResolvedConfig, policy: Policy) -> Lessons:
             [_example(prompted) for prompted in encode_examples(policy, examples, config)]
             for examples in (source.examples, source.held_out)
         )
-    settings = loaded.loss.all_settings if loaded.loss is not None else {}
+    settings = resolved.loss.all_settings if resolved.loss is not None else {}
     return Lessons(config.method, settings, learned, held_out, policy.context)
 
 

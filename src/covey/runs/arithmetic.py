@@ -23,12 +23,12 @@ from covey.runs.reader import read_environment
 from covey.system.processes import on_rank_zero
 
 
-def source_run(loaded: ResolvedConfig) -> Path | None:
+def source_run(resolved: ResolvedConfig) -> Path | None:
     """Return the folder of the run that a config records, or that made its model; None if there is none."""
-    model = loaded.config.model
-    if loaded.recorded_run is not None or not isinstance(model, str):
-        return loaded.recorded_run
-    return enclosing_run(loaded.folder / model)
+    model = resolved.config.model
+    if resolved.recorded_run is not None or not isinstance(model, str):
+        return resolved.recorded_run
+    return enclosing_run(resolved.folder / model)
 
 
 def enclosing_run(model: Path) -> Path | None:

@@ -97,16 +97,16 @@ def effect_of_change(key: str, schedule: str = "") -> Resume:
     return fact_of(key, "resume") or BREAKS_EXACTNESS
 
 
-def changed_settings(loaded: ResolvedConfig) -> list[Difference]:
+def changed_settings(resolved: ResolvedConfig) -> list[Difference]:
     """Return the settings that differ from those that the run in the output folder started with."""
-    recorded = recorded_settings(loaded.config.output)
+    recorded = recorded_settings(resolved.config.output)
     if recorded is None:
         return []
-    before, current = (dict(flatten(c)) for c in (recorded, resolved_values(loaded)))
+    before, current = (dict(flatten(c)) for c in (recorded, resolved_values(resolved)))
     keys = [k for k in {**before, **current} if before.get(k) != current.get(k)]
     # If the schedule itself changed, no rule for one schedule applies, and train.steps counts as breaking.
     same_schedule = not any(k.startswith("train.schedule") for k in keys)
-    schedule = str(loaded.config.train.schedule) if same_schedule else ""
+    schedule = str(resolved.config.train.schedule) if same_schedule else ""
     differences = []
     for k in keys:
         words = f"{k} is {before.get(k)} there, {current.get(k)} here"
@@ -129,30 +129,30 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-def refuse_other_config(loaded: ResolvedConfig, changes: bool) -> None:
+def refuse_other_config(resolved: ResolvedConfig, changes: bool) -> None:
     """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
-    refuse_foreign(loaded.config.output)
-    differences = changed_settings(loaded)
+    refuse_foreign(resolved.config.output)
+    differences = changed_settings(resolved)
     refused = [d for d in differences if d.effect == "refused"]
     harmful = [d for d in differences if d.effect != "safe"]
     if refused or (harmful and not changes):
-        way_on = f"continue with these changes by `covey resume {loaded.config.output} ...`"
+        way_on = f"continue with these changes by `covey resume {resolved.config.output} ...`"
         if refused:
             way_on = "remove that folder to start afresh"
         raise ConfigError(
-            f"{loaded.config.output} holds a run with other settings: "
+            f"{resolved.config.output} holds a run with other settings: "
             f"{'; '.join(map(str, harmful))}. Choose another --output, or {way_on}"
         )
 
 
-def environment(loaded: ResolvedConfig) -> dict[str, object]:
+def environment(resolved: ResolvedConfig) -> dict[str, object]:
     """Return the facts besides the config that a run's numbers depend on."""
-    config = loaded.config
+    config = resolved.config
     device = pick_device(config.device)
     on_cpu = device.type == "cpu"  # a GPU runs none of our compiled operations, so none is built for it
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     return {
-        "folder": str(loaded.folder),
+        "folder": str(resolved.folder),
         "covey": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -213,15 +213,15 @@ def changed_environment(before: Mapping[str, Any], current: Mapping[str, Any]) -
 
 
 def differences_to_record(
-    loaded: ResolvedConfig, has_begun: bool, current: Mapping[str, object]
+    resolved: ResolvedConfig, has_begun: bool, current: Mapping[str, object]
 ) -> list[Difference]:
     """Return the differences from the last process of this run; a missing record counts as one."""
-    output = loaded.config.output
+    output = resolved.config.output
     before = read_environment(output)
-    differences = changed_settings(loaded)
+    differences = changed_settings(resolved)
     if before is not None:
         differences += changed_environment(before, current)
-    collects = loaded.config.method in SAMPLES_EXAMPLES
+    collects = resolved.config.method in SAMPLES_EXAMPLES
     if has_begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, so its examples "

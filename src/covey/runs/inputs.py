@@ -41,15 +41,15 @@ class OtherInputs(ConfigError):
     """A run would continue with other rows or functions than it began with."""
 
 
-def files_of(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
+def files_of(resolved: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
     """Return name -> sha256 of every file the run has read; project files by their path in its folder."""
-    folder = loaded.folder
-    files = _data_files(loaded)
-    files |= {_name(path, folder): path for path in sources((f for _, f in _functions(loaded)), folder)}
-    model = loaded.config.model
+    folder = resolved.folder
+    files = _data_files(resolved)
+    files |= {_name(path, folder): path for path in sources((f for _, f in _functions(resolved)), folder)}
+    model = resolved.config.model
     objects = dict[str, str]()
     if isinstance(model, ModelObject):
-        objects = _of_given(model, adapters=loaded.config.lora is not None or adapter_of(model) is not None)
+        objects = _of_given(model, adapters=resolved.config.lora is not None or adapter_of(model) is not None)
     elif model != "tiny":
         files |= _of_model("model", model, folder)
     for reward in rewards:
@@ -58,54 +58,54 @@ def files_of(loaded: ResolvedConfig, rewards: Rewards) -> dict[str, str]:
     return fingerprints(dict(sorted(files.items()))) | objects | {"covey's own code": _own_code()}
 
 
-def contents_of(loaded: ResolvedConfig) -> dict[str, str]:
+def contents_of(resolved: ResolvedConfig) -> dict[str, str]:
     """Return description -> hash of given rows and of the parts of the user's functions."""
-    data = loaded.config.data
+    data = resolved.config.data
     settings = {"data.train": data.train, "data.test": data.test}
     rows = {f"rows of {k}": value for k, value in settings.items() if isinstance(value, RowsObject)}
-    return fingerprints(rows) | _contents_of_functions(loaded)
+    return fingerprints(rows) | _contents_of_functions(resolved)
 
 
-def _contents_of_functions(loaded: ResolvedConfig) -> dict[str, str]:
-    return fingerprints({name: f for name, f in _functions(loaded) if not _is_ours(f)})
+def _contents_of_functions(resolved: ResolvedConfig) -> dict[str, str]:
+    return fingerprints({name: f for name, f in _functions(resolved) if not _is_ours(f)})
 
 
-def contents_record(loaded: ResolvedConfig, begun: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+def contents_record(resolved: ResolvedConfig, begun: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
     """Return the contents with which a process began, and their present state."""
-    return {"begun": begun, "ended": {**begun, **_contents_of_functions(loaded)}}
+    return {"begun": begun, "ended": {**begun, **_contents_of_functions(resolved)}}
 
 
-def record_end(loaded: ResolvedConfig, begun: Mapping[str, str]) -> None:
+def record_end(resolved: ResolvedConfig, begun: Mapping[str, str]) -> None:
     """Record the state of the contents as a process ends."""
     if is_rank_zero():
         with suppress(OSError, CoveyError):  # a full disk, or a damaged record, has its own message
-            update_environment(loaded.config.output, contents=contents_record(loaded, begun))
+            update_environment(resolved.config.output, contents=contents_record(resolved, begun))
 
 
-def changed_inputs(loaded: ResolvedConfig) -> list[str]:
+def changed_inputs(resolved: ResolvedConfig) -> list[str]:
     """Describe the data files, rows and functions that differ from those of the folder's run."""
-    record = read_environment(loaded.config.output) or {}
+    record = read_environment(resolved.config.output) or {}
     contents = record.get("contents")
     if contents is None:
         return []
-    data = _data_files(loaded)
+    data = _data_files(resolved)
     files = {name: digest for name, digest in record["files"].items() if name in data}
     existing = {name: path for name, path in data.items() if path.is_file()}
     changed = [f"{name} {what}" for name, what in changes(files, fingerprints(existing)).items()]
     if _minor(record["python"]) != _minor(platform.python_version()):
         return changed  # the bytecode is another; the environment says so
-    current = contents_of(loaded)
+    current = contents_of(resolved)
     # What equals its state at the end is unchanged too: the run itself changed it, as a cache.
     begun, ended = (changes(contents[when], current) for when in ("begun", "ended"))
     return changed + [f"{name} {what}" for name, what in begun.items() if name in ended]
 
 
-def refuse_other_inputs(loaded: ResolvedConfig, ended: bool) -> None:
+def refuse_other_inputs(resolved: ResolvedConfig, ended: bool) -> None:
     """Raise OtherInputs if a run would continue, or return its result, with other inputs."""
-    changed = changed_inputs(loaded)
+    changed = changed_inputs(resolved)
     if not changed:
         return
-    output = loaded.config.output
+    output = resolved.config.output
     held = "has ended with" if ended else "holds a run with"
     anew = "choose another output, or begin anew in Python by overwrite=True"
     rest = "" if ended else f". `covey.resume({str(output)!r}, ...)` continues it with what is given now"
@@ -120,8 +120,8 @@ def _is_ours(function: object) -> bool:
     return file is not None and is_library_file(file)
 
 
-def _data_files(loaded: ResolvedConfig) -> dict[str, Path]:
-    return {_name(path, loaded.folder, loaded.pipeline_folder): path for path in data_files(loaded)}
+def _data_files(resolved: ResolvedConfig) -> dict[str, Path]:
+    return {_name(path, resolved.folder, resolved.pipeline_folder): path for path in data_files(resolved)}
 
 
 def _minor(version: object) -> list[str]:
@@ -139,23 +139,23 @@ def problems_hash(problems: Iterable[EncodedProblem]) -> str:
     return digest.hexdigest()
 
 
-def _functions(loaded: ResolvedConfig) -> Iterator[tuple[str, object]]:
+def _functions(resolved: ResolvedConfig) -> Iterator[tuple[str, object]]:
     """Yield the functions that a config names or holds, with a name for each."""
-    for entry in loaded.config.rewards:
+    for entry in resolved.config.rewards:
         spec = next(iter(entry), None) if isinstance(entry, Mapping) else entry
         if isinstance(spec, str) and ":" in spec:
             with suppress(CoveyError):  # what is wrong with it is said where it is loaded for use
-                yield f"reward {spec}", load_function(spec, loaded.folder)
+                yield f"reward {spec}", load_function(spec, resolved.folder)
         elif isinstance(spec, Reward):
             yield f"reward {spec.name}", spec.function
         elif callable(spec):
             yield f"reward {name_of(spec)}", spec
-    for part in loaded.algorithm.all_functions:
+    for part in resolved.algorithm.all_functions:
         yield f"function {name_of(part.function)}", part.function
-    tools = loaded.config.rollout.tools
+    tools = resolved.config.rollout.tools
     if tools is not None:
         with suppress(CoveyError):
-            yield from ((f"tool {n}", t.function) for n, t in load_tools(tools, loaded.folder).items())
+            yield from ((f"tool {n}", t.function) for n, t in load_tools(tools, resolved.folder).items())
 
 
 def _of_model(role: str, name: str, folder: Path) -> dict[str, Path]:

@@ -48,13 +48,13 @@ class RunModel(NamedTuple):
         """Whether it is a model by itself: a checkpoint of adapters alone is not."""
         return self.is_final or (self.folder / "config.json").is_file()
 
-    def put_into(self, loaded: ResolvedConfig) -> ResolvedConfig:
+    def put_into(self, resolved: ResolvedConfig) -> ResolvedConfig:
         """Return a run's config with this model in place of its own."""
         # Adapters are put on the base model, which the config keeps.
         if not self.is_whole:
-            return replace(loaded, checkpoint=self.folder)
-        config = loaded.config.model_copy(update={"model": str(self.folder)})
-        return replace(loaded, config=config, checkpoint=None)
+            return replace(resolved, checkpoint=self.folder)
+        config = resolved.config.model_copy(update={"model": str(self.folder)})
+        return replace(resolved, config=config, checkpoint=None)
 
 
 def load_run(
@@ -75,21 +75,21 @@ def load_run(
     newest = RunModel.of(stage)
     model_of_run = {"model": str(newest.folder)} if newest is not None and newest.is_whole else {}
     settings = (stage, overrides, {**model_of_run, **values})
-    loaded = load_for_reading(*settings) if names_only else load_recorded(*settings, trust)
-    refuse_others_code(loaded, stage, trust or is_own(stage), algorithm=False)
+    resolved = load_for_reading(*settings) if names_only else load_recorded(*settings, trust)
+    refuse_others_code(resolved, stage, trust or is_own(stage), algorithm=False)
     # Another model was named, so the run's own is not read.
-    if "model" in values or loaded.origins.get("model", "").startswith("--"):
-        return loaded
+    if "model" in values or resolved.origins.get("model", "").startswith("--"):
+        return resolved
     if newest is None:
         raise ConfigError(
             f"{stage}: there is no model yet, neither final/ nor a complete checkpoint; let it train longer"
         )
     if not newest.is_final:
-        loaded.notes.append(f"{stage} has not ended: this is {newest.folder.name}")
-    return newest.put_into(loaded)
+        resolved.notes.append(f"{stage} has not ended: this is {newest.folder.name}")
+    return newest.put_into(resolved)
 
 
-def retry_with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Say) -> T:
+def retry_with_newest(resolved: ResolvedConfig, work: Callable[[ResolvedConfig], T], say: Say) -> T:
     """Return the result of ``work`` on a run's model.
 
     A run that is training removes older checkpoints. If the one in use disappears before it is read, the work
@@ -97,30 +97,30 @@ def retry_with_newest(loaded: ResolvedConfig, work: Callable[[ResolvedConfig], T
     """
     while True:
         try:
-            return work(loaded)
+            return work(resolved)
         except (CoveyError, OSError):
-            removed = _removed_checkpoint(loaded)
-            newest = RunModel.of(loaded.recorded_run) if loaded.recorded_run is not None else None
+            removed = _removed_checkpoint(resolved)
+            newest = RunModel.of(resolved.recorded_run) if resolved.recorded_run is not None else None
             if removed is None or newest is None:
                 raise
         say(f"note: the running run has removed {removed}: this is {newest.folder.name}")
-        loaded = newest.put_into(loaded)
+        resolved = newest.put_into(resolved)
 
 
-def _removed_checkpoint(loaded: ResolvedConfig) -> str | None:
+def _removed_checkpoint(resolved: ResolvedConfig) -> str | None:
     """Return the name of the checkpoint whose weights were to be read, if it no longer exists."""
-    weights = loaded.checkpoint or loaded.config.model
-    if loaded.recorded_run is None or not isinstance(weights, str | Path):
+    weights = resolved.checkpoint or resolved.config.model
+    if resolved.recorded_run is None or not isinstance(weights, str | Path):
         return None
     folder = Path(weights)
-    of_run = folder.parent == (loaded.recorded_run / "checkpoints").resolve()
+    of_run = folder.parent == (resolved.recorded_run / "checkpoints").resolve()
     return folder.name if of_run and not folder.is_dir() else None
 
 
-def with_own_model(loaded: ResolvedConfig, stage: Path) -> ResolvedConfig:
+def with_own_model(resolved: ResolvedConfig, stage: Path) -> ResolvedConfig:
     """Return a run's config with its newest model, if that is a complete one."""
     newest = RunModel.of(stage)
-    return newest.put_into(loaded) if newest is not None and newest.is_whole else loaded
+    return newest.put_into(resolved) if newest is not None and newest.is_whole else resolved
 
 
 def load_recorded(
@@ -159,14 +159,14 @@ def _load_recorded(
         raise ConfigError(f"{folder}: this folder has no run (no config.yaml)")
     origin = _origin(folder)
     base = origin if origin.is_dir() else Path.cwd()
-    loaded = load_config(folder / "config.yaml", overrides, values, base, names_only)
-    config = loaded.config
+    resolved = load_config(folder / "config.yaml", overrides, values, base, names_only)
+    config = resolved.config
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
         config = _of_stage(config, folder)
     # The config's own notes were told when the run began.
     moved = f"{origin}, where {folder} was started, is gone: relative paths are from {base}"
     notes = [moved] if base != origin else []
-    return replace(loaded, config=config, notes=notes, recorded_run=folder)
+    return replace(resolved, config=config, notes=notes, recorded_run=folder)
 
 
 def _of_stage(config: Config, folder: Path) -> Config:

@@ -74,16 +74,16 @@ def start_of(
     return start
 
 
-def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm: bool = True) -> None:
+def refuse_others_code(resolved: ResolvedConfig, run: Path, trust: bool, algorithm: bool = True) -> None:
     """Raise ConfigError, unless ``trust``, if somebody else's record names code or an address.
 
-    ``loaded`` was read by names only: nothing has been imported. Pass ``algorithm`` False if the functions of
-    the algorithm stay names, so that none of them will run.
+    ``resolved`` was read by names only: nothing has been imported. Pass ``algorithm`` False if the functions
+    of the algorithm stay names, so that none of them will run.
     """
     if trust:
         return
-    texts = set(_texts_of(loaded, algorithm))
-    code = sorted(_format_spec(text, loaded.folder) for text in texts if CODE_NAME.fullmatch(text))
+    texts = set(_texts_of(resolved, algorithm))
+    code = sorted(_format_spec(text, resolved.folder) for text in texts if CODE_NAME.fullmatch(text))
     addresses = sorted(text for text in texts if ADDRESS.fullmatch(text))
     if not (code or addresses):
         return
@@ -95,9 +95,9 @@ def refuse_others_code(loaded: ResolvedConfig, run: Path, trust: bool, algorithm
     )
 
 
-def _texts_of(loaded: ResolvedConfig, algorithm: bool) -> Iterator[str]:
+def _texts_of(resolved: ResolvedConfig, algorithm: bool) -> Iterator[str]:
     """Yield the names and values of a config that may be code or an address."""
-    for stage in loaded.stages():
+    for stage in resolved.stages():
         values = resolved_values(stage)
         # Only these sections can name a function or a server; the others hold numbers and paths.
         sections = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))

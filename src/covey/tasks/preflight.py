@@ -20,7 +20,7 @@ from covey_verify.errors import ConfigError, DataError
 def usable_problems(
     source: Source,
     rewards: Rewards,
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
     console: RunConsole,
     environment: Callable[[Problem], Mapping[str, object] | None],
 ) -> Source:
@@ -28,7 +28,7 @@ def usable_problems(
 
     ``environment`` returns the initial state of a problem's environment. Raises DataError or RewardError.
     """
-    config = loaded.config
+    config = resolved.config
     source = _measurable(source, rewards, config, console)
     if config.data.train is not None and config.data.train_size != Data().train_size:
         console.say(
@@ -46,8 +46,8 @@ def usable_problems(
     _tell_of_rewards(rewards, config, console, judged)
     if judged:
         scores = rehearse(judged[0], rewards, environment(judged[0]))
-        if config.method == "rl" and loaded.algorithm.credit == "step":
-            check_steps(scores, rewards, loaded.algorithm.advantage.name)
+        if config.method == "rl" and resolved.algorithm.credit == "step":
+            check_steps(scores, rewards, resolved.algorithm.advantage.name)
     most_bad = config.scoring.max_bad_references
     usable_train, skipped_train = check_references(train, rewards, most_bad)
     usable_test, skipped_test = check_references(source.test, rewards, most_bad)

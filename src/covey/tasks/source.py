@@ -57,17 +57,17 @@ class Source:
         return [*(self.examples or self.train), *self.held_out, *self.test]
 
 
-def load_source(loaded: ResolvedConfig) -> Source:
+def load_source(resolved: ResolvedConfig) -> Source:
     """Return the problems of a config and the examples of its method. Raises DataError or ConfigError."""
-    config = loaded.config
+    config = resolved.config
     data = config.data
     if not METHODS[config.method].learns_from:
-        return load_problems(loaded)
-    rows = [problem for problems in _example_rows(loaded) for problem in problems]
+        return load_problems(resolved)
+    rows = [problem for problems in _example_rows(resolved) for problem in problems]
     # Examples are the only training data; otherwise the problems' own source is loaded as well.
     alone = data.task is None and data.train is None and bool(rows)
-    test = _problems_of(data.test, loaded, "test") if alone and data.test is not None else []
-    source = Source([], test[: data.test_size]) if alone else load_problems(loaded)
+    test = _problems_of(data.test, resolved, "test") if alone and data.test is not None else []
+    source = Source([], test[: data.test_size]) if alone else load_problems(resolved)
     learn = partial(examples_of, method=config.method, data=data, most=config.scoring.max_bad_references)
     examples = learn(rows or source.train)
     # A test file of examples is used for evaluation as it is; without one a fraction of the training
@@ -84,12 +84,12 @@ def load_source(loaded: ResolvedConfig) -> Source:
     )
 
 
-def load_test_source(loaded: ResolvedConfig) -> Source:
+def load_test_source(resolved: ResolvedConfig) -> Source:
     """Return the problems that a model is measured on: from `load_source`, or from ``data.test`` alone."""
-    data = loaded.config.data
+    data = resolved.config.data
     if data.test is None or data.task is not None or data.train is not None:
-        return load_source(loaded)
-    return Source([], _problems_of(data.test, loaded, "test")[: data.test_size])
+        return load_source(resolved)
+    return Source([], _problems_of(data.test, resolved, "test")[: data.test_size])
 
 
 def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[str]:
@@ -112,20 +112,20 @@ def prompt_key(problem: Problem) -> str:
     return " ".join(str(problem.prompt).casefold().split())
 
 
-def _example_rows(loaded: ResolvedConfig) -> Iterator[list[Problem]]:
+def _example_rows(resolved: ResolvedConfig) -> Iterator[list[Problem]]:
     """Yield the rows of each file of examples; only the fraction ``data.replay`` of all but the last file."""
-    data = loaded.config.data
+    data = resolved.config.data
     for number, path in enumerate(data.examples, start=1):
-        problems = _problems_of(path, loaded)
+        problems = _problems_of(path, resolved)
         if number < len(data.examples):
-            order = permutation(key(loaded.config.seed, "replay", number), len(problems)).tolist()
+            order = permutation(key(resolved.config.seed, "replay", number), len(problems)).tolist()
             problems = [problems[i] for i in sorted(order[: round(data.replay * len(problems))])]
         yield problems
 
 
-def load_problems(loaded: ResolvedConfig) -> Source:
+def load_problems(resolved: ResolvedConfig) -> Source:
     """Read or generate the problems of a config. Raises DataError or ConfigError."""
-    data = loaded.config.data
+    data = resolved.config.data
     if data.task is not None and data.train is not None:
         raise ConfigError("data: give either task or train, not both")
     unused = [name for name in OF_ROWS if getattr(data, name) != getattr(Data(), name)]
@@ -142,29 +142,29 @@ def load_problems(loaded: ResolvedConfig) -> Source:
             raise ConfigError(f"data.task: {data.task!r} is unknown; known: {', '.join(sorted(TASKS))}")
         task = TASKS[data.task]
         train = problems(task, "train", data.train_size)
-        by_step = task.steps if loaded.config.method == "rl" and loaded.algorithm.credit == "step" else ()
+        by_step = task.steps if resolved.config.method == "rl" and resolved.algorithm.credit == "step" else ()
         return Source(train, problems(task, "test", data.test_size), (*task.rewards, *by_step))
     if data.train is None:
         raise ConfigError("data: there are no problems; set data.train to a file or data.task to a task")
-    test = _problems_of(data.test, loaded, "test") if data.test is not None else []
-    return Source(_problems_of(data.train, loaded), test[: data.test_size])
+    test = _problems_of(data.test, resolved, "test") if data.test is not None else []
+    return Source(_problems_of(data.train, resolved), test[: data.test_size])
 
 
-def _problems_of(where: Path | RowsObject, loaded: ResolvedConfig, split: str = "train") -> list[Problem]:
-    data = loaded.config.data
-    method = loaded.config.method
+def _problems_of(where: Path | RowsObject, resolved: ResolvedConfig, split: str = "train") -> list[Problem]:
+    data = resolved.config.data
+    method = resolved.config.method
     # Held-out conversations are answered; only pairs and judged answers are compared as they are.
     answered = not METHODS[method].learns_from or (split == "test" and method == "sft")
     if isinstance(where, RowsObject):
         return given_problems(where, data, answered)
-    return read_problems(_resolve(where, loaded.folder, split), data, answered)
+    return read_problems(_resolve(where, resolved.folder, split), data, answered)
 
 
-def data_files(loaded: ResolvedConfig) -> list[Path]:
+def data_files(resolved: ResolvedConfig) -> list[Path]:
     """Return the data files of a config."""
-    data = loaded.config.data
+    data = resolved.config.data
     files = [(data.train, "train"), (data.test, "test"), *((path, "train") for path in data.examples)]
-    return [_resolve(path, loaded.folder, split) for path, split in files if isinstance(path, Path)]
+    return [_resolve(path, resolved.folder, split) for path, split in files if isinstance(path, Path)]
 
 
 def _resolve(path: Path, folder: Path, split: str) -> Path:

@@ -49,7 +49,7 @@ class Tinker:
         self.store = store
         self.token = token
         self.registry = Registry(ComputeThread(base))
-        self.loaded: deque[SamplerWeights] = deque()
+        self.resolved: deque[SamplerWeights] = deque()
         """Samplers whose checkpoints are in memory, the oldest first."""
 
     def app(self) -> Starlette:
@@ -370,9 +370,9 @@ class Tinker:
         return {"type": "load_weights", "path": call.path, "model_id": client.id}
 
     def _load_sampler(self, sampler: SamplerWeights, path: str) -> AdapterWeights:
-        self.loaded.append(sampler)
-        if len(self.loaded) > MOST_SNAPSHOTS:
-            self.loaded.popleft().weights = None
+        self.resolved.append(sampler)
+        if len(self.resolved) > MOST_SNAPSHOTS:
+            self.resolved.popleft().weights = None
         return self.store.load(self.base, path)[1]
 
     async def _compute_turn(

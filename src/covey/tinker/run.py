@@ -28,15 +28,15 @@ def serve_tinker(
         raise ConfigError("--weights: with --tinker clients train the weights; leave it out")
 
     def build(token: str) -> tuple[Starlette, str, str]:
-        loaded = load_config(None, settings, {"model": model})
-        config = loaded.config
+        resolved = load_config(None, settings, {"model": model})
+        config = resolved.config
         if model == "tiny":
             raise ConfigError(
                 "model: tiny has no tokenizer that a client can load; give a folder or a hub id"
             )
-        source = source_of(model, loaded.folder)
+        source = source_of(model, resolved.folder)
         store = Store(config.output / "tinker")
-        policy = served_policy(loaded, source_run(loaded))
+        policy = served_policy(resolved, source_run(resolved))
         tokens = config.train.tokens_per_micro_batch
         base = Base(policy, name or source, source, tokens, config.rollout.max_running)
         print(f"base_model {base.name}, tokenizer {base.source}")

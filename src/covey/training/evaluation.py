@@ -29,14 +29,14 @@ from covey_verify.extract import Rule, extract
 
 
 def evaluate_by(
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
     problems: Sequence[EncodedProblem],
     sampler: Sampler,
     rewards: Rewards,
     progress: OnProgress,
 ) -> Evaluation:
     """Sample and score problems by a config's settings."""
-    config = loaded.config
+    config = resolved.config
     return evaluate(
         problems,
         sampler,
@@ -45,7 +45,7 @@ def evaluate_by(
         samples=config.eval.samples,
         seed=config.seed,
         progress=progress,
-        credit=loaded.credit,
+        credit=resolved.credit,
     )
 
 

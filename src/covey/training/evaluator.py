@@ -20,7 +20,7 @@ from covey.training.evaluation import evaluate_by
 class Evaluator:
     """Measures a run's policy. The same problems are taken each time, so that two evaluations compare."""
 
-    loaded: ResolvedConfig
+    resolved: ResolvedConfig
     test_set: Sequence[EncodedProblem]
     sampler: Sampler
     rewards: Rewards
@@ -31,7 +31,7 @@ class Evaluator:
     @property
     def spare_problems(self) -> Sequence[EncodedProblem]:
         """Held-out problems that no evaluation during training uses, as many as one evaluation has."""
-        count = self.loaded.config.eval.problems
+        count = self.resolved.config.eval.problems
         return self.test_set[count : 2 * count]
 
     def measure(self, problems: Sequence[EncodedProblem]) -> Evaluation:
@@ -39,13 +39,13 @@ class Evaluator:
         self.journal.console.show_work("evaluating")
         with self.journal.clock("eval"):
             progress = partial(self.on_sample, what="evaluating")
-            return evaluate_by(self.loaded, problems, self.sampler, self.rewards, progress)
+            return evaluate_by(self.resolved, problems, self.sampler, self.rewards, progress)
 
     def at(self, step: int) -> Evaluation:
         """Return held-out accuracy at this step, measured and logged now or read from the log."""
         for record in on_rank_zero(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
-        evaluation = self.measure(self.test_set[: self.loaded.config.eval.problems])
+        evaluation = self.measure(self.test_set[: self.resolved.config.eval.problems])
         self.journal.log_evaluation(step, evaluation)
         return evaluation

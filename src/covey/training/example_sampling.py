@@ -32,7 +32,7 @@ from covey_verify.errors import DataError
 
 def sample_completions(run: Run) -> None:
     """Sample and score ``train.steps`` rounds of problems, and log every group."""
-    config = run.loaded.config
+    config = run.resolved.config
     journal = run.journal
     # A preset that compares nothing and filters nothing.
     with closing(run.rollouts(algorithm=PRESETS["reinforce"])) as rollouts:
@@ -64,7 +64,7 @@ def sample_completions(run: Run) -> None:
 
 def write_examples(run: Run) -> list[ExampleRow]:
     """Write the examples that the method selects. Raises DataError if there are none."""
-    config = run.loaded.config
+    config = run.resolved.config
     folder = run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
     rows = SELECTIONS[config.method](run, problems)
@@ -93,12 +93,12 @@ def _why_none(config: Config) -> str:
 
 
 def _pairs(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
-    return preference_pairs(sampled_groups(run.journal.folder.path), run.loaded.config.keep, problems)
+    return preference_pairs(sampled_groups(run.journal.folder.path), run.resolved.config.keep, problems)
 
 
 def _correct(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
     groups = sampled_groups(run.journal.folder.path)
-    return correct_examples(groups, run.rewards.verdict.name, run.loaded.config.keep, problems)
+    return correct_examples(groups, run.rewards.verdict.name, run.resolved.config.keep, problems)
 
 
 SELECTIONS: Mapping[str, Callable[[Run, Mapping[str, Problem]], list[ExampleRow]]] = {

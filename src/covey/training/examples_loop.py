@@ -27,7 +27,7 @@ Held-out examples are numbered after those that are trained on.
 
 def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
     """Run the remaining steps on given examples; ``step_builder_of`` makes the run's step builder."""
-    config = run.loaded.config
+    config = run.resolved.config
     learner = run.learner
     journal = run.journal
     build_step = step_builder_of(run)
@@ -70,7 +70,7 @@ def sum_of_parts(parts: Sequence[MetricParts]) -> dict[str, float]:
 
 def measures_after(step: int, run: Run) -> bool:
     """Whether the held-out examples are evaluated after ``step`` steps."""
-    config = run.loaded.config
+    config = run.resolved.config
     return bool(run.held_out) and (step == config.train.steps or config.eval.is_due(step))
 
 

@@ -71,7 +71,7 @@ def write_result(result: Result, written: Mapping[str, object]) -> None:
 
 def evaluate_again(run: Run) -> Evaluation | None:
     """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
-    train = run.loaded.config.train
+    train = run.resolved.config.train
     spare_problems = run.evaluator.spare_problems
     if train.stop_at is None or run.state.step >= train.steps or not spare_problems:
         return None
@@ -85,11 +85,11 @@ def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluatio
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     if not run.state.updates:
         why = "Every gradient was 0; check the settings of `loss`"
-        if run.loaded.config.method == "rl":
+        if run.resolved.config.method == "rl":
             why = f"No group had a nonzero advantage: {run.supervisor.why_no_signal()}"
         steps = "1 step" if run.state.step == 1 else f"{run.state.step} steps"
         raise GuardStop(f"trained {steps} without changing a single weight. {why}")
-    best = on_rank_zero(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
+    best = on_rank_zero(run.journal.folder.best) if run.resolved.config.train.final == "best" else None
     # The model to write is an earlier one, and so is its evaluation.
     if best is not None and best.step != run.state.step:
         load_weights_of(run, best.step)
@@ -107,7 +107,7 @@ def _write_final(
     again: Evaluation | None,
 ) -> Result:
     """Write the model, its card and the curve of a run that has ended, and print the conclusion."""
-    config = run.loaded.config
+    config = run.resolved.config
     records = run.journal.folder
     seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
     conclusion = _conclusion(run, evaluations, again, seconds)
@@ -117,7 +117,9 @@ def _write_final(
     ranking = held_out_ranking(metrics, run.held_out, steps) or CardFacts.ranking
     example = example_of([p.problem for p in run.test_set or run.train_set])
     loader = run.learner.network.loader_name
-    _write_model(run, critic, CardFacts(run.loaded, steps, conclusion, evaluations, example, loader, ranking))
+    _write_model(
+        run, critic, CardFacts(run.resolved, steps, conclusion, evaluations, example, loader, ranking)
+    )
     run.journal.say(f"memory used (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = conclusion.sentence.partition(", on ")[0] if conclusion else config.output.name
     write_curve(records.path / CURVE, title, metrics, records.read("evals.jsonl"))
@@ -135,7 +137,7 @@ def _conclusion(
     """Return the conclusion on a run, None if it was not evaluated; it names a better step if one exists."""
     if not evaluations:
         return None
-    train = run.loaded.config.train
+    train = run.resolved.config.train
     conclusion = conclude_run(evaluations["before"], evaluations["after"], seconds)
     sentence = conclusion.sentence
     if again is not None and train.stop_at is not None:
@@ -161,7 +163,7 @@ def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> 
 def _say_outcome(run: Run, result: Result, ranking: str) -> None:
     """Print the conclusion, how to get the best step, and the likely cause if the run did not learn."""
     conclusion = result.conclusion
-    config = run.loaded.config
+    config = run.resolved.config
     words = conclusion.sentence if conclusion else f"done in {duration(result.seconds)}"
     scores = "" if conclusion and not run.held_out else f". {ranking}"
     run.journal.say(f"{config.output.name}: {words}{scores}")
@@ -173,6 +175,6 @@ def _say_outcome(run: Run, result: Result, ranking: str) -> None:
         return
     # The gravest finding names the cause; without findings the logs are searched for a likely one.
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
-    cause = gravest(run.supervisor.findings()) or likely(*streams, settings_of(run.loaded))
+    cause = gravest(run.supervisor.findings()) or likely(*streams, settings_of(run.resolved))
     if cause is not None:
         run.journal.say(f"likely cause: {cause}", "yellow")

@@ -30,7 +30,7 @@ class Hooks:
         """Report progress before each token of all running completions; a stop may take effect here."""
         self.run.safe_point()
         # Where a thread samples ahead, the console shows what training does.
-        if not self.run.loaded.config.rollout.staleness:
+        if not self.run.resolved.config.rollout.staleness:
             self.run.journal.console.tokens(drawn, most_left)
 
     def on_micro_batch_halved(self, tokens: int) -> None:
@@ -43,7 +43,7 @@ class Hooks:
     def on_out_of_memory(self, tokens: int) -> None:
         """Record smaller micro-batches for the resume: the learner is out of memory and cannot continue."""
         path = self.run.journal.folder.path
-        configured = self.run.loaded.config.train.tokens_per_micro_batch
+        configured = self.run.resolved.config.train.tokens_per_micro_batch
         # The form in which ``plan_memory`` reads it.
         update_environment(path, micro_tokens={"configured": configured, "planned": tokens})
 

@@ -24,13 +24,13 @@ class LearnerPart(NamedTuple):
 
 def policy_is_frozen(run: Run, step: int) -> bool:
     """Whether only the critic learns in this step (``critic.warmup``)."""
-    critic = run.loaded.algorithm.critic
+    critic = run.resolved.algorithm.critic
     return critic is not None and step < critic.warmup
 
 
 def set_value_pull(run: Run, policy_frozen: bool) -> None:
     """Set how far a value head's gradient reaches the policy's trunk: not at all if the policy is frozen."""
-    critic = run.loaded.algorithm.critic
+    critic = run.resolved.algorithm.critic
     head = run.learner.network.value
     if critic is not None and head is not None:
         head.pull = 0.0 if policy_frozen else critic.pull
@@ -38,8 +38,8 @@ def set_value_pull(run: Run, policy_frozen: bool) -> None:
 
 def learner_parts(run: Run, policy_frozen: bool) -> list[LearnerPart]:
     """Return the learners that take part in a step: the policy, unless it is frozen, and a critic."""
-    algorithm = run.loaded.algorithm
-    rollout = run.loaded.config.rollout
+    algorithm = run.resolved.algorithm
+    rollout = run.resolved.config.rollout
     has_head = run.learner.network.value is not None
     values = None if algorithm.critic is None else ValueObjective(algorithm.critic, rollout.max_tokens)
     parts = []

@@ -33,7 +33,7 @@ def plan_memory(run: Run, program: int) -> dict[str, int]:
 
     Micro-batch size affects rounding, so a resumed run keeps the size it started with.
     """
-    config = run.loaded.config
+    config = run.resolved.config
     learner = run.learner
     device = learner.network.device
     # Processes on one machine share its memory equally.
@@ -73,10 +73,10 @@ def _largest_step(run: Run) -> LargestStep:
     """Return the tokens of the run's largest step, from its prompts and examples."""
     answered = [e for e in (*run.train_set, *run.held_out) if e.answers]
     return largest_step(
-        run.loaded.config,
+        run.resolved.config,
         [len(p.tokens) for p in run.train_set],
         [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
-        run.loaded.algorithm.whole_groups,
+        run.resolved.algorithm.whole_groups,
         len(run.test_set),
     )
 
@@ -94,7 +94,7 @@ def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
     return partial(
         forecast,
         shape,
-        run.loaded.config,
+        run.resolved.config,
         largest,
         reference=copied,
         program=program,

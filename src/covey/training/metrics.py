@@ -54,11 +54,11 @@ def step_metrics(
     rollout_batch: RolloutBatch,
     batch: Batch,
     outcome: StepUpdates,
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
     coefficients: Coefficients,
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
-    algorithm = loaded.algorithm
+    algorithm = resolved.algorithm
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
     groups = rollout_batch.all_groups
     advantages = by_completion(batch, batch.advantages)
@@ -79,7 +79,7 @@ def step_metrics(
         "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
         "optimizer/updates": float(len(outcome.norms)),
         "optimizer/skipped": float(len(outcome.norms) - len(applied)),
-        "optimizer/lr": learning_rate(step, loaded.config.train),
+        "optimizer/lr": learning_rate(step, resolved.config.train),
     }
     if outcome.value_norms:
         metrics["value/grad_norm"] = float(np.mean(outcome.value_norms))
@@ -97,13 +97,13 @@ def report_step(
     batch: Batch,
     outcome: StepUpdates,
     metrics: Mapping[str, float],
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
 ) -> None:
     """Log a step and show it on the console."""
-    _note_off_centre(journal, loaded.algorithm, batch, rollout_batch.groups, step)
+    _note_off_centre(journal, resolved.algorithm, batch, rollout_batch.groups, step)
     tokens_of_step = token_record(outcome.stats, [len(tokens) for tokens in batch.tokens])
     times = journal.log_rollouts(
-        step, rollout_batch, batch, tokens_of_step, loaded.config.train.inner_epochs, metrics
+        step, rollout_batch, batch, tokens_of_step, resolved.config.train.inner_epochs, metrics
     )
     console = journal.console
     console.examples = extremes(rollout_batch.all_groups)

@@ -30,48 +30,48 @@ from covey_verify.web import ask
 
 
 def load_trained(
-    loaded: ResolvedConfig, source: Source
+    resolved: ResolvedConfig, source: Source
 ) -> tuple[Policy, Callable[[Sequence[Example]], list[EncodedProblem]]]:
     """Return the model that a method trains, and the function that encodes its examples."""
-    config = loaded.config
-    texts = texts_of(source, loaded.config)
+    config = resolved.config
+    texts = texts_of(source, resolved.config)
     if config.method == "reward_model":
-        reward_model = load_reward_model(loaded, texts, kind_of(source.examples))
+        reward_model = load_reward_model(resolved, texts, kind_of(source.examples))
         return reward_model, lambda examples: encode_judged(reward_model, examples)
-    policy = load_policy(loaded, texts)
+    policy = load_policy(resolved, texts)
     return policy, lambda examples: encode_examples(policy, examples, config)
 
 
-def reference_model(policy: Policy, loaded: ResolvedConfig) -> Reference | None:
+def reference_model(policy: Policy, resolved: ResolvedConfig) -> Reference | None:
     """Return the frozen reference, if the algorithm asks for one."""
-    algorithm = loaded.algorithm
-    needs_reference = algorithm.needs_reference and loaded.config.method == "rl"
-    return Reference(policy, algorithm.moves_reference, own_reference(loaded)) if needs_reference else None
+    algorithm = resolved.algorithm
+    needs_reference = algorithm.needs_reference and resolved.config.method == "rl"
+    return Reference(policy, algorithm.moves_reference, own_reference(resolved)) if needs_reference else None
 
 
-def policy_learner(policy: Policy, loaded: ResolvedConfig, reference: Reference | None) -> Learner[Policy]:
+def policy_learner(policy: Policy, resolved: ResolvedConfig, reference: Reference | None) -> Learner[Policy]:
     """Return the policy with its optimizer. A value head on it learns at the critic's rate."""
-    config = loaded.config
-    critic = loaded.algorithm.critic
+    config = resolved.config
+    critic = resolved.algorithm.critic
     # Relative, so that the head follows the policy's schedule.
     pace = critic.lr / config.train.lr if critic and config.train.lr else 1.0
     return Learner(policy, config.train, reference, head=policy.value, pace=pace)
 
 
-def load_critic(policy: Policy, loaded: ResolvedConfig) -> Learner[ValueModel] | None:
+def load_critic(policy: Policy, resolved: ResolvedConfig) -> Learner[ValueModel] | None:
     """Return the algorithm's separate critic; None if it is a head on the policy, or there is none.
 
     Raises ConfigError for a model that cannot be a critic.
     """
-    config = loaded.config
-    critic = loaded.algorithm.critic
+    config = resolved.config
+    critic = resolved.algorithm.critic
     if critic is None or config.method != "rl":
         return None
     if critic.trunk == "policy":
         add_value_head(policy)
         return None
     model = (
-        load_value_model(critic.model, loaded.folder, policy) if critic.model else value_model_from(policy)
+        load_value_model(critic.model, resolved.folder, policy) if critic.model else value_model_from(policy)
     )
     if model.decoder is not None:
         model.decoder.recompute = config.train.recompute_layers

@@ -67,15 +67,15 @@ LOOPS: Mapping[Loop, Callable[[Run], None]] = {
 
 
 def run_pipeline(
-    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
+    resolved: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> list[Result]:
     """Run all stages, each from the last one's final model, and continue where an earlier try stopped.
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
-    refuse_missing(loaded.stages())
-    stages = placed_stages(loaded.stages())
-    ended = check_resume(loaded.config.output, stages, console, options)
+    refuse_missing(resolved.stages())
+    stages = placed_stages(resolved.stages())
+    ended = check_resume(resolved.config.output, stages, console, options)
     results = list[Result]()
     for stage, result in zip(stages, ended, strict=True):
         if results and result is None:
@@ -98,13 +98,13 @@ def run_pipeline(
 
 
 def run_in_folder(
-    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions
+    resolved: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions
 ) -> list[Result]:
     """Call ``run_pipeline`` and record a failure in the run's folder. Raises CoveyError."""
-    home = loaded.config.output
+    home = resolved.config.output
     tell_run_folder(home)
     try:
-        results = run_pipeline(loaded, console, stop, options)
+        results = run_pipeline(resolved, console, stop, options)
     except Exception as error:
         covey_error = as_error(peers_lost(error))
         # Config errors and busy folders say nothing of the run; another process may have recorded it
@@ -124,7 +124,7 @@ def run_in_folder(
 
 
 def run_together(
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
     console: RunConsole,
     stop: StopSignal,
     options: RunOptions,
@@ -137,40 +137,42 @@ def run_together(
     ``overwrite`` removes an earlier run from the folder. With ``ends_job`` torchrun is told of a run
     that failed, whose exit code would otherwise make it start the job again. Raises CoveyError.
     """
-    config = loaded.config
+    config = resolved.config
     # ``join_processes`` does nothing for a single process; under torchrun it sets up the process group.
     joining = join_processes(config.guards.stall_minutes, config.device)
     # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
     with default_torch_modes(), joining:
         if overwrite:
             on_rank_zero(partial(remove_run, config.output))
-        results = run_in_folder(loaded, console, stop, options)
+        results = run_in_folder(resolved, console, stop, options)
         if ends_job and results[-1].failed:
             tell_end(1)
         return results
 
 
-def _select_rows(loaded: ResolvedConfig, console: RunConsole) -> Result:
+def _select_rows(resolved: ResolvedConfig, console: RunConsole) -> Result:
     """Run a stage that needs no model: select rows, and write the result."""
-    folder = loaded.config.output
+    folder = resolved.config.output
     began = time.monotonic()
-    example = on_rank_zero(lambda: select(loaded, console))
+    example = on_rank_zero(lambda: select(resolved, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
     on_rank_zero(lambda: write_result(result, {}))
     return result
 
 
-def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
+def _run_stage(
+    resolved: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions
+) -> Result:
     """Run one stage: evaluate, train, evaluate, write the model and the conclusion."""
-    config = loaded.config
+    config = resolved.config
     loop = METHODS[config.method].loop
     if loop is None:
-        return _select_rows(loaded, console)
-    run = set_up(loaded, console, stop, options)
+        return _select_rows(resolved, console)
+    run = set_up(resolved, console, stop, options)
     on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
         if config.method == "rl":
-            for note in notes_on(loaded.algorithm, config.train.updates_per_rollout_batch):
+            for note in notes_on(resolved.algorithm, config.train.updates_per_rollout_batch):
                 console.say(f"note: {note}")
         if line := hours_line(run):
             console.say(line)
@@ -178,13 +180,13 @@ def _run_stage(loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, op
         title = f"{config.output.name} ({config.method})"
         console.begin(title, config.train.steps, run.state.step, stops_early, left=run.seconds_left)
         console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
-        run.journal.track_by(config.tracker, dict(flatten(resolved_values(loaded))), run.state.step)
-        home = loaded.pipeline_folder or config.output
+        run.journal.track_by(config.tracker, dict(flatten(resolved_values(resolved))), run.state.step)
+        home = resolved.pipeline_folder or config.output
         with stop.listening(partial(_answer_stop, run), partial(_ended_at_once, run, home)):
             return _train_and_finish(run, LOOPS[loop])
     finally:
         console.end()
-        record_end(loaded, run.contents)
+        record_end(resolved, run.contents)
         run.journal.close()
         release()
 
@@ -202,7 +204,7 @@ def _ended_at_once(run: Run, home: Path) -> str:
 
 def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
     """Evaluate, train, evaluate, and write what there is to write."""
-    config = run.loaded.config
+    config = run.resolved.config
     evaluations = {}
     try:
         with run.watchdog.watching():

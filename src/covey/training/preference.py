@@ -36,7 +36,7 @@ EXAMPLES_AT_ONCE = 256
 
 def preferences(run: Run) -> StepBuilder:
     """Return the step builder of a method that learns from preferences."""
-    loss = run.loaded.loss
+    loss = run.resolved.loss
     assert loss is not None, "the method has one"
     examples = [*run.train_set, *run.held_out]
     if "nll" in loss.needs:
@@ -223,9 +223,9 @@ def reference_sums(run: Run, examples: Sequence[EncodedProblem]) -> list[Tensor]
     # The number of whole examples whose log-probs are there already.
     complete = int(np.searchsorted(np.cumsum(counts), len(sums), side="right")) if len(sums) else 0
     learner = run.learner
-    own_model = own_reference(run.loaded)
+    own_model = own_reference(run.resolved)
     if own_model is not None:
-        learner = Learner(own_model, run.loaded.config.train)
+        learner = Learner(own_model, run.resolved.config.train)
     # The policy has moved, so the first model is loaded once more.
     elif complete < len(examples) and run.state.step:
         learner = _first_learner(run, path)
@@ -249,9 +249,9 @@ def _first_learner(run: Run, path: Path) -> Learner[Policy]:
             f"{problem}, and cannot be recomputed: {why}. Restore the file, or remove {path.parent} to start "
             "over"
         )
-    run.journal.say(f"{problem}; recomputing them with {run.loaded.config.model}", "yellow")
+    run.journal.say(f"{problem}; recomputing them with {run.resolved.config.model}", "yellow")
     run.journal.log_event(run.state.step, "reference computed anew", because=problem)
-    return Learner(run.first_policy(), run.loaded.config.train)
+    return Learner(run.first_policy(), run.resolved.config.train)
 
 
 def _changed_start(run: Run) -> list[str]:

@@ -24,15 +24,15 @@ from covey.training.run import Run
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, if there is one, and print the differences from its process."""
-    loaded = run.loaded
+    resolved = run.resolved
     options = run.options
     journal = run.journal
     folder = journal.folder
     begun = bool(checkpoints(folder.path))
     current = process_record(run, memory, begun)
-    differences = on_rank_zero(lambda: differences_to_record(loaded, begun, current))
+    differences = on_rank_zero(lambda: differences_to_record(resolved, begun, current))
     harmful = [d for d in differences if d.effect != "safe"]
-    if options.strict and loaded.config.rollout.staleness and begun:
+    if options.strict and resolved.config.rollout.staleness and begun:
         raise CheckpointError(
             f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "
             "exactly. Remove it"
@@ -46,14 +46,14 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     if harmful:
         on_rank_zero(lambda: forget_completions(folder.path))
     if _restore(run):
-        journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
+        journal.say(f"resuming after step {run.state.step} of {resolved.config.train.steps}")
         for difference in differences:
             journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
             journal.log_event(run.state.step, INEXACT, because=[str(d) for d in harmful])
     # Last, so that a refused resume leaves the files as they were.
     if is_rank_zero():
-        write_own(folder.path, "config.yaml", resolved_yaml(loaded))
+        write_own(folder.path, "config.yaml", resolved_yaml(resolved))
         write_file(folder.path / "env.json", sealed(current))
         if options.start:
             write_own(options.home, START_FILE, sealed(options.start))
@@ -62,11 +62,11 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
 
 def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
     """Return the record of this process, to compare with that of the one that left a checkpoint."""
-    config = run.loaded.config
+    config = run.resolved.config
     policy = run.learner.network.unsharded
     reference = run.learner.reference
     return {
-        **environment(run.loaded),
+        **environment(run.resolved),
         "rounds_products": policy.rounds,
         "rendered": rendered_at().isoformat(),
         "rounded": any_step_rounded(config.output, policy, begun),
@@ -75,8 +75,8 @@ def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str
         "known_tokens": policy.drawable_ids,
         "data": problems_hash((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
-        "files": files_of(run.loaded, run.rewards),
-        "contents": contents_record(run.loaded, run.contents),
+        "files": files_of(run.resolved, run.rewards),
+        "contents": contents_record(run.resolved, run.contents),
         "memory": memory,
         "micro_tokens": {
             "configured": config.train.tokens_per_micro_batch,
@@ -94,8 +94,8 @@ def _restore(run: Run) -> bool:
     logged = LogState()
     if checkpoint is not None:
         saved = load_checkpoint(checkpoint, run.learner, run.critic)
-        guarded = run.loaded.config.guards.kl_action == "raise_coef"
-        coefficients = resumed_coefficients(saved.state.coefficients, run.loaded.algorithm, guarded)
+        guarded = run.resolved.config.guards.kl_action == "raise_coef"
+        coefficients = resumed_coefficients(saved.state.coefficients, run.resolved.algorithm, guarded)
         run.state = replace(saved.state, coefficients=coefficients)
         logged = saved.logs
     # Without a checkpoint too: the sampler may hold other weights, as after another stage.

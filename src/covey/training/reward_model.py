@@ -44,7 +44,7 @@ NEVER_READ = 0
 
 def judgements(run: Run) -> StepBuilder:
     """Return the step builder of `method: reward_model`."""
-    loss = run.loaded.loss
+    loss = run.resolved.loss
     examples = [*run.train_set, *run.held_out]
     assert loss is not None, "the method has one"
     paired = len(examples[0].answers) == 2
@@ -103,41 +103,41 @@ class RewardObjective:
 
 
 def load_reward_model(
-    loaded: ResolvedConfig, texts: Iterable[str], kind: RewardModelKind
+    resolved: ResolvedConfig, texts: Iterable[str], kind: RewardModelKind
 ) -> TrainedRewardModel:
     """Load the reward model that a config begins with: a trained one, or a language model with a new head."""
-    config = loaded.config
+    config = resolved.config
     if isinstance(config.model, ModelObject) and is_classifier(checked_model(config.model)[0]):
-        return _wrap_object(config.model, kind, loaded)
+        return _wrap_object(config.model, kind, resolved)
     if isinstance(config.model, str) and config.model != "tiny":
-        source = source_of(config.model, loaded.folder)
+        source = source_of(config.model, resolved.folder)
         if is_reward_model(Path(source)):
-            return _load_trained(source, kind, loaded)
-    model = with_head(load_policy(loaded, texts), kind)
+            return _load_trained(source, kind, resolved)
+    model = with_head(load_policy(resolved, texts), kind)
     if config.train.recompute_layers and model.decoder is not None:
         model.decoder.recompute = True
     return model
 
 
 def _wrap_object(
-    policy_object: ModelObject, kind: RewardModelKind, loaded: ResolvedConfig
+    policy_object: ModelObject, kind: RewardModelKind, resolved: ResolvedConfig
 ) -> TrainedRewardModel:
     model, tokenizer = checked_model(policy_object)
     if model.config.num_labels not in CLASSES[kind].outputs or kind != "reward_model":
         raise ConfigError(
             f"model: {policy_object.name} returns {model.config.num_labels} numbers, which is not a {kind}"
         )
-    model.to(pick_device(loaded.config.device))
+    model.to(pick_device(resolved.config.device))
     reward_model = TrainedRewardModel(model, tokenizer, kind, adapter_of(policy_object), reads_tokens=True)
-    return with_precision(reward_model, loaded.config)
+    return with_precision(reward_model, resolved.config)
 
 
-def _load_trained(source: str, kind: RewardModelKind, loaded: ResolvedConfig) -> TrainedRewardModel:
+def _load_trained(source: str, kind: RewardModelKind, resolved: ResolvedConfig) -> TrainedRewardModel:
     model = load_pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
     if model.config.num_labels not in CLASSES[kind].outputs:
         raise ConfigError(f"model: {source} returns {model.config.num_labels} numbers, which is not a {kind}")
-    model.to(pick_device(loaded.config.device))
-    return with_precision(TrainedRewardModel(model, pretrained_tokenizer(source), kind), loaded.config)
+    model.to(pick_device(resolved.config.device))
+    return with_precision(TrainedRewardModel(model, pretrained_tokenizer(source), kind), resolved.config)
 
 
 def kind_of(examples: Sequence[Example]) -> RewardModelKind:

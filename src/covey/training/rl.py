@@ -29,12 +29,12 @@ from covey.types import Group
 
 def train(run: Run) -> None:
     """Run the remaining steps. A stop request surfaces as Stopped between updates."""
-    loaded = run.loaded
+    resolved = run.resolved
     journal = run.journal
-    update_count = loaded.config.train.updates_per_rollout_batch
-    old = old_logprob_source(loaded.algorithm, run.sampler, update_count)
+    update_count = resolved.config.train.updates_per_rollout_batch
+    old = old_logprob_source(resolved.algorithm, run.sampler, update_count)
     with closing(run.rollouts()) as rollouts:
-        for step in range(run.state.step, loaded.config.train.steps):
+        for step in range(run.state.step, resolved.config.train.steps):
             run.begin_step()
             with journal.clock("rollout"):
                 rollout_batch = next(rollouts)
@@ -50,18 +50,18 @@ def train(run: Run) -> None:
 
 def finish_step(run: Run, step: int, rollout_batch: RolloutBatch, batch: Batch, outcome: StepUpdates) -> bool:
     """Log a step and act on its metrics; return True if the stage ends here. Raises GuardStop."""
-    loaded = run.loaded
+    resolved = run.resolved
     run.advance(step + 1, rollout_batch.position)
     metrics = step_metrics(
-        step, rollout_batch, batch, outcome, loaded, run.state.coefficients
+        step, rollout_batch, batch, outcome, resolved, run.state.coefficients
     ) | run.drift_metrics(step)
     report_misattributed(
         run.journal, step, misattributed_groups(rollout_batch.groups, outcome.stats, outcome.version_before)
     )
-    report_step(run.journal, step, rollout_batch, batch, outcome, metrics, loaded)
+    report_step(run.journal, step, rollout_batch, batch, outcome, metrics, resolved)
     has_signal = bool(batch.advantages.any())
     run.state = run.supervisor.judge_step(run.state, step, metrics, rollout_batch.all_groups, has_signal)
-    refresh_reference(run.learner, loaded.algorithm, outcome.version_before)
+    refresh_reference(run.learner, resolved.algorithm, outcome.version_before)
     return run.end_step(metrics)
 
 
@@ -74,7 +74,7 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     policy_frozen = policy_is_frozen(run, step)
     set_value_pull(run, policy_frozen)
     parts = learner_parts(run, policy_frozen)  # decided once for all updates of the step
-    for number, minibatch in enumerate(step_minibatches(batch, run.loaded, old, step)):
+    for number, minibatch in enumerate(step_minibatches(batch, run.resolved, old, step)):
         for part in parts:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.
             stats = part.learner.forward_backward(minibatch, part.objective)
@@ -87,8 +87,8 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
 
 def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     """Return the batch to train on, with advantages and all frozen values that the algorithm needs."""
-    algorithm = run.loaded.algorithm
-    rollout = run.loaded.config.rollout
+    algorithm = run.resolved.algorithm
+    rollout = run.resolved.config.rollout
     learner = run.learner
     # The log-probs that do not change during the step's updates are computed here, once.
     batch = collate(groups, rollout.mask_truncated)
@@ -111,15 +111,15 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     return with_advantages(batch, groups, algorithm, kl_coef=run.state.coefficients.kl, values=values)
 
 
-def step_minibatches(batch: Batch, loaded: ResolvedConfig, old: OldLogprobs, step: int) -> Iterator[Batch]:
+def step_minibatches(batch: Batch, resolved: ResolvedConfig, old: OldLogprobs, step: int) -> Iterator[Batch]:
     """Yield the minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
-    config = loaded.config
+    config = resolved.config
     # Before the first update the current policy is the old policy, so every ratio is exactly 1: without old
     # log-probs the loss takes the current ones for them.
     old_is_current = old.starts_at_one
-    choose = loaded.algorithm.select_tokens
+    choose = resolved.algorithm.select_tokens
     noise = None
-    if "noise" in loaded.algorithm.needs:
+    if "noise" in resolved.algorithm.needs:
         draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
         noise = torch.from_numpy(draws).view(batch.mask.shape)
     for epoch in range(config.train.inner_epochs):

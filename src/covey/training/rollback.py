@@ -60,16 +60,18 @@ def warnings_due(findings: Sequence[Finding], step: int) -> list[Finding]:
     return [f for f in findings if f.severity == "warning" and f.step + WINDOW == step]
 
 
-def begin_rollback(loaded: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int) -> bool:
+def begin_rollback(
+    resolved: ResolvedConfig, journal: Journal, findings: Sequence[Finding], steps: int
+) -> bool:
     """Log and announce a rollback if one is due after ``steps`` steps. Return whether one is.
 
     One is due if the last change harms, or else for the first finding with a line to try, severe ones first.
     """
-    run = loaded.config.output
+    run = resolved.config.output
     rollbacks = read_rollbacks(run)
     rollback = _against_harm(run, rollbacks, steps)
     if rollback is None:
-        rollback = _first_proposal(loaded, journal, findings, steps, rollbacks)
+        rollback = _first_proposal(resolved, journal, findings, steps, rollbacks)
     if rollback is None:
         return False
     write_rollbacks(run, [*rollbacks, rollback])
@@ -81,7 +83,7 @@ def begin_rollback(loaded: ResolvedConfig, journal: Journal, findings: Sequence[
 
 
 def _first_proposal(
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
     journal: Journal,
     findings: Sequence[Finding],
     steps: int,
@@ -89,7 +91,7 @@ def _first_proposal(
 ) -> Rollback | None:
     """Return the rollback of the first finding that has one; say why those before it have none."""
     for finding in sorted(findings, key=lambda f: f.severity != "severe"):
-        rollback, refused = proposal_after(loaded, finding, steps, rollbacks)
+        rollback, refused = proposal_after(resolved, finding, steps, rollbacks)
         if refused:
             journal.say(f"{finding.id}: no remedy tried: {refused}", "yellow")
         if rollback is not None:
@@ -119,7 +121,7 @@ def _without(last: Rollback, steps: int, why: str) -> Rollback:
 
 
 def proposal_after(
-    loaded: ResolvedConfig, finding: Finding, steps: int, before: Sequence[Rollback]
+    resolved: ResolvedConfig, finding: Finding, steps: int, before: Sequence[Rollback]
 ) -> Proposal:
     """Return what a finding after ``steps`` steps asks for.
 
@@ -129,39 +131,39 @@ def proposal_after(
     if finding.severity == "note" or not finding.remedy or effect_of_change(change.key) == "safe":
         return Proposal()
     lines = [rollback.line for rollback in before if not rollback.undoes_last]
-    if len(lines) >= loaded.config.guards.max_rollbacks:
+    if len(lines) >= resolved.config.guards.max_rollbacks:
         return Proposal(refused=f"guards.max_rollbacks {len(lines)} is reached")
     if change.line in lines:
         return Proposal(refused=f"{change.line} was tried already")
     try:
-        changed = with_settings(loaded, (change.option,))
+        changed = with_settings(resolved, (change.option,))
     except ConfigError as error:
         return Proposal(refused=f"{change.line} does not fit its config: {error}")
-    back_to = last_good_step(loaded, changed, steps)
-    most = max(WIDEST, loaded.config.train.steps // 10)
+    back_to = last_good_step(resolved, changed, steps)
+    most = max(WIDEST, resolved.config.train.steps // 10)
     if finding.severity != "severe" and steps - back_to > most:
         return Proposal(
             refused=f"the last good checkpoint is more than {most} steps back, too far for a warning"
         )
-    was = _value(loaded, change.key)
+    was = _value(resolved, change.key)
     return Proposal(Rollback(steps, finding.id, finding.sentence, change.line, was, back_to))
 
 
-def last_good_step(loaded: ResolvedConfig, changed: ResolvedConfig, steps: int) -> int:
+def last_good_step(resolved: ResolvedConfig, changed: ResolvedConfig, steps: int) -> int:
     """Return the step of the best evaluation, if all that is known of it is good; else 0, the first model.
 
     It has to be better than the first model beyond chance, and older than the steps in which a finding after
     ``steps`` steps shows. The change has to be possible in the middle of a run, and must not alter what is
     called correct.
     """
-    run = loaded.config.output
+    run = resolved.config.output
     evals = read_stream(run, "evals.jsonl")
     best = best_of(evals)
     if best is None or best.step > steps - width_of(steps):
         return 0
     better = gains(Evaluation.from_record(evals[0]), best.evaluation)["sampled"].low > 0
     refused = any(difference.effect == "refused" for difference in changed_settings(changed))
-    verdicts = [verdict_in(settings_of(config)("rewards")) for config in (loaded, changed)]
+    verdicts = [verdict_in(settings_of(config)("rewards")) for config in (resolved, changed)]
     return best.step if better and not refused and verdicts[0] == verdicts[1] else 0
 
 
@@ -271,7 +273,7 @@ def _outcome(run: Path, rollbacks: Sequence[Rollback], number: int) -> str:
     return f"{helped}. The finding {rollback.finding} {'occurred again' if again else 'did not occur again'}"
 
 
-def _value(loaded: ResolvedConfig, key: str) -> object:
+def _value(resolved: ResolvedConfig, key: str) -> object:
     """Return the value of a setting as JSON has it."""
-    value = settings_of(loaded)(key)
+    value = settings_of(resolved)(key)
     return None if value is UNKNOWN else json.loads(json.dumps(value, default=str))

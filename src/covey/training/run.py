@@ -39,7 +39,7 @@ AnyLearner: TypeAlias = Learner[Policy] | Learner[ValueModel]
 class Run:
     """A stage's models, data, journal and state, which the training loops work with."""
 
-    loaded: ResolvedConfig
+    resolved: ResolvedConfig
     learner: Learner[Policy]
     sampler: Sampler
     rewards: Rewards
@@ -60,20 +60,20 @@ class Run:
     """Loads the run's first model again; None for a model given as an object."""
 
     def __post_init__(self) -> None:
-        self.supervisor = Supervisor(self.loaded, self.journal)
+        self.supervisor = Supervisor(self.resolved, self.journal)
         self.evaluator = Evaluator(
-            self.loaded, self.test_set, self.sampler, self.rewards, self.journal, self.on_sample
+            self.resolved, self.test_set, self.sampler, self.rewards, self.journal, self.on_sample
         )
         self.drift = Drift(self.journal.folder.path)
-        train = self.loaded.config.train
-        rl = self.loaded.config.method == "rl"
+        train = self.resolved.config.train
+        rl = self.resolved.config.method == "rl"
         updates = train.updates_per_rollout_batch if rl else 1
         self.progress = Progress(self.journal.clock, train.steps, updates)
 
     @property
     def evaluates(self) -> bool:
         """Whether the policy is evaluated: a stage that makes examples leaves it as it is."""
-        return bool(self.test_set) and self.loaded.config.method not in MAKES_EXAMPLES
+        return bool(self.test_set) and self.resolved.config.method not in MAKES_EXAMPLES
 
     def begin_step(self) -> None:
         """Note that a step begins, and inject the faults that a test has planned for it."""
@@ -102,13 +102,13 @@ class Run:
 
         ``rollout`` and ``algorithm`` are the config's unless given.
         """
-        config = self.loaded.config
+        config = self.resolved.config
         source = Rollouts(
             self.train_set,
             self.sampler,
             self.rewards,
             rollout or config.rollout,
-            algorithm or self.loaded.algorithm,
+            algorithm or self.resolved.algorithm,
             config.seed,
             config.train.steps,
             PendingCompletions(self.journal.folder.path) if config.rollout.staleness else None,
@@ -128,14 +128,14 @@ class Run:
 
     def drift_metrics(self, step: int) -> dict[str, float]:
         """Measure how far the policy has moved since the run began."""
-        rollout = self.loaded.config.rollout
+        rollout = self.resolved.config.rollout
         with self.journal.clock("drift"):
             return self.drift.metrics(self.learner, rollout.temperature, step, rollout.completions_per_step)
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds left, evaluations included; None before the first step."""
-        every = self.loaded.config.eval.every
-        steps = self.loaded.config.train.steps
+        every = self.resolved.config.eval.every
+        steps = self.resolved.config.train.steps
         step = self.progress.step
         evaluations = (steps - 1) // every - step // every if every and step < steps else 0
         last = step < steps or self.journal.clock.phase != "eval"
@@ -154,11 +154,11 @@ class Run:
 
         A second call at the same step does only what a stop has left undone.
         """
-        train = self.loaded.config.train
+        train = self.resolved.config.train
         step = self.state.step
         self.progress.step_ends(step)
         is_last = step >= train.steps  # its evaluation and checkpoint are those of the run's end
-        if self.evaluates and self.loaded.config.eval.is_due(step) and not is_last:
+        if self.evaluates and self.resolved.config.eval.is_due(step) and not is_last:
             evaluation = self.evaluator.at(step)
             second_measurement = bool(self.evaluator.spare_problems)
             if train.stop_at is not None and evaluation.reaches(train.stop_at, second_measurement):
@@ -172,14 +172,14 @@ class Run:
         return False
 
     def _save_is_due(self) -> bool:
-        train = self.loaded.config.train
+        train = self.resolved.config.train
         late = 0 < train.save_minutes <= self.progress.unsaved_minutes()
         return late or self.state.step % train.save_every == 0
 
     def save(self) -> None:
         """Commit a checkpoint of the current step. Raises GuardStop or OutOfRoom."""
         journal = self.journal
-        train = self.loaded.config.train
+        train = self.resolved.config.train
         journal.console.show_work("saving")
         self.state = replace(self.state, seconds=journal.clock.total())
         with journal.clock("save"):

@@ -22,13 +22,13 @@ FOLDS = 5
 """Folds of the labelled lines; each is judged by a classifier that has not seen it."""
 
 
-def select(loaded: ResolvedConfig, console: RunConsole) -> Problem:
+def select(resolved: ResolvedConfig, console: RunConsole) -> Problem:
     """Write the rows of `data.train` that a classifier learned from `data.examples` wants.
 
     Raises DataError if there is nothing to learn from or nothing is wanted. Returns a row as an example.
     """
-    config = loaded.config
-    corpus, labelled = _corpus_and_labelled(loaded)
+    config = resolved.config
+    corpus, labelled = _corpus_and_labelled(resolved)
     texts, labels = _labelled_texts(labelled, config.data)
     judged = list(_left_out(texts, labels))
     chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
@@ -46,22 +46,22 @@ def select(loaded: ResolvedConfig, console: RunConsole) -> Problem:
             f"{max(scores):.2f}. Label more lines, or lower keep.score"
         )
     make_folder(config.output)
-    write_own(config.output, "config.yaml", resolved_yaml(loaded))
+    write_own(config.output, "config.yaml", resolved_yaml(resolved))
     write_file(config.output / EXAMPLES, as_jsonl(selected))
     console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
     return Problem("filter", text_of_row(selected[0], config.data, ""))
 
 
-def _corpus_and_labelled(loaded: ResolvedConfig) -> tuple[list[ExampleRow], list[ExampleRow]]:
+def _corpus_and_labelled(resolved: ResolvedConfig) -> tuple[list[ExampleRow], list[ExampleRow]]:
     """Return the rows to select from and the labelled ones. Raises DataError if there are none of either."""
-    data = loaded.config.data
+    data = resolved.config.data
     if not isinstance(data.train, Path) or not data.examples:
         raise DataError(
             "filter: set data.train to the corpus to select from, and data.examples to a file of a few "
             "labelled lines, each with a text and a label"
         )
     # The first file is the corpus, the others are labelled; the test file takes no part.
-    corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
+    corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(resolved) if file != data.test]
     if not corpus:
         raise DataError(f"{data.train}: the file has no rows; write one JSON object per line")
     return corpus, [row for part in labelled for row in part]

@@ -52,30 +52,30 @@ class EncodedTask(NamedTuple):
 
 
 def set_up(
-    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
+    resolved: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> Run:
     """Build a run; if its folder holds an unfinished run of the same config, resume that.
 
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
-    config = loaded.config
+    config = resolved.config
     check_tracker(config.tracker)
-    contents = contents_of(loaded)  # before any user function is called, which may change its own data
-    task = checked_task(loaded, console, options)
+    contents = contents_of(resolved)  # before any user function is called, which may change its own data
+    task = checked_task(resolved, console, options)
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
     # Before the model is loaded: it chooses the arithmetic that the run was begun with.
-    follow_run(loaded.recorded_run or config.output, pick_device(config.device))
-    policy, encoded = load_and_encode(task, loaded, console)
+    follow_run(resolved.recorded_run or config.output, pick_device(config.device))
+    policy, encoded = load_and_encode(task, resolved, console)
     # Before further models take what loading has freed: a run leaves about as much unused.
     held = alive_bytes(policy.model.parameters()) + reward_model_bytes(task.rewards)
     program = program_bytes(policy.device, held)
-    reference = reference_model(policy, loaded)  # before a critic puts a value head on the policy
-    critic = load_critic(policy, loaded)
-    learner = policy_learner(policy, loaded, reference)
+    reference = reference_model(policy, resolved)  # before a critic puts a value head on the policy
+    critic = load_critic(policy, resolved)
+    learner = policy_learner(policy, resolved, reference)
     sampler = sampler_of(policy.unsharded, config, encoded.train, options)
     run = Run(
-        loaded=loaded,
+        resolved=resolved,
         learner=learner,
         sampler=with_tools(sampler, policy.unsharded, task.toolbox),
         # They were loaded before the model, whose texts the reader knows.
@@ -88,9 +88,9 @@ def set_up(
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
-        state=RunState(coefficients=first_coefficients(loaded.algorithm)),
+        state=RunState(coefficients=first_coefficients(resolved.algorithm)),
         critic=critic,
-        first_policy=_first_policy(loaded, task),
+        first_policy=_first_policy(resolved, task),
     )
     try:
         connect(run)
@@ -104,30 +104,32 @@ def set_up(
 
 @contextmanager
 def scratch_run(
-    loaded: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
+    resolved: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> Iterator[Run]:
     """Set up a run in a temporary folder, which measures something; the user's folder is never touched."""
     with TemporaryDirectory() as folder:
-        config = loaded.config.model_copy(update={"output": Path(folder) / "run", "tracker": None})
-        run = set_up(replace(loaded, config=config), console, stop, options)
+        config = resolved.config.model_copy(update={"output": Path(folder) / "run", "tracker": None})
+        run = set_up(replace(resolved, config=config), console, stop, options)
         try:
             yield run
         finally:
             run.journal.close()
 
 
-def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) -> tuple[Policy, EncodedTask]:
+def load_and_encode(
+    task: RunTask, resolved: ResolvedConfig, console: RunConsole
+) -> tuple[Policy, EncodedTask]:
     """Load the model, encode the task with its tokenizer, and print what the model does not see of it."""
-    config = loaded.config
+    config = resolved.config
     source = task.source
-    policy, encode_learned = load_trained(loaded, source)
+    policy, encode_learned = load_trained(resolved, source)
     if config.rollout.sampler is not None or config.launch.samplers:
         # A server may draw any id that has an embedding, so the trainer allows the same ids.
         policy.draw_from_all()
     held_out = encode_learned(source.held_out)
     train = encode_learned(source.examples) or encode(policy, source.train, config)
     test = encode(policy, source.test, config)
-    notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, loaded.recorded_run)]
+    notes = [*speed_notes(policy, config), *arithmetic_notes(policy, config, resolved.recorded_run)]
     notes += sample_as_trained(policy.model, config.rollout)
     notes += unseen_by_model(policy, [*source.train, *source.test], config, source.examples)
     notes += dropped_rows(source.rows, [*train, *held_out, *test])
@@ -137,8 +139,8 @@ def load_and_encode(task: RunTask, loaded: ResolvedConfig, console: RunConsole) 
     return policy, EncodedTask(train, test, held_out)
 
 
-def _first_policy(loaded: ResolvedConfig, task: RunTask) -> Callable[[], Policy] | None:
+def _first_policy(resolved: ResolvedConfig, task: RunTask) -> Callable[[], Policy] | None:
     """Return a function that loads the run's first model again; None for a model given as an object."""
-    if isinstance(loaded.config.model, ModelObject):
+    if isinstance(resolved.config.model, ModelObject):
         return None
-    return lambda: load_trained(loaded, task.source)[0]
+    return lambda: load_trained(resolved, task.source)[0]

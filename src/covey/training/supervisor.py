@@ -24,10 +24,10 @@ from covey.types import Group
 class Supervisor:
     """Judges a run by its measurements. What it remembers is in the run's logs and in its ``RunState``."""
 
-    def __init__(self, loaded: ResolvedConfig, journal: Journal) -> None:
-        self.loaded = loaded
+    def __init__(self, resolved: ResolvedConfig, journal: Journal) -> None:
+        self.resolved = resolved
         self.journal = journal
-        self.watch = Watch(journal.folder, settings_of(loaded))
+        self.watch = Watch(journal.folder, settings_of(resolved))
 
     def judge_step(
         self,
@@ -48,7 +48,7 @@ class Supervisor:
             metrics,
             has_signal,
             memory=state.guards,
-            limits=self.loaded.config.guards,
+            limits=self.resolved.config.guards,
             why_none=self.why_no_signal,
             cause=self._gravest_finding,
         )
@@ -82,7 +82,7 @@ class Supervisor:
         ``steps``: the number of steps done.
         """
         if self._rolls_back and on_rank_zero(
-            lambda: begin_rollback(self.loaded, self.journal, findings, steps)
+            lambda: begin_rollback(self.resolved, self.journal, findings, steps)
         ):
             raise RollbackDue
 
@@ -90,11 +90,11 @@ class Supervisor:
         """Return why no group of the last ``steps`` steps, or of all, had a nonzero advantage."""
         metrics = self.journal.folder.read("metrics.jsonl")
         latest = metrics if steps is None else metrics[-steps:]
-        return no_signal(latest, settings_of(self.loaded), self.findings())
+        return no_signal(latest, settings_of(self.resolved), self.findings())
 
     @property
     def _rolls_back(self) -> bool:
-        return self.loaded.config.guards.on_finding == "rollback"
+        return self.resolved.config.guards.on_finding == "rollback"
 
     def _lasting_warnings(self, step: int) -> list[Finding]:
         """Return the warnings that are now due; a symptom that has gone by itself needs no remedy."""
@@ -106,13 +106,13 @@ class Supervisor:
         self, coefficients: Coefficients, step: int, metrics: Mapping[str, float]
     ) -> Coefficients:
         """Return the loss coefficients of the next step, by their controllers and by the KL guard."""
-        config = self.loaded.config
+        config = self.resolved.config
         guard_raises_kl = config.guards.kl_action == "raise_coef"
         kl = metrics.get("kl/completion_k1", math.nan)
         completions = int(metrics["groups/count"]) * config.rollout.group_size
         # None: the guard leaves the coefficient alone.
         too_far = kl_alarm(kl, config.guards) == KLAlarm.ACT if guard_raises_kl else None
-        updated = next_coefficients(coefficients, self.loaded.algorithm, metrics, completions, too_far)
+        updated = next_coefficients(coefficients, self.resolved.algorithm, metrics, completions, too_far)
         if guard_raises_kl and updated.kl != coefficients.kl:
             self.journal.log_event(step, "KL coefficient moved", coef=updated.kl, kl=kl)
         return updated

@@ -31,34 +31,34 @@ class RunTask:
     """The tools that the model may call."""
 
 
-def checked_task(loaded: ResolvedConfig, console: RunConsole, options: RunOptions) -> RunTask:
+def checked_task(resolved: ResolvedConfig, console: RunConsole, options: RunOptions) -> RunTask:
     """Load problems, rewards and tools, try them on each other, and print notes for the user.
 
     Raises ConfigError, DataError or RewardError.
     """
-    source = load_source(loaded)
+    source = load_source(resolved)
     if options.trains:
         need_both(source.examples)
-    rewards = rewards_of_run(loaded, source, options)
-    toolbox = toolbox_of(loaded)
+    rewards = rewards_of_run(resolved, source, options)
+    toolbox = toolbox_of(resolved)
     # The sandbox that was found to work is recorded with the rewards.
     if toolbox is not None and toolbox.chosen is not None:
         rewards = replace(rewards, sandbox=toolbox.chosen.record())
     source = with_schemas(source, toolbox, console.say)
-    source = usable_problems(source, rewards, loaded, console, partial(initial_state, toolbox))
-    for note in own_systems(source.problems, loaded.config.data):
+    source = usable_problems(source, rewards, resolved, console, partial(initial_state, toolbox))
+    for note in own_systems(source.problems, resolved.config.data):
         console.say(note, "yellow")
     task = RunTask(source, rewards, toolbox)
-    if loaded.config.data.task is None:
-        _account_for_columns(task, loaded, console.say)
+    if resolved.config.data.task is None:
+        _account_for_columns(task, resolved, console.say)
     return task
 
 
-def _account_for_columns(task: RunTask, loaded: ResolvedConfig, say: Say) -> None:
+def _account_for_columns(task: RunTask, resolved: ResolvedConfig, say: Say) -> None:
     """Print who reads each column of the data, and which columns nobody reads."""
-    config = loaded.config
+    config = resolved.config
     source = task.source
-    role = loaded.algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
+    role = resolved.algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
     readers_besides: Mapping[str, set[str]] = {
         **columns_asked(task.toolbox, source.problems),
         "algorithm.advantage.by": {str(role)},
@@ -67,13 +67,13 @@ def _account_for_columns(task: RunTask, loaded: ResolvedConfig, say: Say) -> Non
     print_readers(by_column, say)
 
 
-def rewards_of_run(loaded: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:
+def rewards_of_run(resolved: ResolvedConfig, source: Source, options: RunOptions) -> Rewards:
     """Return the rewards of a run; none if the method needs none and the config names none."""
-    config = loaded.config
+    config = resolved.config
     named = config.rewards or source.rewards
     if source.examples and (not named or config.method == "reward_model"):
         return Rewards(())
-    rewards = rewards_of(loaded, named, options.faults.around)
+    rewards = rewards_of(resolved, named, options.faults.around)
     if config.launch.ray is None:
         return rewards
     # Under Ray the worker of a user's function runs on whichever node has room.

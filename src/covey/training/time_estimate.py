@@ -55,12 +55,12 @@ def token_cost(run: Run) -> TokenCost | None:
 
 def step_seconds(run: Run, cost: TokenCost) -> float:
     """Return the seconds of a training step in which no completion ends before ``rollout.max_tokens``."""
-    config = run.loaded.config
+    config = run.resolved.config
     prompt_tokens = mean_tokens(run.train_set)
     if config.method != "rl" and config.method not in SAMPLES_EXAMPLES:
         return config.train.batch_size * prompt_tokens * cost.trained
     longest = config.rollout.max_tokens
-    work = Workload.of(config, run.loaded.algorithm, 0.0, longest)
+    work = Workload.of(config, run.resolved.algorithm, 0.0, longest)
     prompts = work.completions / config.rollout.group_size * prompt_tokens
     sampling = prompts * cost.prompt + work.completions * longest * cost.sampled
     updating = (prompts + work.trained * longest) * cost.trained if config.method == "rl" else 0.0
@@ -75,7 +75,7 @@ def hours_line(run: Run) -> str:
     cost = token_cost(run)
     if cost is None:
         return ""
-    config = run.loaded.config
+    config = run.resolved.config
     step = step_seconds(run, cost)
     done_steps = run.state.step
     remaining = config.train.steps - done_steps

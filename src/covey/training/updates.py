@@ -36,7 +36,7 @@ def apply_update(
     is_finite = math.isfinite(norm)
     if not is_finite:
         _set_aside(run, learner, step, minibatch, loss)
-    memory, stop = count_skipped_update(is_finite, run.state.guards, run.loaded.config.guards, step)
+    memory, stop = count_skipped_update(is_finite, run.state.guards, run.resolved.config.guards, step)
     run.state = replace(run.state, guards=memory, updates=run.learner.version)
     if stop is not None:
         raise GuardStop(stop.why)

@@ -19,26 +19,26 @@ from covey.training.run import Run
 from covey.training.setup import scratch_run
 
 
-def measure(loaded: ResolvedConfig, step: int = 0) -> dict[str, float]:
+def measure(resolved: ResolvedConfig, step: int = 0) -> dict[str, float]:
     """Return the metrics of a config's training rows, all of them at once, as of a training step.
 
     A method that samples draws a group for every row; the draws follow from ``step``. Raises CoveyError.
     """
-    with scratch_run(loaded, RunConsole(quiet=True), StopSignal(), RunOptions(trains=False)) as run:
+    with scratch_run(resolved, RunConsole(quiet=True), StopSignal(), RunOptions(trains=False)) as run:
         run.state = replace(run.state, step=step)
-        return _of_groups(run) if loaded.config.method == "rl" else _of_examples(run)
+        return _of_groups(run) if resolved.config.method == "rl" else _of_examples(run)
 
 
 def _of_examples(run: Run) -> dict[str, float]:
-    loop = METHODS[run.loaded.config.method].loop
+    loop = METHODS[run.resolved.config.method].loop
     assert loop is not None, "the method learns"
     build_step = STEP_BUILDERS[loop](run)
     return sum_of_parts(run.learner.measure(*build_step(range(len(run.train_set)))))
 
 
 def _of_groups(run: Run) -> dict[str, float]:
-    config = run.loaded.config
-    algorithm = run.loaded.algorithm
+    config = run.resolved.config
+    algorithm = run.resolved.algorithm
     all_rows = config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})
     rollout_batch = next(run.rollouts(all_rows))
     groups = rollout_batch.all_groups

@@ -328,13 +328,13 @@ class Trainer(Observer):
 
     def _measure(self, rows: Sequence[Row]) -> dict[str, float]:
         """Return the metrics of prepared rows, by covey's names."""
-        loaded = self._start(self._settings_to_measure(), rows).load()
+        resolved = self._start(self._settings_to_measure(), rows).load()
         with ExitStack() as around:
             if not self._running:  # within a run all of this is so already
                 around.enter_context(default_torch_modes())
                 around.enter_context(restore_process_settings())
-                around.enter_context(restore_model_object(loaded.config.model))
-            return measure(loaded, self.state.global_step)
+                around.enter_context(restore_model_object(resolved.config.model))
+            return measure(resolved, self.state.global_step)
 
     def _settings_to_measure(self) -> dict[str, object]:
         """Return the settings with which some rows are measured."""

@@ -75,9 +75,9 @@ def test_python_is_refused_where_programs_could_compute_the_answers_of_gym_tasks
 ) -> None:
     monkeypatch.setattr("covey.sampling.tools.running.choose", lambda **_: Chosen(Backend(backend)))
     values = {"data": {"task": task}, "rollout": {"tools": [tool]}, "sandbox": {"packages": packages}}
-    loaded = load_config(values={"model": "tiny", **values})
+    resolved = load_config(values={"model": "tiny", **values})
     if refused:
         with pytest.raises(ConfigError, match=f"tool python .*answers of data.task: {task}.*bwrap, landlock"):
-            toolbox_of(loaded)
+            toolbox_of(resolved)
     else:
-        assert toolbox_of(loaded) is not None
+        assert toolbox_of(resolved) is not None

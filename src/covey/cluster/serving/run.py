@@ -75,18 +75,18 @@ def service_of(
 
     Raises ConfigError.
     """
-    loaded = load_config(None, settings, {"model": model})
+    resolved = load_config(None, settings, {"model": model})
     # The run whose folder the weights will come from, else the run that saved the model.
-    run = (enclosing_run(weights) if weights is not None else None) or source_run(loaded)
-    policy = served_policy(loaded, run)
-    return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)
+    run = (enclosing_run(weights) if weights is not None else None) or source_run(resolved)
+    policy = served_policy(resolved, run)
+    return Service(SharedModel(policy, resolved.config.rollout.max_running), name, token, weights)
 
 
-def served_policy(loaded: ResolvedConfig, run: Path | None) -> Policy:
+def served_policy(resolved: ResolvedConfig, run: Path | None) -> Policy:
     """Load a config's model; this process computes as ``run`` did from now on. Raises ConfigError."""
-    torch.set_num_threads(loaded.config.threads or available_threads())
-    follow_run(run, pick_device(loaded.config.device))
-    policy = load_policy(loaded)
-    for note in arithmetic_notes(policy, loaded.config, run):
+    torch.set_num_threads(resolved.config.threads or available_threads())
+    follow_run(run, pick_device(resolved.config.device))
+    policy = load_policy(resolved)
+    for note in arithmetic_notes(policy, resolved.config, run):
         say_aside(note)
     return policy

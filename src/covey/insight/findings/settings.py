@@ -28,22 +28,24 @@ def unknown(_: str) -> Unknown:
     return UNKNOWN
 
 
-def settings_of(loaded: ResolvedConfig) -> SettingOf:
+def settings_of(resolved: ResolvedConfig) -> SettingOf:
     """Return a lookup of a run's resolved settings; functions of the algorithm are names, by their axis."""
-    return partial(_find_setting, loaded)
+    return partial(_find_setting, resolved)
 
 
-def _find_setting(loaded: ResolvedConfig, name: str) -> object:
+def _find_setting(resolved: ResolvedConfig, name: str) -> object:
     if name == "rewards":
-        task = TASKS.get(loaded.config.data.task or "")
-        rewards = loaded.config.rewards or (task.rewards if task else ())
-        return plain(rewards, loaded.folder)
+        task = TASKS.get(resolved.config.data.task or "")
+        rewards = resolved.config.rewards or (task.rewards if task else ())
+        return plain(rewards, resolved.folder)
     if name == "stages":
         # The methods of the stages before this one, read from the names of their folders.
-        folder = loaded.config.output
+        folder = resolved.config.output
         return [p.name.partition("-")[2] for p in folder.parent.glob("[0-9]*-*") if p != folder]
     section, *path = name.split(".")
-    value: object = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
+    value: object = (
+        resolved.algorithm if section == "algorithm" else getattr(resolved.config, section, UNKNOWN)
+    )
     for part in path:
         # A function's own settings (algorithm.advantage.eps) are not attributes of the bound function.
         function_setting = (

@@ -116,9 +116,9 @@ def _of_base(folder: Path) -> Path | None:
     """Return the tokenizer file of a run's base model; in a hub's cache it is a link, which is followed."""
     if not is_own(folder):  # a stranger's record must not decide which files are opened here
         return None
-    loaded = load_for_reading(folder)
-    model = str(loaded.config.model)
-    for origin in (loaded.folder / model, Path(model)):
+    resolved = load_for_reading(folder)
+    model = str(resolved.config.model)
+    for origin in (resolved.folder / model, Path(model)):
         if (origin / "tokenizer.json").is_file():
             return (origin / "tokenizer.json").resolve()
     cached = None if model == "tiny" else try_to_load_from_cache(model, "tokenizer.json")

@@ -49,19 +49,19 @@ def reward_model_bytes(rewards: Iterable[Reward]) -> int:
 
 
 def rewards_of(
-    loaded: ResolvedConfig,
+    resolved: ResolvedConfig,
     named: Sequence[object],
     wrap: Callable[[Function], Function] = lambda function: function,
 ) -> Rewards:
     """Load rewards under a config's settings. Raises ConfigError with the line that names them."""
-    config = loaded.config
+    config = resolved.config
     try:
-        rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
+        rewards = load_rewards(named, resolved.folder, config.scoring, config.sandbox, LEARNED, wrap)
     except ConfigError as error:
         message = str(error)
         # Only rewards of the config itself have a line there; a task brings its own.
-        raise ConfigError(loaded.with_place(message) if named == config.rewards else message) from None
+        raise ConfigError(resolved.with_place(message) if named == config.rewards else message) from None
     if config.method == "rl" and not any(r.weight for r in rewards):
         message = "rewards: every weight is 0, so no completion is better than another; give one a weight"
-        raise ConfigError(loaded.with_place(message))
+        raise ConfigError(resolved.with_place(message))
     return rewards

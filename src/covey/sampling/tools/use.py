@@ -27,12 +27,12 @@ PROBE = "42"
 """A result that has to occur in what the template inserts."""
 
 
-def toolbox_of(loaded: ResolvedConfig) -> Toolbox | None:
+def toolbox_of(resolved: ResolvedConfig) -> Toolbox | None:
     """Return the tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
-    config = loaded.config
+    config = resolved.config
     if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
         return None
-    toolbox = Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+    toolbox = Toolbox(config.rollout.tools, resolved.folder, config.sandbox)
     task = config.data.task or ""
     open_to_programs = toolbox.chosen is not None and not toolbox.chosen.sealed
     # The puzzles' solvers are importable where reasoning-gym is.
