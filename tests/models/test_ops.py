@@ -14,7 +14,7 @@ from covey.models.compiled import CompiledOps
 from covey.models.kernels import build
 from covey.models.kernels.calls import available
 from covey.models.linear import FusedLinear, PackedWeight, outer_sum
-from covey.models.ops import TorchOps
+from covey.models.ops import Norm, TorchOps
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
@@ -173,7 +173,7 @@ def test_head_widths_and_dtypes_that_do_not_fit_are_left_to_torch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_plain_torch_sums_the_residual_stream_of_coarse_models_in_float32(dtype: torch.dtype) -> None:
-    norm = Qwen3RMSNorm(64).to(dtype)
+    norm = Norm(Qwen3RMSNorm(64).to(dtype))
     wide = torch.promote_types(dtype, torch.float32)
     torch.manual_seed(0)
     x, *deltas = (torch.randn(5, 64).to(dtype) for _ in range(9))

@@ -377,11 +377,10 @@ class _CompiledCache:
             out = qkv.new_empty(rows, heads.queries * heads.width)
             # One call does all of it: norms of queries and keys, rotation, write into the cache, attention.
             norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
-            eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
             slot = (self.page, self.prompt_length, self.length)
             sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes, heads.window or UNLIMITED)
             cos, sin, _ = self.tables[heads.rotary]
-            inputs = (qkv, *norms, eps, cos, sin, *slot, *self.layers[layer])
+            inputs = (qkv, *norms, *heads.norm_constants, cos, sin, *slot, *self.layers[layer])
             call("decode_attend", *inputs, heads.factor, heads.cap or UNCAPPED, out, *sizes, dtype=self.dtype)
             return out
 
