@@ -150,7 +150,7 @@ class Load(NamedTuple):
     """The completions of a step, or of an evaluation."""
 
     requests: int
-    """Number of prompts, a prompt of both sampled and greedy completions twice."""
+    """Number of prompts."""
     completions: int
 
 
@@ -210,7 +210,7 @@ def largest_step(
     longest = max(prompts, default=0)
     rollout = config.rollout
     evaluated = min(config.eval.problems, held_out)
-    loads = [Load(2 * evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
+    loads = [Load(evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
     if examples and config.method not in SAMPLES:
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
