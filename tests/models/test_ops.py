@@ -97,6 +97,14 @@ def test_the_bits_of_every_family(name: str) -> None:
     test_sampled_log_probs_are_the_trainers_bits(name, torch.float32, (3, 17, 1, 70), 50, {})
 
 
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_the_bits_of_bfloat16_weights_that_are_differences_from_one(name: str) -> None:
+    policy = policy_of(name)
+    policy = Policy(copy.deepcopy(policy.model).to(torch.bfloat16), policy.tokenizer)
+    assert policy.decoder is not None and policy.decoder.ops.compiled and policy.decoder.all_compiled
+    test_sampled_log_probs_are_the_trainers_bits(name, torch.bfloat16, (3, 17, 1, 70), 50, {})
+
+
 @pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 4}])
 def test_the_bits_of_capped_logits_under_a_mask(truncation: dict[str, Any]) -> None:
     """What is excluded is so behind the cap, in both."""

@@ -47,8 +47,7 @@ class CompiledOps:
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Look up rows of the table; their gradients are added in place."""
-        name = type(module).__name__
-        if not (type(module) is nn.Embedding or name.endswith("TextScaledWordEmbedding")):
+        if not (type(module) is nn.Embedding or type(module).__name__.endswith("TextScaledWordEmbedding")):
             return module(tokens)
         rows = _apply(_Embed, tokens, module.weight)
         scale = getattr(module, "embed_scale", None)  # Gemma's
@@ -129,8 +128,7 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
 def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
     """Let ``add`` sum into a float32 gradient in place: the parameter's, or that of its master copy.
 
-    A gradient that autograd adds would be in memory twice. ``add`` always sums in float32. Without a master
-    the sum is returned to autograd.
+    A gradient that autograd adds, as it does without a master, is in memory twice. ``add`` sums in float32.
     """
     if not parameter.requires_grad:
         return None

@@ -21,7 +21,7 @@ OUTPUTS_INPUTS = ((64, 32), (300, 48), (97, 272))
 SPLITS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
 """Query heads, key heads and head width of the attentions that are compared."""
 NORM = (1.0, 1e-6)
-"""What is added to the norms' weights, and to their mean squares."""
+"""The constants that are added to the norms' weights, and to their mean squares."""
 PROMPT_TOKENS = 19
 COMPLETION_TOKENS = 37
 CACHE_POSITIONS = 64
