@@ -15,6 +15,7 @@ from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
+from covey.sampling.cache import CacheEngine
 from covey.sampling.draw import kept_tokens
 from covey.sampling.local import LocalSampler
 from covey.system.fault_injection import Faults
@@ -238,6 +239,25 @@ def test_frequencies_follow_the_distribution(policy: Policy) -> None:
 
 def test_no_requests_is_no_work(policy: Policy) -> None:
     assert list(LocalSampler(policy).sample([], SamplingParams())) == []
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_requests_with_one_prompt_read_it_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation's sampled and greedy completions of a problem are two requests."""
+    policy, read = policy_of(name), list[int]()
+    prefill = CacheEngine._prefill
+    monkeypatch.setattr(CacheEngine, "_prefill", lambda self, rs: (read.extend(rs), prefill(self, rs)))
+    asked = [
+        r for p in random_prompts(5, 9) for r in (Request(p, [1, 2]), Request(p.copy(), [1], greedy=True))
+    ]
+    for slots in (1, 2, 5, 6):
+        read.clear()
+        together = sampled(policy, asked, SamplingParams(8), slots=slots)
+        assert read == [0, 2]
+        for (r, s), completion in together.items():
+            alone = replace(asked[r], streams=asked[r].streams[s : s + 1])
+            again = sampled(policy, [alone], SamplingParams(8))[0, 0]
+            assert np.array_equal(completion.tokens, again.tokens)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3", "gemma", "gemma2"])

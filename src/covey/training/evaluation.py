@@ -68,10 +68,11 @@ def evaluate(
     requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(samples)]) for p in problems]
     # One stream, hence one completion; greedy decoding draws nothing from it.
     likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
-    # All in one call, so that the sampler stays full; split again by position.
-    groups = score_all([*requests, *likeliest], sampler, params, Scorer(rewards), progress)
-    sampled = [with_credit(group, credit) for group in groups[: len(problems)]]
-    greedy = groups[len(problems) :]
+    # All in one call, so that the sampler stays full, and side by side, so that it reads each prompt once.
+    pairs = [request for pair in zip(requests, likeliest, strict=True) for request in pair]
+    groups = score_all(pairs, sampler, params, Scorer(rewards), progress)
+    sampled = [with_credit(group, credit) for group in groups[::2]]
+    greedy = groups[1::2]
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
         correct=np.array([int(g.correct.sum()) for g in sampled]),
