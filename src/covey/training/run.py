@@ -24,7 +24,7 @@ from covey.runs.pending import PendingCompletions
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import on_rank_zero
-from covey.training.evaluator import Evaluator
+from covey.training.evaluation import Evaluator
 from covey.training.monitor import RunMonitor
 from covey.training.observer import ObserverRequest
 from covey.training.options import RunOptions
