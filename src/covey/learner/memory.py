@@ -13,8 +13,9 @@ import torch
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.load import device_memory
-from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS, chunk_logits
+from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, MIN_ROWS, chunk_logits
 from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
+from covey.system.allocator import give_back_freed_memory
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
     if recompute:
         temporaries += _layer_numbers(shape)
     if shape.compiled:
-        logits = min(tokens, max(FEWEST_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
+        logits = min(tokens, max(MIN_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
     else:
         logits = 4 * min(tokens * shape.vocabulary, shape.chunk_logits)
     bytes_per_token = token_bytes(shape, recompute) + temporaries * shape.bytes_each
@@ -332,7 +333,10 @@ def program_bytes(device: torch.device, held: int) -> int:
 
     What loading a model has taken and given back does not count.
     """
-    return _PROGRAM.setdefault(device.type, max(0, _present_bytes(device) - held))
+    if device.type not in _PROGRAM:
+        give_back_freed_memory()
+        _PROGRAM[device.type] = max(0, _present_bytes(device) - held)
+    return _PROGRAM[device.type]
 
 
 def _present_bytes(device: torch.device) -> int:

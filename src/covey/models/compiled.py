@@ -21,7 +21,7 @@ from covey.models.kernels.calls import (
     same_bits,
 )
 from covey.models.linear import FusedLinear
-from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenOutputs, exclude
+from covey.models.logprobs import CACHED_LOGITS, MIN_ROWS, TokenOutputs, exclude
 from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
 
@@ -400,7 +400,7 @@ def _logits(layer: FusedLinear, x: Tensor, buffer: Tensor, cap: float) -> Tensor
 
 def _rows_at_once(total: int, vocabulary: int) -> int:
     """Number of rows whose logits are in memory at once."""
-    return min(total, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
+    return min(total, max(MIN_ROWS, CACHED_LOGITS // vocabulary))
 
 
 def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:

@@ -21,7 +21,7 @@ GPU_CHUNK_LOGITS = 1 << 26
 """The same on a GPU, which needs some hundred rows to be busy with one product."""
 CACHED_LOGITS = 1 << 20
 """Most logits at once for the compiled head, which is fastest if a chunk fits the processor's cache."""
-FEWEST_ROWS = 128
+MIN_ROWS = 128
 """Fewest rows of a chunk, however large the vocabulary: with fewer, products are slow."""
 
 EXCLUDED = -1e20
