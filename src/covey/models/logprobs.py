@@ -21,7 +21,7 @@ GPU_CHUNK_LOGITS = 1 << 26
 """The same on a GPU, which needs some hundred rows to be busy with one product."""
 CACHED_LOGITS = 1 << 20
 """Logits at once for the compiled head, which is fastest if a chunk fits the processor's cache."""
-FEWEST_ROWS = 128
+MIN_ROWS = 128
 """Fewest rows of a chunk, however large the vocabulary: with fewer, products are slow."""
 ENOUGH_ROWS = 256
 """Rows of a chunk, if their logits are at most ``CHUNK_LOGITS``: products take two thirds of the time."""
@@ -54,7 +54,7 @@ def chunk_logits(device: torch.device) -> int:
 
 def rows_at_once(tokens: int, vocabulary: int) -> int:
     """Return the number of rows whose logits the compiled head has in memory at once."""
-    fewest = ENOUGH_ROWS if ENOUGH_ROWS * vocabulary <= CHUNK_LOGITS else FEWEST_ROWS
+    fewest = ENOUGH_ROWS if ENOUGH_ROWS * vocabulary <= CHUNK_LOGITS else MIN_ROWS
     return min(tokens, max(fewest, CACHED_LOGITS // vocabulary))
 
 

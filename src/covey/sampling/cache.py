@@ -30,7 +30,7 @@ from covey.sampling.graphs import GraphStep, Step, cuda_recorder
 
 PREFILL_TOKENS = 4_096
 """Prompt tokens that go through the model at once; with more, the memory of their temporary results grows."""
-LEAST_SAVED = 32
+MIN_SAVED = 32
 """Fewest tokens saved for which the beginning that prompts share is computed only once."""
 KEPT_FRACTION = 1 / 16
 """Part of a device's memory that a cache may keep between rollouts, so that steps are recorded once."""
@@ -221,7 +221,7 @@ def common_start(prompts: Sequence[np.ndarray]) -> int:
     agrees = np.logical_and.reduce([p[:limit] == prompts[0][:limit] for p in prompts])
     count = limit if agrees.all() else int(agrees.argmin())
     saved = count * (len(prompts) - 1)  # tokens, as the beginning is computed once and not once a prompt
-    return count if saved >= LEAST_SAVED else 0
+    return count if saved >= MIN_SAVED else 0
 
 
 def cache_length(count: int) -> int:

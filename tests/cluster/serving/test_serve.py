@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from transformers import OpenAIGPTConfig
 
-from covey.cluster.serving.guard import LARGEST_BODY
+from covey.cluster.serving.guard import MAX_BODY
 from covey.cluster.serving.run import serve_http
 from covey.cluster.serving.shared import SharedModel, TooBusy
 from covey.config.sampling import Servers
@@ -228,7 +228,7 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         (b"{", 400, "JSON"),
         (b"\xff\xfe", 400, ""),
         (b"[" * 100_000, 400, ""),
-        (b" " * (LARGEST_BODY + 1), 413, "body"),
+        (b" " * (MAX_BODY + 1), 413, "body"),
     ],
 )
 def test_a_bad_request_gets_its_status_and_a_reason(

@@ -24,7 +24,7 @@ from covey.models.reward_model import CLASSES, SEPARATOR, RewardModelKind, conve
 from covey.rewards.loading import ModelCache
 from covey_verify.contract import reward
 from covey_verify.errors import ConfigError
-from covey_verify.extract import LONGEST, TextOrMessages, text_of
+from covey_verify.extract import MAX_CHARACTERS, TextOrMessages, text_of
 from covey_verify.mathematics.steps import SplitRule, Total, score_steps, split
 from covey_verify.types import Messages, Score
 
@@ -155,7 +155,7 @@ def process_reward_model(
     token of each separator: the softmax's second of two outputs, or the sigmoid of one.
     """
     classifier = load_shared(model_cache, "process_reward_model", model, device)
-    texts = [text_of(c)[:LONGEST] for c in completions]
+    texts = [text_of(c)[:MAX_CHARACTERS] for c in completions]
     spans = [split(text, split_by) for text in texts]
     # The tokens that the model reads, and the last token of each step's separator.
     read = [
