@@ -106,12 +106,12 @@ def test_matrices_of_bfloat16_sum_their_gradient_in_the_float32_copy_alone() -> 
     answer = GivenAnswer(np.array([7, 8]), np.ones(2, dtype=bool))
     batch = given_batch([EncodedProblem(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
     learner.forward_backward(batch, Times(1.0))
-    once = [m.grad.clone() for m in learner.optimizer.masters if m.grad is not None and m.ndim == 2]
-    assert once and any(not torch.equal(g, g.to(torch.bfloat16).float()) for g in once)
+    sums = [m.grad.clone() for m in learner.optimizer.masters if m.grad is not None and m.ndim == 2]
+    assert sums and any(not torch.equal(g, g.to(torch.bfloat16).float()) for g in sums)
     assert all(p.grad is None for p in policy.parameters)
     learner.forward_backward(batch, Times(1.0))
-    twice = [m.grad for m in learner.optimizer.masters if m.grad is not None and m.ndim == 2]
-    assert all(torch.allclose(b, 2 * a, rtol=1e-5) for a, b in zip(once, twice, strict=True))
+    double_sums = [m.grad for m in learner.optimizer.masters if m.grad is not None and m.ndim == 2]
+    assert all(torch.allclose(b, 2 * a, rtol=1e-5) for a, b in zip(sums, double_sums, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

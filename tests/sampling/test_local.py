@@ -243,20 +243,22 @@ def test_no_requests_is_no_work(policy: Policy) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "mistral"])
 def test_requests_with_one_prompt_read_it_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation's sampled and greedy completions of a problem are two requests."""
-    policy, read = policy_of(name), list[int]()
+    policy, prefilled_requests = policy_of(name), list[int]()
     prefill = CacheEngine._prefill
-    monkeypatch.setattr(CacheEngine, "_prefill", lambda self, rs: (read.extend(rs), prefill(self, rs)))
+    monkeypatch.setattr(
+        CacheEngine, "_prefill", lambda self, rs: (prefilled_requests.extend(rs), prefill(self, rs))
+    )
     asked = [
         r for p in random_prompts(5, 9) for r in (Request(p, [1, 2]), Request(p.copy(), [1], greedy=True))
     ]
     for slots in (1, 2, 5, 6):
-        read.clear()
-        together = sampled(policy, asked, SamplingParams(8), slots=slots)
-        assert read == [0, 2]
-        for (r, s), completion in together.items():
-            alone = replace(asked[r], streams=asked[r].streams[s : s + 1])
-            again = sampled(policy, [alone], SamplingParams(8))[0, 0]
-            assert np.array_equal(completion.tokens, again.tokens)
+        prefilled_requests.clear()
+        completions = sampled(policy, asked, SamplingParams(8), slots=slots)
+        assert prefilled_requests == [0, 2]
+        for (r, s), completion in completions.items():
+            request = replace(asked[r], streams=asked[r].streams[s : s + 1])
+            repetition = sampled(policy, [request], SamplingParams(8))[0, 0]
+            assert np.array_equal(completion.tokens, repetition.tokens)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3", "gemma", "gemma2"])

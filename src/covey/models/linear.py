@@ -192,8 +192,8 @@ class FusedLinear:
         self._refresh()
         if self._forward is None or self._forward.numbers != numbers:
             self._forward = PackedWeight.pack(self._joined_weight(x.dtype), numbers)
-            apart = self._apart_adapters()
-            self._down = PackedWeight.pack(self._factors(apart, x.dtype)[0]) if apart else None
+            columns = self._column_adapters()
+            self._down = PackedWeight.pack(self._factors(columns, x.dtype)[0]) if columns else None
             self._bias = self._joined_bias()
         wide = x if self._down is None else torch.cat((x, self._down.product(x, None)), 1)
         return self._forward.product(wide, self._bias)
@@ -212,8 +212,8 @@ class FusedLinear:
 
     def _widened(self, x: Tensor) -> Tensor:
         """The inputs, with those that adapters make of them: [X | X A^T]; X if all adapters are merged."""
-        apart = self._apart_adapters()
-        return torch.cat((x, multiply(x, self._factors(apart, x.dtype)[0], x.dtype)), 1) if apart else x
+        columns = self._column_adapters()
+        return torch.cat((x, multiply(x, self._factors(columns, x.dtype)[0], x.dtype)), 1) if columns else x
 
     def _by_torch(self, x: Tensor) -> Tensor:
         weight = self._joined_weight(x.dtype)
@@ -270,7 +270,7 @@ class FusedLinear:
             b[outputs, ranks] = adapter.scaled_b.to(dtype)
         return a, b
 
-    def _apart_adapters(self) -> list[ActiveAdapter]:
+    def _column_adapters(self) -> list[ActiveAdapter]:
         """The adapters that are not merged, as a sum with bfloat16 weights would lose small updates."""
         return [] if self.modules[0].weight.dtype == torch.float32 else self._active_adapters()
 
@@ -305,11 +305,11 @@ class FusedLinear:
 
         That of bfloat16 weights are further columns, [W | s B], whose inputs are ``_widened``.
         """
-        apart = self._apart_adapters() if merged else []
-        adapters = [a if merged and not apart and a and a.enabled else None for a in self.low_rank]
+        columns = self._column_adapters() if merged else []
+        adapters = [a if merged and not columns and a and a.enabled else None for a in self.low_rank]
         weights = [module.weight.detach().to(dtype) for module in self.modules]
-        if apart:
-            return torch.cat((torch.cat(weights), self._factors(apart, dtype)[1]), 1)
+        if columns:
+            return torch.cat((torch.cat(weights), self._factors(columns, dtype)[1]), 1)
         if len(weights) == 1 and adapters == [None]:
             return weights[0]  # without a copy
         joined = torch.empty(sum(self.sizes), weights[0].shape[1], dtype=dtype)
