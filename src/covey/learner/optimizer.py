@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +14,24 @@ from covey.config.schema import Train
 from covey.models.internals import give_master
 from covey.models.live_memory import alive_bytes
 from covey.models.sharded import copy_into, full_tensor, local_part
+from covey.system.processes import world_size
 from covey_verify.errors import ConfigError
 
 
-def build_optimizer(groups: list[dict[str, object]], train: Train) -> torch.optim.Optimizer:
-    """Build the optimizer that a config asks for; ``groups`` have their own weight decay.
-
-    Raises ConfigError where its library is missing.
-    """
+def optimizer_class(train: Train) -> Callable[..., torch.optim.Optimizer]:
+    """Return the class of a config's optimizer. Raises ConfigError if it cannot be used here."""
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, fused=True)
+        return partial(torch.optim.AdamW, fused=True)
+    if world_size() > 1:
+        raise ConfigError(f"train.optimizer: {train.optimizer} works in one process only; use adamw")
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise ConfigError(
             f"train.optimizer: {train.optimizer} needs bitsandbytes: pip install 'covey[adam8bit]'"
         ) from None
-    return AdamW8bit(groups, lr=train.lr, betas=train.betas)
+    optimizer: Callable[..., torch.optim.Optimizer] = AdamW8bit
+    return optimizer
 
 
 def _adam_groups(parts: Sequence[tuple[Sequence[Tensor], float]], train: Train) -> list[dict[str, object]]:
@@ -69,9 +71,8 @@ class Optimizer:
             for part, p in ((self.masters[:body_count], 1.0), (self.masters[body_count:], pace))
             if part
         ]
-        if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
-            raise ConfigError(f"train.optimizer: {train.optimizer} works in one process only; use adamw")
-        self.adam = build_optimizer(_adam_groups(self.groups, train), train)
+        groups = _adam_groups(self.groups, train)
+        self.adam = optimizer_class(train)(groups, lr=train.lr, betas=train.betas)
         self.gradient_bytes = 0
         """Most bytes of the gradient at a step so far."""
         self.moved = False

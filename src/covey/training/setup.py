@@ -12,6 +12,7 @@ from typing import NamedTuple
 from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
 from covey.learner.memory import program_bytes
+from covey.learner.optimizer import optimizer_class
 from covey.learner.process import set_process
 from covey.models.generation import sample_as_trained
 from covey.models.live_memory import alive_bytes
@@ -67,6 +68,7 @@ def set_up(
     """
     config = resolved.config
     check_tracker(config.tracker)
+    optimizer_class(config.train)  # refused before anything is loaded or written
     contents = contents_of(resolved)  # before any user function is called, which may change its own data
     task = checked_task(resolved, console, options)
     console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
