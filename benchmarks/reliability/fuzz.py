@@ -33,7 +33,7 @@ from covey.config.load import load_config
 from covey.config.rows import key_paths
 from covey.config.schema import Data
 from covey.insight.pages.compare import run_differences
-from covey.insight.pages.records import Runs, listed_runs, run_page
+from covey.insight.pages.records import Runs, run_list, run_page
 from covey.insight.pages.server import json_answer
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.tokens import token_page
@@ -167,7 +167,7 @@ def looks(folder: Path) -> dict[str, Callable[[], str]]:
     words = {"R": str(run), "O": str(other)}
     split = {c: [words.get(w, w.replace("F/", f"{folder}/")) for w in c.split()] for c in commands}
     pages: dict[str, Callable[[], object]] = {
-        "page list": lambda: listed_runs(Runs(run.parent)),
+        "page list": lambda: run_list(Runs(run.parent)),
         "page run": lambda: run_page("r", run),
         "page step": lambda: step_page(run, 1),
         "page group": lambda: group_page(run, 1, 1),

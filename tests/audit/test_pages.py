@@ -17,7 +17,7 @@ from covey.audit.recorder import tokenizer_file
 from covey.audit.run_folder import readable
 from covey.cli import main
 from covey.insight.pages.compare import run_differences
-from covey.insight.pages.records import Runs, listed_runs, run_page
+from covey.insight.pages.records import Runs, run_list, run_page
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.tokens import token_page
 from tests.audit.lines import sound, written
@@ -48,7 +48,7 @@ def verl(tmp_path: Path) -> Path:
 
 def test_the_pages_show_a_record(verl: Path) -> None:
     with readable(verl) as folder:
-        (row,) = listed_runs(Runs(folder))["runs"]
+        (row,) = run_list(Runs(folder))["runs"]
         assert (row["run"], row["method"], row["done"]) == ("verl", "verl", 4)
         page = run_page("verl", folder)
         assert page["notes"] == [f"{verl}, as it was when this page was made: 4 updates, 96 completions."]
@@ -121,7 +121,7 @@ def test_what_a_record_lacks_is_said_on_its_pages(verl: Path, tmp_path: Path) ->
 def test_a_folder_of_records_is_a_list_of_runs_that_are_compared(verl: Path, tmp_path: Path) -> None:
     run(OpenRlhfTrainer(), tmp_path)
     with readable(tmp_path) as folder:
-        assert sorted(row["run"] for row in listed_runs(Runs(folder))["runs"]) == ["run", "verl"]
+        assert sorted(row["run"] for row in run_list(Runs(folder))["runs"]) == ["run", "verl"]
         found = run_differences(folder / "run", folder / "verl")
         assert found["problems"] and "actor_rollout_ref.rollout.n" in str(found["settings"])
     (tmp_path / "empty").mkdir()

@@ -66,7 +66,7 @@ def test_a_script_of_verl_becomes_a_config_with_its_defaults(tmp_path: Path) -> 
     assert resolved.algorithm.kl is not None
     assert (resolved.algorithm.kl.estimator.name, resolved.algorithm.kl.coef) == ("k3", 0.001)
     assert config.rewards[1] == {"soft_overlong": {"limit": 2048, "buffer": 512, "weight": 1.0}}
-    assert migrated.without == {"actor_rollout_ref.actor.something_new: 3": "not known to covey"}
+    assert migrated.unsupported == {"actor_rollout_ref.actor.something_new: 3": "not known to covey"}
     assert any("join a.parquet, b.parquet" in note for note in migrated.notes)
     assert any(note.startswith("$MODEL: ") for note in migrated.notes)
 
@@ -94,7 +94,7 @@ def test_a_kl_of_verl_keeps_its_estimator(tmp_path: Path, kind: str, estimator: 
     kl = load_config(values=yaml.safe_load(text)).algorithm.kl
     assert kl is not None
     assert (kl.estimator.name, kl.gradient) == (estimator, gradient)
-    assert (f"actor_rollout_ref.actor.kl_loss_type: {kind}" in migrated.without) == (kind == "new")
+    assert (f"actor_rollout_ref.actor.kl_loss_type: {kind}" in migrated.unsupported) == (kind == "new")
 
 
 def test_a_penalty_that_cannot_act_is_refused_with_its_reason(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_penalty_that_cannot_act_is_refused_with_its_reason(tmp_path: Path) ->
 
 def test_words_that_covey_does_not_have_are_named(tmp_path: Path) -> None:
     _, migrated = migrate(actor_of_verl(tmp_path, "loss_agg_mode=some-mean", "optim.lr_scheduler_type=wsd"))
-    assert list(migrated.without) == [
+    assert list(migrated.unsupported) == [
         "actor_rollout_ref.actor.optim.lr_scheduler_type: wsd",
         "actor_rollout_ref.actor.loss_agg_mode: some-mean",
     ]
@@ -142,7 +142,7 @@ def test_axolotl_becomes_supervised_preferences_or_grpo(tmp_path: Path) -> None:
 
     def config_of(**more: object):
         text, migrated = migrate(written(tmp_path, "run.yml", yaml.safe_dump({**common, **more})))
-        assert "sequence_len: 2048" in migrated.without
+        assert "sequence_len: 2048" in migrated.unsupported
         assert any("0.1 of the steps" in note for note in migrated.notes)
         return load_config(values=yaml.safe_load(text)).config
 
@@ -169,7 +169,7 @@ def test_names_of_trl_become_coveys(tmp_path: Path) -> None:
     assert (config["train"]["steps"], config["train"]["warmup_steps"]) == (40, 4)
     assert config["train"]["schedule"] == "linear", "TRL's default"
     assert config["lora"] == {"rank": 8}
-    assert list(migrated.without) == ["min_p: 0.1"]
+    assert list(migrated.unsupported) == ["min_p: 0.1"]
     assert config["model"] == "some/model"
     assert config["train"]["lr"] == 1e-5
     assert config["rollout"]["group_size"] == 4
@@ -205,7 +205,7 @@ def test_a_script_of_trl_is_read_without_running_it(tmp_path: Path) -> None:
     assert str(config.data.train) == "hub:openai/gsm8k?config=main&split=train"
     assert config.lora is not None
     assert config.lora.rank == 8
-    assert sorted(setting.partition(":")[0] for setting in migrated.without) == ["lora_dropout", "min_p"]
+    assert sorted(setting.partition(":")[0] for setting in migrated.unsupported) == ["lora_dropout", "min_p"]
     assert any("seed: the script computes it, int(os.environ['SEED'])" in note for note in migrated.notes)
 
 

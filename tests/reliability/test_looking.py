@@ -17,7 +17,7 @@ from tests.fakes import rewrite_rollouts, rows_of
 
 from covey.cli import main
 from covey.errors import CheckpointError
-from covey.insight.pages.records import Runs, listed_runs, run_page
+from covey.insight.pages.records import Runs, run_list, run_page
 from covey.runs.rollouts import read_rollouts
 from covey.system.integrity import sealed, unsealed
 
@@ -51,7 +51,7 @@ codes = [
     main(["pairs", theirs, "-o", report + ".jsonl"]), main(["rescore", theirs, "repetition"]),
 ]
 runs, folder = records.Runs(Path(theirs)), Path(theirs)
-records.listed_runs(runs), records.run_page("x", folder), steps.step_page(folder, 0)
+records.run_list(runs), records.run_page("x", folder), steps.step_page(folder, 0)
 steps.group_page(folder, 0, 0), tokens.token_page(folder, 0, 0, 0)
 compare.run_differences(folder, Path(other))
 print(json.dumps({"codes": codes, "opened": sorted(set(opened))}))
@@ -210,7 +210,7 @@ def test_what_is_no_record_of_the_run_is_named_and_not_shown(
     shown = capsys.readouterr().err + (report.read_text() if report.exists() else "")
     assert code in (0, 4)
     assert STRANGE[change] in shown
-    page = json.dumps([run_page("x", theirs), listed_runs(Runs(theirs))])
+    page = json.dumps([run_page("x", theirs), run_list(Runs(theirs))])
     assert change is linked_rollouts or STRANGE[change].partition(" ")[0].strip(":") in page
     assert "private key" not in page + shown
 

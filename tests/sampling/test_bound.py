@@ -11,7 +11,7 @@ import pytest
 from covey.errors import SamplersLost
 from covey.models.policy import Policy
 from covey.sampling import fleet
-from covey.sampling.dialects import COVEY, Misbehaved, check_request_id, new_request_id
+from covey.sampling.dialects import COVEY, ServerFault, check_request_id, new_request_id
 from tests.conftest import policy_of
 from tests.sampling.remote_samplers import PARAMS, asked, sampler, together
 from tests.sampling.stale import Stale
@@ -43,7 +43,7 @@ def test_covey_serve_always_says_which_request_it_answers() -> None:
     request_id = new_request_id()
     check_request_id(COVEY, {"id": request_id}, request_id)
     for other in ({"id": new_request_id()}, {"id": "covey-12"}, {}):
-        with pytest.raises(Misbehaved, match="another request"):
+        with pytest.raises(ServerFault, match="another request"):
             check_request_id(COVEY, other, request_id)
 
 

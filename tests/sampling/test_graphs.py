@@ -29,7 +29,7 @@ from covey.sampling import draw
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.cache import CacheEngine, _step, _TorchCache
 from covey.sampling.graphs import GraphStep, Work, cuda_recorder
-from covey.sampling.local import LocalSampler, _Running
+from covey.sampling.local import LocalSampler, _RunningCompletions
 from tests.conftest import CONFIGS, policy_of, random_prompts
 from tests.sampling.naive import SETTINGS
 
@@ -133,7 +133,7 @@ def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.M
         model = AutoModelForCausalLM.from_config(CONFIGS["qwen2"], dtype=torch.float64)
         policy = Policy(model, tokenizer, through_modules=False)
         cache = _TorchCache(policy.decoder, 8, 9, 20, 30)
-        running = _Running(policy, [], params, 8, {})
+        running = _RunningCompletions(policy, [], params, 8, {})
         running.owners = [(0, i) for i in range(6)]
         step = GraphStep(_step(policy, policy.decoder, cache), Recorder(), 8, 50, policy.device)
         for _ in range(2):

@@ -21,7 +21,7 @@ from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling import fleet, remote
 from covey.sampling.base import SampledCompletion
-from covey.sampling.dialects import Misbehaved
+from covey.sampling.dialects import ServerFault
 from covey.sampling.local import LocalSampler
 from covey.sampling.probes import Probe, mean_difference, sample_probes
 from covey.sampling.remote import RemoteSampler
@@ -338,5 +338,5 @@ def test_an_answer_is_held_to_the_weights_that_were_asked_for_it(policy: Policy,
             server.stamp, stub.weight_version = None, "another run's"
 
         stub.before = is_given_others_meanwhile
-        with pytest.raises(Misbehaved, match="its weights were changed"):
+        with pytest.raises(ServerFault, match="its weights were changed"):
             made.client.complete(server, asked(1)[0], PARAMS)

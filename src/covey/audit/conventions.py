@@ -48,11 +48,9 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         if is_own and algorithm.advantage.function is group_centered:
             return (algorithm, algorithm.variant("", advantage=PRESETS["rloo"].advantage))
         return (algorithm,)
-    return (
-        ()
-        if algorithm_setting(record) is None
-        else tuple(PRESETS[name].variant("", kl=None) for name in COMMON_ALGORITHMS)
-    )
+    if algorithm_setting(record) is None:
+        return ()
+    return tuple(PRESETS[name].variant("", kl=None) for name in COMMON_ALGORITHMS)
 
 
 def _is_unknown(record: AuditRecord) -> bool:
@@ -155,7 +153,7 @@ def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         {**settings, "loss_type": t, "importance_sampling_level": at} for t in LOSSES for at in levels
     ]
     try:
-        return tuple(build_algorithm(algorithm_of(one)) for one in variants)
+        return tuple(build_algorithm(algorithm_of(variant)) for variant in variants)
     except ConfigError:
         return ()
 
@@ -171,7 +169,7 @@ def _own_losses(record: AuditRecord, algorithm: Algorithm) -> tuple[Algorithm, .
         # TRL multiplies the KL of a token by the token's ratio; other loops may use the plain formula.
         losses.insert(0, algorithm.variant("", kl=replace(algorithm.kl, gradient="formula")))
     if all(use.first for use in record.uses):
-        losses += [one.variant("", surrogate=bind(log_likelihood)) for one in losses]
+        losses += [loss.variant("", surrogate=bind(log_likelihood)) for loss in losses]
     return tuple(losses)
 
 

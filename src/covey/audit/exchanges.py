@@ -104,7 +104,7 @@ def _owners(suspect: Suspect, suspects: Sequence[Suspect]) -> list[Suspect]:
 # --- the other argument of a loss -------------------------------------------------------------------
 
 
-class Advantage(NamedTuple):
+class AdvantagePair(NamedTuple):
     """The advantage that a loss got for a completion, and the advantage that its batch has for it."""
 
     call: LossCall
@@ -135,7 +135,7 @@ def advantages_of_calls_are_others(record: AuditRecord) -> Fault | None:
     return Fault(f"{sentence} (call {call.step} of {call.name})", use.update.step, location(use))
 
 
-def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iterator[Advantage]:
+def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iterator[AdvantagePair]:
     """Yield the advantages of completions that are recognized in calls of a loss."""
     buckets = _buckets(uses)
     for call in calls:
@@ -146,7 +146,7 @@ def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iter
             used = _first(row.advantage, row.mask)
             due = _first(use.row.advantage, use.row.mask or ())
             if used is not None and due is not None:
-                yield Advantage(call, use, used, due)
+                yield AdvantagePair(call, use, used, due)
 
 
 def _buckets(uses: Sequence[Use]) -> Buckets:

@@ -128,7 +128,11 @@ def _apart(
     """
     uses = first_uses(record)
     nats = distance(uses, a, b)
-    if not nats > limit or (explained_by and not distance(uses, a, explained_by) < UNEXPLAINED_PART * nats):
+    # A NaN, of a record without comparable tokens, is no fault.
+    is_fault = nats > limit and (
+        explained_by is None or distance(uses, a, explained_by) < UNEXPLAINED_PART * nats
+    )
+    if not is_fault:
         return None
     use, token = worst(uses, a, b)
     return Fault(
@@ -286,7 +290,7 @@ def sampler_reports_another_temperature(record: AuditRecord) -> Fault | None:
         return _apart(record, sampler, recomputed, words, at_1)
     sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in first_uses(record)]
     error = math.sqrt(sum(value**2 for value in sums))
-    if len(sums) < MIN_COMPLETIONS**2 or not sum(sums) < -4 * error:
+    if len(sums) < MIN_COMPLETIONS**2 or sum(sums) >= -4 * error:
         return None
     words = f"the trainer finds tokens more likely at the sampling temperature {temperature:g}"
     return _apart(record, sampler, present, f"{words} than the sampler that drew them: the two differ")

@@ -197,7 +197,9 @@ def _padded(rows: Sequence[Numbers] | Sequence[Sequence[float]], mask: Tensor | 
     return result
 
 
-def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase], bool]) -> Fault | None:
+def _fault_if_explained(
+    record: AuditRecord, words: str, explains: Callable[[LossCase], bool]
+) -> Fault | None:
     for off in differing(record):
         if all(map(explains, off)):
             case = max(off, key=lambda case: abs(case.recorded - case.due))
@@ -206,7 +208,7 @@ def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase], b
     return None
 
 
-def _unless_guessed(record: AuditRecord) -> MissingField | None:
+def _missing_loss_setting(record: AuditRecord) -> MissingField | None:
     """Return the missing setting if nothing says which loss the run has, so that none can be called wrong."""
     setting = None if convention_of(record) is not None or record.calls else algorithm_setting(record)
     return None if setting is None else MissingField(setting)
@@ -215,21 +217,21 @@ def _unless_guessed(record: AuditRecord) -> MissingField | None:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def _varied(record: AuditRecord, variation: Variation, words: str) -> Fault | None:
+def _fault_of_variation(record: AuditRecord, variation: Variation, words: str) -> Fault | None:
     """Return a fault if a variation explains all losses that differ."""
 
     def fits(case: LossCase) -> bool:
         other = variation(case)
         return other is not None and case.is_that_of(other)
 
-    return _explained(record, words, fits)
+    return _fault_if_explained(record, words, fits)
 
 
 def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Fault | None]:
     """Return the check that reports a fault if a variation explains all losses that differ."""
 
     def check(record: AuditRecord) -> Fault | None:
-        return _varied(record, variation, words)
+        return _fault_of_variation(record, variation, words)
 
     check.__doc__ = condition
     return check
@@ -243,7 +245,7 @@ def correction_is_inverted(record: AuditRecord) -> Fault | MissingField | None:
     return (
         weights_are_inverted(record)
         or exchanged_weights(record)
-        or _varied(record, corrected_the_wrong_way, sentence)
+        or _fault_of_variation(record, corrected_the_wrong_way, sentence)
     )
 
 
@@ -251,7 +253,7 @@ def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
     """The loss has another reduction than the settings ask for: a mean over tokens, over completions, or
     over all places with the padding, or a sum.
     """
-    lacking = _unless_guessed(record)
+    lacking = _missing_loss_setting(record)
     if lacking is not None:
         return lacking
     for mean in MEANS.values():
@@ -263,11 +265,11 @@ def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
         off = [case for cases in differing(record) for case in cases]
         asked_for = {case.algorithm.reduce.function.__name__ for case in off}
         sentence = f"the loss is a {mean.__name__} and not a {' or '.join(asked_for)}"
-        fault = _explained(record, sentence.replace("_", " "), fits)
+        fault = _fault_if_explained(record, sentence.replace("_", " "), fits)
         if fault is not None:
             return fault
     words = "the mean of the loss is over all places, including the padding"
-    return _varied(record, over_padding, words)
+    return _fault_of_variation(record, over_padding, words)
 
 
 def loss_is_negated(record: AuditRecord) -> Fault | None:
@@ -276,7 +278,7 @@ def loss_is_negated(record: AuditRecord) -> Fault | None:
     def negated(case: LossCase) -> bool:
         return case.agrees(-case.recorded, case.due) and abs(case.recorded) > 1e-3
 
-    return _explained(record, "the loss has the wrong sign", negated)
+    return _fault_if_explained(record, "the loss has the wrong sign", negated)
 
 
 def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
@@ -299,13 +301,13 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
         kl = float(case.value().kl)
         return kl > 1e-4 and case.agrees(case.recorded, case.due - 2 * coef * kl)
 
-    return _explained(record, "the KL is subtracted from the loss", subtracted)
+    return _fault_if_explained(record, "the KL is subtracted from the loss", subtracted)
 
 
 def kl_of_the_loss_is_exchanged(record: AuditRecord) -> Fault | None:
     """The KL of the loss has its arguments exchanged."""
     words = "the KL in the loss is that of the reference to the policy"
-    return _varied(record, kl_exchanged, words)
+    return _fault_of_variation(record, kl_exchanged, words)
 
 
 def loss_is_scaled(record: AuditRecord) -> Fault | None:
@@ -318,19 +320,21 @@ def loss_is_scaled(record: AuditRecord) -> Fault | None:
         return count > 1 and not case.is_part and any(case.agrees(side, case.due) for side in sides)
 
     sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
-    return _explained(record, sentence, scaled)
+    return _fault_if_explained(record, sentence, scaled)
 
 
 def loss_differs(record: AuditRecord) -> Fault | MissingField | None:
     """The loss differs from covey's loss for the same log-probs, masks and advantages."""
     sentence = "the loss is not the one that the settings ask for"
-    return _unless_guessed(record) or _explained(record, sentence, lambda case: not case.is_part)
+    return _missing_loss_setting(record) or _fault_if_explained(
+        record, sentence, lambda case: not case.is_part
+    )
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
     """The entropy is added to the loss instead of subtracted, although its coefficient is positive."""
     words = "the entropy is added to the loss, which drives it down"
-    return entropy_enters_with_the_wrong_sign(record) or _varied(record, entropy_added, words)
+    return entropy_enters_with_the_wrong_sign(record) or _fault_of_variation(record, entropy_added, words)
 
 
 def ratio_is_of_another_level(record: AuditRecord) -> Fault | None:
@@ -339,7 +343,9 @@ def ratio_is_of_another_level(record: AuditRecord) -> Fault | None:
     """
     words = "the ratio is not of the level that the settings ask for (token or completion)"
     product = "the ratio of a completion is the product of its tokens' ratios, not their geometric mean"
-    return _varied(record, of_another_level, words) or _varied(record, of_the_product, product)
+    return _fault_of_variation(record, of_another_level, words) or _fault_of_variation(
+        record, of_the_product, product
+    )
 
 
 def clip_is_missing(record: AuditRecord) -> Fault | None:
@@ -349,9 +355,9 @@ def clip_is_missing(record: AuditRecord) -> Fault | None:
     larger = "the clip takes the larger objective: it limits a ratio only if that moved against its advantage"
     alone = "the loss has only the clipped objective: no gradient leads back from beyond a bound"
     return (
-        _varied(record, not_clipped, "no ratio is clipped")
-        or _varied(record, clipped_outside, larger)
-        or _varied(record, clipped_alone, alone)
+        _fault_of_variation(record, not_clipped, "no ratio is clipped")
+        or _fault_of_variation(record, clipped_outside, larger)
+        or _fault_of_variation(record, clipped_alone, alone)
     )
 
 

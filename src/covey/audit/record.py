@@ -293,9 +293,15 @@ class AuditRecord:
             for row in line.rows:
                 rollout = rollouts.get(row.rollout)
                 if rollout is not None and 0 <= row.completion < len(rollout.completions):
-                    counts = updates_at[row.rollout]
-                    times = (counts[0] == updates, counts[1] < changes, changes > 0)
-                    yield Use(line, row, rollout.completions[row.completion], *times)
+                    earlier_updates, earlier_changes = updates_at[row.rollout]
+                    yield Use(
+                        line,
+                        row,
+                        rollout.completions[row.completion],
+                        first=earlier_updates == updates,
+                        moved=earlier_changes < changes,
+                        changed_before=changes > 0,
+                    )
             updates += 1
             changes += line.moved
 

@@ -41,8 +41,8 @@ VALUES = {
     "values": "values",
 }
 """verl's name of a field -> the record's name."""
-OF_TOKENS = ("prompts", "responses", "attention_mask", "response_mask", "advantages", *VALUES)
-OF_REWARDS = ("token_level_rewards", "token_level_scores", "rm_scores")
+TOKEN_FIELDS = ("prompts", "responses", "attention_mask", "response_mask", "advantages", *VALUES)
+REWARD_FIELDS = ("token_level_rewards", "token_level_scores", "rm_scores")
 """Names of rewards: advantages are computed from the first one in a batch; the last one is before any KL."""
 LOSSES = "verl.trainer.ppo.core_algos"
 """The module with the policy losses, loaded only in processes that compute them."""
@@ -57,7 +57,7 @@ UPDATE_METHOD = "_update_actor"
 """The trainer's method that updates the actor."""
 LOGPROB_METHOD = "_compute_old_log_prob"
 """The trainer's method that computes old log-probs."""
-OF_ROWS = ("uid", "score", "data_source", "reward_model", "extra_info")
+ROW_FIELDS = ("uid", "score", "data_source", "reward_model", "extra_info")
 
 
 def record_run(
@@ -157,21 +157,21 @@ def _columns(batch: Any) -> dict[str, Any]:
     if hasattr(batch, "non_tensor_batch"):
         return {**dict(batch.batch.items()), **batch.non_tensor_batch}
     get = import_module("transfer_queue").kv_batch_get
-    names = [*dict.fromkeys((*OF_TOKENS, *OF_REWARDS, *OF_ROWS))]
+    names = [*dict.fromkeys((*TOKEN_FIELDS, *REWARD_FIELDS, *ROW_FIELDS))]
     data = get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     return dict(data.items())
 
 
 def _completions(columns: Mapping[str, Any], tokenizer: Any) -> Iterator[RecordedCompletion]:
-    names = dict.fromkeys((*OF_TOKENS, *OF_REWARDS))
+    names = dict.fromkeys((*TOKEN_FIELDS, *REWARD_FIELDS))
     tensors = {name: columns[name] for name in names if columns.get(name) is not None}
-    others = {name: columns[name].tolist() for name in OF_ROWS if columns.get(name) is not None}
+    others = {name: columns[name].tolist() for name in ROW_FIELDS if columns.get(name) is not None}
     groups = {uid: n for n, uid in enumerate(dict.fromkeys(others["uid"]))}
     for n, uid in enumerate(others["uid"]):
         tensors_of_row = {name: column[n] for name, column in tensors.items()}
         row = {name: column[n] for name, column in others.items()}
         prompt, response = _without_padding(tensors_of_row)
-        scores = [float(tensors_of_row[name].sum()) for name in OF_REWARDS if name in tensors_of_row]
+        scores = [float(tensors_of_row[name].sum()) for name in REWARD_FIELDS if name in tensors_of_row]
         columns_of_row = {name: row.get(name) for name in ("data_source", "extra_info")}
         sample = {
             "prompt": tokenizer.decode(prompt.tolist()),

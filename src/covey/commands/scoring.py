@@ -150,7 +150,7 @@ def _find_rewards(words: Sequence[str], trust: bool) -> NamedRewards:
     if settings and not configs:
         raise ConfigError(f"{' '.join(settings)}: these settings need a config; name its file before them")
     if not configs:
-        specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
+        specs = [s for word in named for s in (_functions_in(word) if word.endswith(".py") else [word])]
         unknown = ModelTexts(
             note=f"{NO_MODEL}: {MEANING}. Name a config or a run's folder instead of rewards: it has both"
         )
@@ -165,7 +165,7 @@ def _find_rewards(words: Sequence[str], trust: bool) -> NamedRewards:
         resolved = with_own_model(resolved, run)
     else:
         resolved = load_config(config, settings)
-    stage = _of_rewards(resolved)
+    stage = _rewards_stage(resolved)
     rewards = rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
     return NamedRewards(rewards, stage.config.data, model_texts_of(resolved), stage)
 
@@ -176,12 +176,12 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     return list(words[:first]), words[first:]
 
 
-def _of_rewards(resolved: ResolvedConfig) -> ResolvedConfig:
+def _rewards_stage(resolved: ResolvedConfig) -> ResolvedConfig:
     """Return the stage of a config that uses rewards: the first RL stage."""
     return next((s for s in resolved.stages() if s.config.method == "rl"), resolved)
 
 
-def _all_in(file: str) -> list[str]:
+def _functions_in(file: str) -> list[str]:
     """Return all functions of a file that look like rewards: public ones with a completion argument.
 
     The file is only parsed here; it is imported when its rewards are loaded.
@@ -219,7 +219,7 @@ def load_for_stress(
     if file.suffix in (".yaml", ".yml"):
         names, settings = _split_words(words)
         whole = load_config(file, settings)
-        stage = _of_rewards(whole)
+        stage = _rewards_stage(whole)
         source = load_problems(stage)
         rewards = rewards_of(stage, names or stage.config.rewards or source.rewards)
         wording = model_texts_of(whole)

@@ -114,7 +114,7 @@ class Train(Section):
     )
     optimizer: Literal["adamw", "adamw_8bit"] = setting(
         "adamw",
-        "adamw_8bit keeps the moments in 2 bytes a weight instead of 8.",
+        "adamw_8bit keeps the moments in 2 bytes per weight instead of 8.",
         trl="optim",
         resume="refused",
         read_by=WITH_MODEL,

@@ -45,7 +45,7 @@ def advice(preview: Preview) -> list[Advice]:
 
 
 def _present(*candidates: Advice | None) -> list[Advice]:
-    """Return the advice that there is."""
+    """Return the candidates that are not None."""
     return [candidate for candidate in candidates if candidate is not None]
 
 

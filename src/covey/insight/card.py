@@ -56,7 +56,7 @@ The run's `config.yaml` holds every setting, its `metrics.jsonl` every step.
 """
 
 
-OF_CHECKPOINT = """---
+CHECKPOINT_CARD = """---
 {metadata}---
 
 # {name}, step {step}
@@ -158,7 +158,7 @@ def _checkpoint_card(
         steps["last"] = last
     columns = {title: measured[n] for title, n in steps.items() if n in measured}
     table = _table(columns) if step in measured else ""
-    card = OF_CHECKPOINT.format(metadata=_front(resolved, adapter), name=name, step=step, table=table)
+    card = CHECKPOINT_CARD.format(metadata=_front(resolved, adapter), name=name, step=step, table=table)
     return card.strip() + "\n"
 
 

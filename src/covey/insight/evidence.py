@@ -17,9 +17,9 @@ from typing import Any
 Records = Sequence[Mapping[str, Any]]
 RATE = 0.002
 """Probability of a false alarm of one comparison, over a run of any length."""
-SHARES = "groups/dead"
+GROUP_FRACTIONS = "groups/dead"
 """Prefix of metrics that are fractions of the groups of a step."""
-OFTEN = 15
+ASSUMED_FREEDOM = 15
 """Degrees of freedom of a step's standard error if the number of its groups is unknown."""
 
 
@@ -60,11 +60,13 @@ def noise(windows: Sequence[Records], name: str) -> Noise:
     logged = [record for window in windows for record in window if record.get(name) is not None]
     errors = known_values(logged, error_name(name))
     if logged and len(errors) == len(logged):
-        # A step of unknown size counts as one of OFTEN degrees of freedom.
-        freedoms = [max(1.0, float(record.get("groups/count") or OFTEN + 1) - 1) for record in logged]
+        # A step of unknown size counts as one of ASSUMED_FREEDOM degrees of freedom.
+        freedoms = [
+            max(1.0, float(record.get("groups/count") or ASSUMED_FREEDOM + 1) - 1) for record in logged
+        ]
         return Noise(sum(error**2 for error in errors) / len(errors), sum(freedoms))
     counts = [float(record.get("groups/count") or 0) for record in logged]
-    if name.startswith(SHARES) and all(counts) and counts:
+    if name.startswith(GROUP_FRACTIONS) and all(counts) and counts:
         return _noise_of_share([float(record[name]) for record in logged], counts)
     return _noise_of_changes([known_values(window, name) for window in windows])
 

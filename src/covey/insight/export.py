@@ -23,7 +23,7 @@ from covey.system.signals import raising_stopped
 from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError
 
-OF_TRAINER = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "reference", "critic")
+TRAINER_FILES = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "reference", "critic")
 """Files of a checkpoint that do not belong in a model folder."""
 
 
@@ -80,7 +80,7 @@ def _write_model(stage: Path, checkpoint: Path, folder: Path) -> None:
     """Copy a complete model; merge a checkpoint of adapters into the model with which the run began."""
     if (checkpoint / "config.json").is_file():
         for path in checkpoint.iterdir():
-            if path.name not in OF_TRAINER:
+            if path.name not in TRAINER_FILES:
                 shutil.copy2(path, folder / path.name)
         return
     resolved = load_recorded(stage)

@@ -13,7 +13,7 @@ FILES = {".jsonl", ".json", ".csv", ".parquet"}
 METHODS: Mapping[str, str] = {
     "grpo": "rl", "dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "simpo": "simpo",
 }  # fmt: skip
-SAME: Mapping[str, str] = {
+EQUIVALENTS: Mapping[str, str] = {
     "base_model": "model",
     "output_dir": "output",
     "learning_rate": "train.lr",
@@ -43,7 +43,7 @@ SILENT = (
     "gradient_checkpointing_kwargs*", "eval_sample_packing", "remove_unused_columns", "ddp_*", "dp_*",
     "lora_model_dir", "processor_type", "plugins", "adapter", "evals_per_epoch", "saves_per_epoch",
 )  # fmt: skip
-WHY: Mapping[str, str] = {
+REASONS: Mapping[str, str] = {
     "sequence_len": "an answer is never truncated; rollout.max_tokens bounds what is sampled",
     "load_in_*": "weights are float32 or bfloat16, which takes more memory; covey preview says how much",
     "lora_dropout": "adapters have no dropout",
@@ -63,13 +63,13 @@ def from_axolotl(settings: Mapping[str, object]) -> MigrationResult:
         raise ConfigError(f"rl: {kind} has no counterpart in covey; there are {', '.join(METHODS)}")
     method = METHODS.get(kind, "sft")
     m.config["method"] = method
-    m.same(SAME)
+    m.same(EQUIVALENTS)
     _steps(m)
     schedule = m.take("lr_scheduler", "cosine")
     if schedule in ("linear", "cosine", "constant"):
         m.config["train.schedule"] = schedule
     else:
-        m.without[f"lr_scheduler: {schedule}"] = "train.schedule is linear, cosine or constant"
+        m.unsupported[f"lr_scheduler: {schedule}"] = "train.schedule is linear, cosine or constant"
     floor = m.number("cosine_min_lr_ratio", 0.0)
     if floor and schedule == "cosine":
         m.config["train.schedule"] = {"cosine": floor}
@@ -86,7 +86,7 @@ def from_axolotl(settings: Mapping[str, object]) -> MigrationResult:
     if method in ("dpo", "kto") and (beta := m.take("rl_beta", m.take("dpo_beta"))) is not None:
         m.config["loss"] = {"beta": beta}
     _data(m)
-    return m.finish(SILENT, WHY)
+    return m.finish(SILENT, REASONS)
 
 
 def _steps(m: MigrationResult) -> None:
@@ -142,7 +142,7 @@ def _data(m: MigrationResult) -> None:
     if isinstance(path, str):
         m.config["data.train"] = _address(first, path)
         if len(data_sets) > 1:
-            m.without["datasets: more than one"] = "covey reads one file; join them"
+            m.unsupported["datasets: more than one"] = "covey reads one file; join them"
     chat = m.take("chat_template")
     if chat is not None or first.get("type") == "chat_template":
         m.config["data.chat"] = True

@@ -13,18 +13,18 @@ import yaml
 class MigrationResult:
     """Settings of covey that correspond to another trainer's."""
 
-    theirs: dict[str, object]
-    """The other trainer's settings that nobody has read yet."""
+    unread: dict[str, object]
+    """The other trainer's settings that have not been read yet."""
     config: dict[str, object] = field(default_factory=dict)
     """Covey's dotted keys and values."""
-    without: dict[str, str] = field(default_factory=dict)
-    """Their setting, with its value -> why covey has no counterpart."""
+    unsupported: dict[str, str] = field(default_factory=dict)
+    """The other trainer's setting, with its value -> the reason why covey has no counterpart."""
     notes: list[str] = field(default_factory=list)
-    """Advice for the time before the first run."""
+    """Points to check before the first run."""
 
     def take(self, name: str, default: object = None) -> object:
         """Return one of their settings, which counts as read, or their default."""
-        return self.theirs.pop(name, default)
+        return self.unread.pop(name, default)
 
     def number(self, name: str, default: float) -> float:
         """Return a number of theirs, or their default; a note says if theirs is no number."""
@@ -42,12 +42,12 @@ class MigrationResult:
 
     def finish(self, silent: Iterable[str], reasons: Mapping[str, str]) -> MigrationResult:
         """Name all settings that are left; patterns in ``silent`` match placement and logging."""
-        for name, value in self.theirs.items():
+        for name, value in self.unread.items():
             if any(fnmatch.fnmatch(name, pattern) for pattern in silent):
                 continue
             why = next((why for pattern, why in reasons.items() if fnmatch.fnmatch(name, pattern)), "")
-            self.without[f"{name}: {value}"] = why or "not known to covey"
-        self.theirs = {}
+            self.unsupported[f"{name}: {value}"] = why or "not known to covey"
+        self.unread = {}
         return self
 
 
@@ -71,7 +71,7 @@ def as_yaml(migrated: MigrationResult, origin: str) -> str:
     lines += [f"# Look at: {note}" for note in migrated.notes]
     body = yaml.safe_dump(nest_keys(migrated.config), sort_keys=False, default_flow_style=None, width=100)
     lines.append(body.rstrip())
-    if migrated.without:
+    if migrated.unsupported:
         lines += ["", "# Without a counterpart:"]
-        lines += [f"#   {setting} ({why})" for setting, why in migrated.without.items()]
+        lines += [f"#   {setting} ({why})" for setting, why in migrated.unsupported.items()]
     return "\n".join(lines) + "\n"

@@ -34,7 +34,7 @@ def from_trl(settings: Mapping[str, object], script: str = "") -> MigrationResul
     Raises ConfigError for a combination that covey does not have, and for a value of another type.
     """
     m = MigrationResult(dict(settings) if set(CALLS) & _calls(settings) else nest_keys(settings))
-    name = _config_name(m.theirs)
+    name = _config_name(m.unread)
     fields = _fields(m, name)
     try:
         args = getattr(configs, name)(**{"output_dir": "runs/trl", **fields})
@@ -76,7 +76,7 @@ def _config_name(settings: Mapping[str, object]) -> str:
 def _fields(m: MigrationResult, name: str) -> dict[str, object]:
     """Return the config's fields that covey supports, and name the others."""
     table, fields = all_fields(name), dict[str, object]()
-    for key in list(m.theirs):
+    for key in list(m.unread):
         field = key.removeprefix(f"{name}.")
         if field not in table or (field == key and "." in key):
             continue
@@ -92,7 +92,7 @@ def _fields(m: MigrationResult, name: str) -> dict[str, object]:
                 raise ConfigError(f"{field} = {value!r}: TRL's {name} has {kind} there")
         why = refusal(name, field)
         if why and value is not None and value != default:
-            m.without[f"{field}: {value}"] = why
+            m.unsupported[f"{field}: {value}"] = why
         else:
             fields[field] = value
     return fields
@@ -141,7 +141,7 @@ def _rewards(m: MigrationResult, trainer: str, script: str, weights: object) -> 
 
 def _lora(m: MigrationResult) -> None:
     """Take over adapters: peft's LoraConfig, or the fields of ModelConfig with use_peft."""
-    has_adapters = m.take("use_peft") is True or any(key.startswith("LoraConfig.") for key in m.theirs)
+    has_adapters = m.take("use_peft") is True or any(key.startswith("LoraConfig.") for key in m.unread)
     for setting, names in LORA.items():
         for name in names:
             value = m.take(f"LoraConfig.{name}", m.take(name))
@@ -152,7 +152,7 @@ def _lora(m: MigrationResult) -> None:
     for name in WITH_LORA:
         value = m.take(f"LoraConfig.{name}", m.take(name))
         if has_adapters and value not in (None, 0, False, "none"):
-            m.without[f"{name}: {value}"] = (
+            m.unsupported[f"{name}: {value}"] = (
                 advice_on(name) or "lora has rank, alpha and targets, nothing else"
             )
     m.take("LoraConfig.task_type", m.take("lora_task_type"))
@@ -183,7 +183,7 @@ def _data(m: MigrationResult, trainer: str) -> None:
 
 def _name_rest(m: MigrationResult) -> None:
     """Name what has no counterpart; arguments of other calls than the trainer's are not its settings."""
-    for key in list(m.theirs):
+    for key in list(m.unread):
         call, _, name = key.rpartition(".")
         value = m.take(key)
         if call == "load_dataset" or name in ("ignore_bias_buffers", "dataset_test_split", "model_revision"):
@@ -194,4 +194,6 @@ def _name_rest(m: MigrationResult) -> None:
         shown = value.text if isinstance(value, Expression) else value
         shown = value.name if isinstance(value, Function) else shown
         reason = name in OLDER or advice_on(name)
-        m.without[f"{name}: {shown}"] = str(reason or f"not known to covey{f', of {call}' if call else ''}")
+        m.unsupported[f"{name}: {shown}"] = str(
+            reason or f"not known to covey{f', of {call}' if call else ''}"
+        )

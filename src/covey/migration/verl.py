@@ -163,7 +163,7 @@ def _optimizer(m: MigrationResult) -> None:
     if schedule in ("constant", "cosine"):
         m.config["train.schedule"] = schedule
     else:
-        m.without[f"{optim}lr_scheduler_type: {schedule}"] = "constant, linear and cosine: train.schedule"
+        m.unsupported[f"{optim}lr_scheduler_type: {schedule}"] = "constant, linear and cosine: train.schedule"
     floor = m.number(f"{optim}min_lr_ratio", 0.0)
     if floor and schedule == "cosine":
         m.config["train.schedule"] = {"cosine": floor}
@@ -189,7 +189,7 @@ def _algorithm(m: MigrationResult) -> dict[str, object]:
     if mean in MEANS and name != "gspo":  # whose loss has one mean in verl, whatever is set
         block["reduce"] = MEANS[str(mean)]
     elif mean is not None and mean not in MEANS:
-        m.without[f"{ACTOR}loss_agg_mode: {mean}"] = "the preset's own mean is kept"
+        m.unsupported[f"{ACTOR}loss_agg_mode: {mean}"] = "the preset's own mean is kept"
     clipping = _clip_settings(m)
     if name in ("grpo", "ppo") and clipping != CLIPPING:
         block["surrogate"] = clipping
@@ -208,11 +208,11 @@ def _preset(m: MigrationResult) -> str:
     mode = str(m.take(f"{ACTOR}policy_loss.loss_mode", "vanilla"))
     name = ESTIMATORS.get(estimator, "grpo")
     if estimator not in ESTIMATORS:
-        m.without[f"algorithm.adv_estimator: {estimator}"] = "no such estimator; this is grpo"
+        m.unsupported[f"algorithm.adv_estimator: {estimator}"] = "no such estimator; this is grpo"
     if mode in LOSSES and name == "grpo":
         return LOSSES[mode]
     if mode != "vanilla":
-        m.without[f"{ACTOR}policy_loss.loss_mode: {mode}"] = "see covey algorithms"
+        m.unsupported[f"{ACTOR}policy_loss.loss_mode: {mode}"] = "see covey algorithms"
     return name
 
 
@@ -245,7 +245,7 @@ def _kl(m: MigrationResult) -> dict[str, object] | None:
         "place": "reward",
     }
     if m.take("algorithm.kl_ctrl.type") == "adaptive":
-        m.without["algorithm.kl_ctrl.type: adaptive"] = "here in nats per completion: algorithm.kl.target"
+        m.unsupported["algorithm.kl_ctrl.type: adaptive"] = "here in nats per completion: algorithm.kl.target"
     if in_loss:
         return of_loss
     return of_reward if in_reward else None
@@ -256,7 +256,7 @@ def _estimator(m: MigrationResult, name: str, usual: str, used: bool) -> dict[st
     kind = str(m.take(name, usual))
     estimator = KL.get(kind.removesuffix("+"))
     if estimator is None and used:
-        m.without[f"{name}: {kind}"] = f"no such estimator; this is {KL[usual]}"
+        m.unsupported[f"{name}: {kind}"] = f"no such estimator; this is {KL[usual]}"
     gradient = {"gradient": "straight_through"} if kind.endswith("+") else {}
     return {"estimator": estimator or KL[usual], **gradient}
 

@@ -98,7 +98,7 @@ def with_greedy_twins(sample_groups: SampleGroups) -> SampleGroups:
 
 def _greedy_twin(group_request: GroupRequest) -> GroupRequest:
     request = group_request.request
-    # A key of its own, as keys identify completions.
+    # The twin needs a key of its own, because keys identify completions.
     twin = replace(request, streams=[key(request.streams[0], "greedy")], greedy=True)
     return group_request._replace(request=twin)
 

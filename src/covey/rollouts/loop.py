@@ -186,7 +186,7 @@ class Rollouts:
     def _metrics(
         self, sampled: StepGroups, kept: Sequence[Group], groups: Sequence[Group], stats: ScoringStats
     ) -> dict[str, float]:
-        """Return what a step's sampling counts; some only where the config has such a feature."""
+        """Return the metrics of a step's sampling; some exist only with the features that they count."""
         metrics = {
             "rollout/resampling_rounds": float(sampled.rounds - 1),
             "rollout/filtered": float(len(sampled.filtered)),

@@ -1,4 +1,4 @@
-"""Metrics that are counted while a step samples."""
+"""Metrics of a step's sampling: staleness, drawable tokens and tools."""
 
 from __future__ import annotations
 

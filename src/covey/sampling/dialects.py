@@ -1,4 +1,4 @@
-"""Dialects of inference servers: the same request as covey, vLLM and SGLang understand it.
+"""Dialects of inference servers: the forms in which covey, vLLM and SGLang take the same request.
 
 Routes and fields as of vLLM 0.33 and SGLang 0.5.23. A request names every field that changes what is drawn:
 servers take missing fields from the model's generation_config.json, or from their own command line. A reply
@@ -30,7 +30,7 @@ REQUEST_ID = re.compile(r"question-[0-9a-f]{16}")
 """The id of a request, which tells its reply from the replies to others."""
 
 
-class Misbehaved(Exception):
+class ServerFault(Exception):
     """Raised for a reply that does not answer its request."""
 
 
@@ -59,7 +59,7 @@ class Dialect:
     read: Callable[[object], list[ServerOutput]]
     """Reply -> completions. Raises ValidationError."""
     load: Callable[[AskServer, str, int], None]
-    """Take the weights of a folder as a version. Raises Misbehaved."""
+    """Take the weights of a folder as a version. Raises ServerFault."""
     stamp: Callable[[object], object] = lambda _: None
     """Reply -> a mark that changes with the server's restart or its weights; None if it gives none."""
     ids: Callable[[object], Sequence[object]] = _reply_id
@@ -198,7 +198,7 @@ def _seed(request: Request) -> int:
 def _covey_load(ask: AskServer, folder: str, version: int) -> None:
     reply = ask("/weights", {"folder": folder, "version": version})
     if not isinstance(reply, Mapping) or reply.get("version") != version:
-        raise Misbehaved(f"unexpected reply from /weights: {str(reply)[:200]}")
+        raise ServerFault(f"unexpected reply from /weights: {str(reply)[:200]}")
 
 
 def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Sequence[int]) -> Body:
@@ -226,7 +226,7 @@ def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
     except StatusError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
-        raise Misbehaved(
+        raise ServerFault(
             "it has no route for new weights: start vLLM with VLLM_SERVER_DEV_MODE=1 on a network that only "
             "you can reach, or set rollout.sampler.restart"
         ) from None
@@ -292,7 +292,7 @@ def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
     body = {"model_path": folder, "flush_cache": True, "weight_version": name}
     reply = ask("/update_weights_from_disk", body)
     if not isinstance(reply, Mapping) or reply.get("success") is not True:
-        raise Misbehaved(f"unexpected reply from /update_weights_from_disk: {str(reply)[:200]}")
+        raise ServerFault(f"unexpected reply from /update_weights_from_disk: {str(reply)[:200]}")
 
 
 COVEY = Dialect(
@@ -307,13 +307,13 @@ SGLANG = Dialect(
 def recognize(ask: AskServer, must_take_weights: bool) -> tuple[Dialect, str]:
     """Find out a server's dialect and its name of the model.
 
-    Raises Misbehaved if it is of no known kind, or says that it takes no weights where it must.
+    Raises ServerFault if it is of no known kind, or says that it takes no weights where it must.
     """
     # Each kind has a route that the others lack; vLLM comes last, since all of them have /v1/models.
     info = _reply_of_route(ask, "/info")
     if isinstance(info, Mapping) and info.get("server") == "covey":
         if must_take_weights and info.get("takes_weights") is not True:
-            raise Misbehaved("this server does not take weights: start it with --weights FOLDER")
+            raise ServerFault("this server does not take weights: start it with --weights FOLDER")
         return COVEY, str(info.get("model"))
     info = _reply_of_route(ask, "/get_model_info")
     if isinstance(info, Mapping) and "model_path" in info:
@@ -323,7 +323,7 @@ def recognize(ask: AskServer, must_take_weights: bool) -> tuple[Dialect, str]:
     model = models[0] if isinstance(models, list) and models else None
     if isinstance(model, Mapping) and _reply_of_route(ask, "/version"):
         return VLLM, str(model.get("id"))
-    raise Misbehaved("this is not a server of `covey serve`, vLLM or SGLang: none of their routes answers")
+    raise ServerFault("this is not a server of `covey serve`, vLLM or SGLang: none of their routes answers")
 
 
 def _reply_of_route(ask: AskServer, path: str) -> object:
@@ -347,16 +347,16 @@ def read_outputs(
     vocabulary: int,
     ends: Sequence[int],
 ) -> list[ServerOutput]:
-    """Return the completions of a reply, each checked to be possible. Raises Misbehaved."""
+    """Return the completions of a reply, each checked to be possible. Raises ServerFault."""
     try:
         outputs = dialect.read(reply)
     except ValidationError as error:
         # The first difference is enough for a message; a reply of another kind of server has hundreds.
         first_error = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(map(str, first_error["loc"]))
-        raise Misbehaved(f"its reply has an unexpected form: {field}: {first_error['msg']}") from None
+        raise ServerFault(f"its reply has an unexpected form: {field}: {first_error['msg']}") from None
     if len(outputs) != len(request.streams):
-        raise Misbehaved(f"it returned {len(outputs)} completions instead of {len(request.streams)}")
+        raise ServerFault(f"it returned {len(outputs)} completions instead of {len(request.streams)}")
     for output in outputs:
         _check(output, params, vocabulary, ends)
     return outputs
@@ -368,39 +368,39 @@ def new_request_id() -> str:
 
 
 def check_request_id(dialect: Dialect, reply: object, request_id: str) -> None:
-    """Check that a reply answers this request, and not another of ours. Raises Misbehaved.
+    """Check that a reply answers this request, and not another of ours. Raises ServerFault.
 
     vLLM behind a proxy that renames requests, and SGLang for several completions, do not report the id.
     """
     # An id of ours may be part of a longer one: vLLM puts "cmpl-" before it.
     ids = REQUEST_ID.findall(" ".join(map(str, dialect.ids(reply))))
     if set(ids) - {request_id} or (dialect.streams and not ids):
-        raise Misbehaved("its reply belongs to another request: is there a proxy or a cache in between?")
+        raise ServerFault("its reply belongs to another request: is there a proxy or a cache in between?")
 
 
 def _check(output: ServerOutput, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:
     count = len(output.tokens)
     if not 1 <= count <= params.max_tokens or len(output.logprobs) != count:
-        raise Misbehaved(
+        raise ServerFault(
             f"it returned {count} tokens and {len(output.logprobs)} log-probs, but at most "
             f"{params.max_tokens} were asked for"
         )
     if not all(0 <= t < vocabulary for t in output.tokens):
-        raise Misbehaved(
+        raise ServerFault(
             f"it returned a token id that the model does not have ({vocabulary} ids): does it serve "
             "another model?"
         )
     # Rounding may put a log-prob just above 0.
     if not all(math.isfinite(x) and x <= 1e-3 for x in output.logprobs):
-        raise Misbehaved("its log-probs are not logarithms of probabilities")
+        raise ServerFault("its log-probs are not logarithms of probabilities")
     if any(t in ends for t in output.tokens[:-1]):
-        raise Misbehaved("a completion continues after its end token")
+        raise ServerFault("a completion continues after its end token")
     if output.finish == "stop" and output.tokens[-1] not in ends and not params.stop:
-        raise Misbehaved("a completion is marked as ended, but has no end token")
+        raise ServerFault("a completion is marked as ended, but has no end token")
     if output.finish == "length" and count < params.max_tokens:
-        raise Misbehaved(f"a completion is marked as truncated at {count} of {params.max_tokens} tokens")
+        raise ServerFault(f"a completion is marked as truncated at {count} of {params.max_tokens} tokens")
     if params.truncates and not _is_mask(output.sampling_mask, count, vocabulary):
-        raise Misbehaved("it does not say which tokens remained under top_p and top_k")
+        raise ServerFault("it does not say which tokens remained under top_p and top_k")
 
 
 def _is_mask(mask: SamplingMask | None, count: int, vocabulary: int) -> bool:

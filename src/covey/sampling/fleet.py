@@ -19,7 +19,7 @@ from covey.config.sampling import Servers
 from covey.models.policy import Policy, copy_trained
 from covey.rng import key
 from covey.sampling.base import SamplerMonitor, Weights
-from covey.sampling.dialects import Misbehaved, recognize
+from covey.sampling.dialects import ServerFault, recognize
 from covey.sampling.probes import alters_draws, closest_policy, mean_difference, sample_probes
 from covey.sampling.server_client import ServerClient
 from covey.sampling.servers import (
@@ -218,7 +218,7 @@ class Fleet:
             fault = self._fault(server)
             cause = None
         if fault:
-            raise Misbehaved(fault) from cause
+            raise ServerFault(fault) from cause
         server.version = self.version
 
     def _recognize(self, server: RemoteServer) -> None:

@@ -160,7 +160,7 @@ class LocalSampler:
         waiting = deque([*partials, *(owner for owner in unfinished if owner not in partials)])
         slots = min(self.max_running, len(waiting))
         version = self.version
-        running = _Running(self.policy, requests, params, slots, partials)
+        running = _RunningCompletions(self.policy, requests, params, slots, partials)
         engine = self._engine(running.prompts, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
         tokens_drawn = 0
@@ -254,7 +254,7 @@ class SlotTensors:
                 rows[compaction.targets] = rows[compaction.sources]
 
 
-class _Running:
+class _RunningCompletions:
     """The completions that are being sampled."""
 
     def __init__(

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
-from covey.sampling.dialects import Misbehaved, ServerOutput, check_request_id, new_request_id, read_outputs
+from covey.sampling.dialects import ServerFault, ServerOutput, check_request_id, new_request_id, read_outputs
 from covey.sampling.server_text import check_stop
 from covey.sampling.servers import RemoteServer, Transport
 from covey_verify.web import StatusError, pauses
@@ -78,4 +78,4 @@ def _check_stamp(server: RemoteServer, proven_stamp: object, stamp: object) -> N
     if proven_stamp is None:  # this is the first probe, whose stamp the others have to have
         server.stamp = stamp
     elif proven_stamp != stamp:
-        raise Misbehaved("it was restarted, or its weights were changed, after it had proven its weights")
+        raise ServerFault("it was restarted, or its weights were changed, after it had proven its weights")

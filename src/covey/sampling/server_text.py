@@ -8,7 +8,7 @@ import numpy as np
 
 from covey.models.policy import Policy
 from covey.sampling.base import SamplingParams
-from covey.sampling.dialects import Misbehaved, ServerOutput
+from covey.sampling.dialects import ServerFault, ServerOutput
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """The decoded form of an incomplete character."""
@@ -17,18 +17,18 @@ CHARACTER_BYTES = 4
 
 
 def check_stop(policy: Policy, output: ServerOutput, params: SamplingParams) -> None:
-    """Check that a completion ends with the first stop string in its text. Raises Misbehaved.
+    """Check that a completion ends with the first stop string in its text. Raises ServerFault.
 
     Servers look for it once a character is whole, and decode padding as its name.
     """
     # Up to the token before the last no stop string may have been complete.
     text_before_last = policy.decode(_whole_characters(policy, output.tokens[:-1]))
     if any(s in text_before_last for s in params.stop):
-        raise Misbehaved("a completion continues after a stop string: does it have another tokenizer?")
+        raise ServerFault("a completion continues after a stop string: does it have another tokenizer?")
     claims_stop = output.finish == "stop" and output.tokens[-1] not in params.ends_of(policy)
     text = policy.decode.text_with_specials(output.tokens)
     if claims_stop and not any(s in text for s in params.stop):
-        raise Misbehaved(
+        raise ServerFault(
             "a completion is marked as ended, but has no stop string: does it have another tokenizer?"
         )
 

@@ -18,7 +18,7 @@ from queue import Empty, Queue
 from covey.errors import SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling.base import Request, SampledCompletion, SamplingParams
-from covey.sampling.dialects import Dialect, Misbehaved
+from covey.sampling.dialects import Dialect, ServerFault
 from covey.system.opening import open_to_readers
 from covey.types import Completion
 from covey_verify.children import how_ended, run
@@ -30,7 +30,7 @@ Transport = Callable[[str, object, str, float, int], object]
 """A function that sends a request: ``covey_verify.web.ask``, or another with its signature."""
 STANDARD_ERROR = 2
 """File descriptor, which a child inherits; `sys.stderr` need not have one."""
-FAILURES = (OSError, ValueError, RecursionError, Misbehaved)
+FAILURES = (OSError, ValueError, RecursionError, ServerFault)
 """Exceptions that a request to a server may raise."""
 
 

@@ -25,7 +25,7 @@ import covey
 from covey.config.load import load_config, resolved_yaml
 from covey.insight.metric_table import hints
 from covey.insight.pages import server, tokens
-from covey.insight.pages.records import Runs, listed_runs, run_page
+from covey.insight.pages.records import Runs, run_list, run_page
 from covey.insight.pages.server import STATIC
 from covey.insight.pages.steps import group_page, step_page
 from covey.insight.pages.thinning import MAX_POINTS, ThinnedCurve
@@ -244,7 +244,7 @@ def test_a_line_without_a_step_is_no_record_and_a_result_ends_a_run(site) -> Non
             + "0" * 400
             + '}\n{"step": 2, "loss": NaN}\n{"step": 2, "loss": 1e999}\n'
         )
-    assert listed_runs(Runs(site.root))["runs"][0]["done"] == 3
+    assert run_list(Runs(site.root))["runs"][0]["done"] == 3
     assert any("4 lines cannot be read" in note for note in run_page("one", run)["notes"])
     assert run_state(run) == "training"  # this process has its lock
     (run / "result.json").write_text("{}")  # as a stage leaves it that makes examples, and no model
@@ -351,7 +351,7 @@ def test_a_run_comes_with_hints_on_its_metrics_and_settings(tmp_path: Path) -> N
 def test_runs_that_differ_in_nothing_but_the_seed_have_one_setup(tmp_path: Path) -> None:
     def setup(name: str, **settings: object) -> str:
         made_run(tmp_path / name, **settings).close()
-        return next(r["setup"] for r in listed_runs(Runs(tmp_path))["runs"] if r["run"] == name)
+        return next(r["setup"] for r in run_list(Runs(tmp_path))["runs"] if r["run"] == name)
 
     first = setup("a", seed=0)
     assert setup("b", seed=1) == first

@@ -8,7 +8,7 @@ from covey.config.load import load_config
 from covey.sampling.tools.use import toolbox_of
 from covey_verify.errors import ConfigError
 from covey_verify.sandbox.base import Outcome
-from covey_verify.sandbox.choice import Chosen
+from covey_verify.sandbox.choice import SandboxChoice
 
 BASE = {"model": "tiny", "data": {"task": "products"}}
 
@@ -73,7 +73,7 @@ SEALED = ("bwrap", "landlock", "wasm")
 def test_python_is_refused_where_programs_could_compute_the_answers_of_gym_tasks(
     monkeypatch: pytest.MonkeyPatch, backend: str, packages: list[str], task: str, tool: str, refused: bool
 ) -> None:
-    monkeypatch.setattr("covey.sampling.tools.running.choose", lambda **_: Chosen(Backend(backend)))
+    monkeypatch.setattr("covey.sampling.tools.running.choose", lambda **_: SandboxChoice(Backend(backend)))
     values = {"data": {"task": task}, "rollout": {"tools": [tool]}, "sandbox": {"packages": packages}}
     resolved = load_config(values={"model": "tiny", **values})
     if refused:

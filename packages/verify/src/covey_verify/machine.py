@@ -33,7 +33,7 @@ def processor_name() -> str:
 def _quotas() -> Iterator[float]:
     """Yield the CPU quotas of this process's control groups, in CPUs."""
     for quota, period in group_limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        if quota > 0:  # version 1 says -1 where there is none
+        if quota > 0:  # version 1 of cgroups reports -1 if there is no quota
             yield quota / period
 
 

@@ -1,4 +1,4 @@
-"""Attacks on reward functions before training, to find what they pay and should not.
+"""Attacks on reward functions before training, which find texts that they pay by mistake.
 
 They need no model and take seconds. Every function has to pay a correct completion in full and nothing for
 the battery: empty and junk texts, answers of other rows, incorrect answers made from the correct one,

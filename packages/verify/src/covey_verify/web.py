@@ -140,7 +140,7 @@ def _send(
         plain = reply.headers.get("content-encoding", "identity") == "identity"
         if not reply.is_success:
             message = b""
-            # Without a message the status alone says what is wrong.
+            # Without a message, only the status tells the fault.
             with suppress(OSError), _plain_errors(url, deadline):
                 message = _receive_body(reply, MAX_MESSAGE, deadline) if plain else b""
             words = message[:MAX_MESSAGE].decode(errors="replace")

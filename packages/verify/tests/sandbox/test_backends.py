@@ -18,7 +18,7 @@ from test_children import gone
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.programs.code import code_tests
 from covey_verify.sandbox import choice
-from covey_verify.sandbox.choice import Chosen, choose
+from covey_verify.sandbox.choice import SandboxChoice, choose
 from covey_verify.sandbox.client import ForkServer
 from covey_verify.sandbox.confine import Limits
 from covey_verify.sandbox.probe import holes
@@ -40,7 +40,7 @@ def test_what_a_program_can_learn_of_a_private_file_is_said(sandbox: ProcessSand
     (tmp_path / "secret").write_text("secret")
     looks = f"import os\nprint(os.path.exists({str(tmp_path / 'secret')!r}))"
     seen = sandbox.script(looks, "", LIMITS).value == "True\n"
-    assert seen == ("visible" in Chosen(sandbox).record()), "docs/sandbox.md says for which backends"
+    assert seen == ("visible" in SandboxChoice(sandbox).record()), "docs/sandbox.md says for which backends"
     assert sandbox.script(f"open({str(tmp_path / 'secret')!r})", "", LIMITS).kind == "crashed"
 
 

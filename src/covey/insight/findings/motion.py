@@ -53,8 +53,8 @@ def bonus_raises_entropy(run: RunView) -> str | None:
 
 
 def an_update_breaks_the_policy(run: RunView) -> str | None:
-    """In the first 20 steps, an update moves the policy by more than half a nat a completion, and the reward
-    of the last two steps is lower than in the first, by .6 of its std or by half. The fall is beyond
+    """In the first 20 steps, an update moves the policy by more than half a nat per completion, and the
+    reward of the last two steps is lower than in the first, by .6 of its std or by half. The fall is beyond
     chance, or an update moves the policy by more than five nats.
     """
     moved = leap(run)

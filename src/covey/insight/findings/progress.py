@@ -115,7 +115,7 @@ def every_advantage_is_zero(run: RunView) -> str | None:
 
 def the_policy_does_not_move(run: RunView) -> str | None:
     """Although groups differ, the policy has hardly moved from where it began: by less than a millionth of a
-    nat a completion five steps after the warm-up, or by less than .001 nats from step 20 on.
+    nat per completion five steps after the warm-up, or by less than .001 nats from step 20 on.
     """
     moved = abs(run.late("kl/start"))
     updates = run.late("optimizer/updates")

@@ -30,7 +30,7 @@ from covey_verify.types import StepRewards
 
 ToolAnswer = dict[str, object]
 AXIS = cast("Mapping[str, tuple[Callable[..., Tensor], ...]]", AXES)
-OF_REWARDS = {"rewards", "components", "weights", "lengths", "greedy_reward"}
+REWARD_DATA = {"rewards", "components", "weights", "lengths", "greedy_reward"}
 """Data of a group that are available without a model."""
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 
@@ -89,7 +89,7 @@ def group_tool(
             _apply_estimator(function, data, {"ddof": ddof, "eps": eps})
             for function in AXIS["advantage"]
             # Estimators that need a model's log-probs, tokens or values are left out.
-            if set(data_names(function)) <= OF_REWARDS - ({"greedy_reward"} if greedy is None else set())
+            if set(data_names(function)) <= REWARD_DATA - ({"greedy_reward"} if greedy is None else set())
         ],
         "reductions": _weights(lengths, max_tokens),
     }

@@ -157,7 +157,7 @@ def run_conclusion(folder: Path, evals: Sequence[Record], seconds: float) -> Rec
     return vars(conclusion) if conclusion else None
 
 
-def listed_runs(runs: Runs) -> Record:
+def run_list(runs: Runs) -> Record:
     """Return the first page: a row for every run, and hints on what they show."""
     rows = [_row(name, folder) for name, folder in runs.folders().items()]
     return {"runs": rows, "hints": hints(("greedy", "elapsed"))}

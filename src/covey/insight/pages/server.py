@@ -35,13 +35,13 @@ from covey.insight.pages.drawings import lab_contents
 from covey.insight.pages.records import (
     Runs,
     Tail,
-    listed_runs,
     newly_logged,
     news,
+    run_list,
     run_metrics,
     tails,
 )
-from covey.insight.pages.steps import found_completions, group_page, step_page
+from covey.insight.pages.steps import completions_with_words, group_page, step_page
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
 from covey.runs.state import run_state
@@ -106,7 +106,7 @@ class TokenGate:
             return Response("a message has Content-Length or Transfer-Encoding", 400, {"connection": "close"})
         token = request.headers.get(ASKED_WITH, "")
         if request.method == "POST" and request.url.path in CHANGES:
-            if refusal := refused_change(request):
+            if refusal := refusal_of_change(request):
                 return refusal
         elif request.method not in ("GET", "HEAD"):
             return Response("only GET", 405, {"allow": "GET, HEAD"})
@@ -119,7 +119,7 @@ class TokenGate:
         return None
 
 
-def refused_change(request: Request) -> Response | None:
+def refusal_of_change(request: Request) -> Response | None:
     """Return why a change is refused that no script of the site's own pages can have sent, or one too long.
 
     Its token is a header of its own and its type is JSON: a browser sends neither to another origin without
@@ -244,7 +244,7 @@ def _folder(runs: Runs, request: Request, name: str = "run") -> Path:
 
 
 def _runs(runs: Runs, _: Request) -> object:
-    return {"root": str(runs.root or ""), "writable": runs.writable, **listed_runs(runs)}
+    return {"root": str(runs.root or ""), "writable": runs.writable, **run_list(runs)}
 
 
 def _run_page(runs: Runs, request: Request) -> object:
@@ -265,7 +265,7 @@ def _step(runs: Runs, request: Request) -> object:
 
 def _search(runs: Runs, request: Request) -> object:
     words = request.query_params.get("words", "")
-    return found_completions(_folder(runs, request), _number(request, "step"), words)
+    return completions_with_words(_folder(runs, request), _number(request, "step"), words)
 
 
 def _group(runs: Runs, request: Request) -> object:

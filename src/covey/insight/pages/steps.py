@@ -34,7 +34,7 @@ def logged_step(folder: Path, number: int, log: RolloutLog) -> Record:
     return {"step": number, "logged": logged, "of": len(groups), "advantage_reason": reason, "groups": groups}
 
 
-def found_completions(folder: Path, number: int, words: str) -> Record:
+def completions_with_words(folder: Path, number: int, words: str) -> Record:
     """Return the groups of a step that have these words, with the number of completions that have them.
 
     A group whose prompt has the words counts with all its completions. Case does not matter.
@@ -86,12 +86,12 @@ def group_of(folder: Path, number: int, log: RolloutLog, group: int) -> Record:
         "weights": rows[0]["weights"],
         "greedy_reward": rows[0]["greedy_reward"],
         "advantage_reason": advantage_reason(folder, rows),
-        "completions": [shown_row(row, rollout_settings(folder)) for row in rows],
+        "completions": [page_row(row, rollout_settings(folder)) for row in rows],
         "hints": reward_hints(rows[0]["components"]),
     }
 
 
-def shown_row(row: Mapping[str, object], rollout: Mapping[str, object]) -> Record:
+def page_row(row: Mapping[str, object], rollout: Mapping[str, object]) -> Record:
     """Return a row of the log for its page, with the reason of its end and without the group's own fields."""
     fields = {name: value for name, value in row.items() if name not in ("prompt", "weights")}
     return fields | {"ended": end_reason(row, rollout)}

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
 
-from covey.insight.pages.steps import rollout_settings, shown_row
+from covey.insight.pages.steps import page_row, rollout_settings
 from covey.insight.pages.thinning import Record
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
@@ -67,7 +67,7 @@ def logged_completion(folder: Path, log: RolloutLog, group: int, sample: int) ->
         "critic": arrays.get("values"),
     }
     return {
-        "row": shown_row(row, rollout_settings(folder)),
+        "row": page_row(row, rollout_settings(folder)),
         "prompt": row["prompt"],
         "siblings": len(places),
         "ids": ids,

@@ -229,4 +229,4 @@ def score_of_overlong(classifier: RewardModel, ids: Sequence[int]) -> Score:
 
 def score_of_nonfinite(logits: Tensor) -> Score:
     """Return the score of a model's output that is not finite."""
-    return Score(None, "infra_error", detail=f"the reward model says {logits.flatten().tolist()[:4]}")
+    return Score(None, "infra_error", detail=f"the reward model returned {logits.flatten().tolist()[:4]}")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from covey_verify.threads import running_since
 
 
-class Waiting:
+class WaitingTime:
     """The seconds that a batch of completions has waited for tools while nothing was sampled."""
 
     def __init__(self, seconds: float) -> None:
@@ -44,7 +44,7 @@ class Waiting:
 class Allowance:
     """The seconds that the calls of a completion may still take. Safe from any thread."""
 
-    def __init__(self, seconds: float, batch: Waiting) -> None:
+    def __init__(self, seconds: float, batch: WaitingTime) -> None:
         self.batch = batch
         self._remaining = seconds
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ from concurrent.futures import Future, wait
 from typing import NamedTuple, TypeVar, cast
 
 from covey.rng import key
-from covey.sampling.tools.allowance import Waiting
+from covey.sampling.tools.allowance import WaitingTime
 from covey.sampling.tools.child import EnvironmentSetup
 from covey.sampling.tools.definitions import Environment
 from covey.system.text import inert
@@ -170,7 +170,7 @@ class Episode:
         finally:
             self.close()
 
-    def end(self, batch: Waiting | None = None) -> FinalState:
+    def end(self, batch: WaitingTime | None = None) -> FinalState:
         """Ask for the final state and end the process. It has one second if its ``batch`` may wait no longer.
 
         If `get_reward` raises after the model has called a method, those calls may have caused it, so only

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.sampling.tools.allowance import Allowance, Waiting
+from covey.sampling.tools.allowance import Allowance, WaitingTime
 from covey.sampling.tools.builtin import PYTHON_PROGRAM, calculate, python
 from covey.sampling.tools.definitions import Tool, load_environment, load_tools
 from covey.sampling.tools.environments import (
@@ -112,13 +112,13 @@ class Toolbox:
         resets = [episode.submit(episode.opening_text) for episode in episodes[1:]]
         return [first, *(reset.result() or "" for reset in resets)]
 
-    def allowance(self, batch: Waiting) -> Allowance:
+    def allowance(self, batch: WaitingTime) -> Allowance:
         """Return the time limit of a completion in a batch."""
         return Allowance(self.tools.seconds, batch)
 
-    def time_limit(self) -> Waiting:
+    def time_limit(self) -> WaitingTime:
         """Return the time limit of a batch of completions."""
-        return Waiting(self.tools.seconds)
+        return WaitingTime(self.tools.seconds)
 
     def begin(
         self, calls: Sequence[ToolCall], problem: Problem, episode: Episode | None, allowance: Allowance

@@ -20,7 +20,7 @@ from covey.models.policy import Policy
 from covey.sampling.base import Request, SampledCompletion, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
 from covey.sampling.stops import ended_at_stop
-from covey.sampling.tools.allowance import Allowance, Waiting
+from covey.sampling.tools.allowance import Allowance, WaitingTime
 from covey.sampling.tools.environments import Episode, FinalState
 from covey.sampling.tools.inserted import answer_tokens, plain_result, result_words
 from covey.sampling.tools.reader import calls_in_text, turn_reader
@@ -142,7 +142,7 @@ class TurnSampler:
             for episode in episodes.values():
                 episode.close()
 
-    def _dialogues(self, number: int, request: Request, waiting: Waiting) -> list[Dialogue]:
+    def _dialogues(self, number: int, request: Request, waiting: WaitingTime) -> list[Dialogue]:
         """Return the completions of a request before their first turn."""
         toolbox = self.toolbox
         return [
@@ -156,7 +156,7 @@ class TurnSampler:
         ]
 
     def _in_rounds(
-        self, turn_requests: Sequence[TurnRequest], params: SamplingParams, waiting: Waiting
+        self, turn_requests: Sequence[TurnRequest], params: SamplingParams, waiting: WaitingTime
     ) -> Iterator[SampledCompletion]:
         """Yield completions as they end: each round samples a turn of all that have not ended."""
         while turn_requests:
@@ -244,7 +244,7 @@ class TurnSampler:
             for sampled in self.sampler.sample([requests[n] for n in numbers], pass_params):
                 yield sampled._replace(request=numbers[sampled.request])
 
-    def _add_results(self, tool_turn: ToolTurn, waiting: Waiting) -> Completion:
+    def _add_results(self, tool_turn: ToolTurn, waiting: WaitingTime) -> Completion:
         """Return a completion with the results of its calls. Raises CoveyError if one could not be tried."""
         limit = self.toolbox.tools.result_tokens
         completion = tool_turn.completion
@@ -288,7 +288,7 @@ def _as_turn(turn: Completion, calls: Sequence[ToolCall]) -> Completion:
 
 
 def _as_they_ended(
-    finished: Iterator[SampledCompletion], episodes: Mapping[Owner, Episode], waiting: Waiting
+    finished: Iterator[SampledCompletion], episodes: Mapping[Owner, Episode], waiting: WaitingTime
 ) -> Iterator[SampledCompletion]:
     """Yield completions with the final state of their environments, asked for while others are sampled."""
     pending: deque[tuple[SampledCompletion, Call[FinalState]]] = deque()

@@ -54,13 +54,13 @@ class ValueMarks(NamedTuple):
     ends: re.Pattern[str]
     """The call's end."""
     value: Callable[[str], str]
-    """Remove from a value what the template writes around it."""
+    """Remove from a value the characters that the template writes around it."""
     shown: str
     """The expected form, in words for the model."""
     begin: str = OPEN_CALL
     """The beginning of a call."""
     close: str = CLOSE_CALL
-    """The end of a call. If it stands twice before the next call, the call could end at either."""
+    """The end of a call. If it occurs twice before the next call, the call may end at either place."""
 
 
 FUNCTION_MARKS = ValueMarks(

@@ -1,4 +1,4 @@
-"""A turn of a model, read: where its thoughts end, what it answers, and the calls that it ends with.
+"""The parts of a model's turn: its thoughts, its answer, and the calls at its end.
 
 All code that reads a model's text uses this. One pass goes over the marks of thoughts and of calls in their
 order. A call is read as a whole, so that a mark within an argument is part of that argument.

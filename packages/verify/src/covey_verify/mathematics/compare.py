@@ -53,7 +53,7 @@ Leaf: TypeAlias = Callable[[Node, Node, bool], bool | None]
 
 
 class Comparison:
-    """Compares a reference answer with an answer; ``reason`` afterwards says why they differ."""
+    """Compares a reference answer with an answer; ``reason`` then says why they differ."""
 
     def __init__(self, leaf: Leaf = exact, percent: Percent = "ignored", ratio: Ratio = "exact") -> None:
         self.leaf = leaf

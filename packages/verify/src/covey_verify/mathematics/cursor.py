@@ -121,7 +121,7 @@ class Cursor:
         raise NotImplementedError
 
     def group(self) -> Node:
-        """Read what is in TeX's braces."""
+        """Read the contents of TeX's braces."""
         raise NotImplementedError
 
     def bracket(self, opening: str) -> Node:

@@ -158,7 +158,7 @@ class Functions(Cursor):
         return Node("big", (name("#"), start, *(() if high is None else (high,)), body), kind)
 
     def _read_bound(self, kind: str) -> Node:
-        """Read what is below a sum (k = 1), a limit (x to 0) or an integral (0)."""
+        """Read the lower bound of a sum (k = 1), a limit (x to 0) or an integral (0)."""
         if kind == "int":
             return self.argument()
         self.expect("{")

@@ -128,7 +128,7 @@ class Reader(Formulas):
     # ---- one element: words, or a chain of relations
 
     def element(self) -> Node:
-        """Read what stands between separators."""
+        """Read one element between separators."""
         node = self.statement()
         if self.peek().kind == "word":
             raise Unreadable(f"{self.peek().text!r} after the answer")
@@ -160,7 +160,7 @@ class Reader(Formulas):
         return node if modulus is None else Node("modulo", (sides[-1], modulus))
 
     def _named_function(self) -> Node | None:
-        """Read f(x), or the name of a probability, if it is all that stands before `=`."""
+        """Read f(x), or the name of a probability, if nothing else comes before `=`."""
         token = self.peek()
         depth = 0
         # f^{-1}(x) is a name too.
@@ -236,7 +236,7 @@ class Reader(Formulas):
     # ---- brackets
 
     def group(self) -> Node:
-        """Read what is in TeX's braces."""
+        """Read the contents of TeX's braces."""
         until, self.until = self.until, frozenset()
         node = self.elements(allowed=(",", ";", "and", "or"))
         self.until = until

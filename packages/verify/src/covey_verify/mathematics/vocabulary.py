@@ -38,7 +38,7 @@ BINOMIALS = frozenset({"binom", "dbinom", "tbinom"})
 NO_FACTORS = frozenset(
     {"bmod", "mod", "pmod", "choose", "over", "to", "rightarrow", "rfloor", "rceil", "notin"}
 )
-"""Commands that stand between or after factors."""
+"""Commands that come between or after factors."""
 BIG = frozenset({"sum", "prod", "int", "lim"})
 APPLIED = frozenset("fghFGH")
 """Names of unknown functions, whose parentheses contain their argument."""

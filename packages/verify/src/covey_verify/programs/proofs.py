@@ -82,7 +82,7 @@ def _bad_theorems(
 
 
 def _question(row: Mapping[str, Any]) -> Question | None:
-    """Return what a row asks to prove, or None if it is malformed."""
+    """Return the task of a row, or None if the row is malformed."""
     texts = (row.get("theorem"), row["header"], row["prover"])
     if not all(isinstance(text, str) for text in texts) or not row["theorem"].strip():
         return None

@@ -23,7 +23,7 @@ MAKERS: Mapping[str, Callable[[str, Sequence[str]], SandboxBackend]] = {
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SandboxChoice:
     """A sandbox that passed its probe, and the reasons against stronger sandboxes."""
 
     sandbox: SandboxBackend
@@ -62,7 +62,7 @@ def choose(
     url: str | None = None,
     unsafe_local: bool = False,
     packages: tuple[str, ...] = PACKAGES,
-) -> Chosen:
+) -> SandboxChoice:
     """Return the requested sandbox, or the first that passes its probe.
 
     ``unsafe_local`` runs model code with the rights of this user if nothing better works. Raises
@@ -82,10 +82,10 @@ def choose(
             continue
         # A remote service isolates by its own rules, so its probe only has to run.
         if not gaps or (name == "remote" and not gaps[0].startswith("does not run")):
-            return Chosen(sandbox, failures)
+            return SandboxChoice(sandbox, failures)
         failures[name] = "; ".join(gaps)
     if unsafe_local:
-        return Chosen(ProcessSandbox("unsafe_local", packages), failures)
+        return SandboxChoice(ProcessSandbox("unsafe_local", packages), failures)
     reasons = "".join(f"\n  {name}: {reason}" for name, reason in failures.items())
     raise SandboxUnavailable(
         f"no sandbox for model-written code withstands its probe:{reasons}\nInstall bubblewrap, use a "

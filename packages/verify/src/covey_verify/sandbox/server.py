@@ -313,7 +313,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
             getattr(driver.load_module(module), "warm_up", lambda: None)()
         confinement = Confinement(**{name: options[name] for name in LAYERS})
         driver.PACKAGES = options["packages"]
-        if options["importable"] is not None:  # what the user's file has imported so far stays
+        if options["importable"] is not None:  # modules that the user's file imported before stay usable
             sys.meta_path.insert(0, driver.Importable(options["importable"]))
         if confinement.ruleset is not None:
             confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, ABOVE)
@@ -328,7 +328,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     sys.stdout = sys.stderr = open(1, "w", closefd=False)
-    # Freeze what is loaded now: a collection in a child would write to, and so copy, the pages it shares.
+    # Freeze all objects loaded so far: a collection in a child would write to, and so copy, their pages.
     gc.collect()
     gc.freeze()
     Server(control, confinement).run()
