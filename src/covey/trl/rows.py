@@ -47,7 +47,7 @@ def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
         return [dict(row) for row in rows]
     streamed = [dict(row) for row in islice(rows, MOST_STREAMED + 1 if most is None else most)]
     if len(streamed) > MOST_STREAMED:
-        raise Refused(f"{what}: a stream of more than {MOST_STREAMED:,} rows may be endless: set max_steps")
+        raise Refused(f"{what}: the stream has more than {MOST_STREAMED:,} rows: give it `.take(n)` of them")
     return streamed
 
 

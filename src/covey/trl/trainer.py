@@ -79,6 +79,8 @@ class Trainer(Observer):
             raise Refused("`train_dataset` is required")
         self.streamed = is_stream(train_dataset)
         if self.streamed:  # it is read once, from its start, as far as the run's steps need
+            if self._most() is None:
+                raise Refused("train_dataset: a stream has no length, so `max_steps` must be set")
             train_dataset = list_rows(train_dataset, "train_dataset", self._most())
         self.reference: object = None
         """The frozen model that preferences are compared with, if it is not the model as the run begins."""
