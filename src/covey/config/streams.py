@@ -1,4 +1,4 @@
-"""How many rows of an iterator a run reads: from its start, as many as the steps can take."""
+"""The number of rows of an iterator that a run reads: from its start, as many as the steps can take."""
 
 from __future__ import annotations
 
