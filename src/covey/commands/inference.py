@@ -27,6 +27,7 @@ from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
 from covey.system.text import Say
+from covey.tasks.files import check_characters
 from covey.tasks.source import Source, load_test_source
 from covey.training.evaluation import evaluate_by
 from covey.types import Problem
@@ -124,7 +125,7 @@ def sample_once(
     """Return ``n`` completions of each prompt by a config's model; arguments as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
-    _check_request(prompts, n, max_tokens, temperature)
+    _check_request(prompts, system, n, max_tokens, temperature)
     messages = [_chat(text, system) if chat else text for text in prompts]
     template = chat_template_kwargs or {}
     problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, messages, strict=True)]
@@ -158,7 +159,7 @@ def _chat(text: str, system: str) -> Messages:
     return [*before, {"role": "user", "content": text}]
 
 
-def _check_request(prompts: Sequence[str], n: int, max_tokens: int, temperature: float) -> None:
+def _check_request(prompts: Sequence[str], system: str, n: int, max_tokens: int, temperature: float) -> None:
     if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
         raise ConfigError(
             f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: n and max_tokens must be at "
@@ -168,6 +169,13 @@ def _check_request(prompts: Sequence[str], n: int, max_tokens: int, temperature:
         raise ConfigError("prompts must be a list of texts, not one text")
     if not prompts:
         raise ConfigError("prompts is empty; give at least one")
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise ConfigError(
+                f"prompts: {str(prompt)[:60]!r} is a {type(prompt).__name__}, not a text. Of a chat, give "
+                "the user's message with chat=True, and the system message as system"
+            )
+    check_characters([*prompts, system], "prompts")
 
 
 def _encode(policy: Policy, problem: Problem, max_tokens: int) -> np.ndarray:

@@ -8,10 +8,9 @@ from covey.insight.answers import Advice, habits, quote_completion
 from covey.insight.odds import reward_counts, tie_chances
 from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
 from covey.objective.diagnostics import sampled_entropy
-from covey.objective.texts import answers_inside, short_answer
+from covey.objective.texts import answers_inside
 from covey.runs.estimates import Estimate, gain
 from covey.system.text import percent
-from covey_verify.extract import NUMBER
 
 MUCH_UNREAD = 0.2
 """Completions with the correct answer in the text, minus correct ones and ones with another's answer."""
@@ -84,7 +83,7 @@ def _unread_answers(preview: Preview) -> Advice | None:
     if containing < by_chance + rate + MUCH_UNREAD:
         return None
     reader = "a verdict that reads it"
-    if all(NUMBER.fullmatch(short_answer(group)) for group in groups if short_answer(group)):
+    if rates.get("text/reference_number") == 1:
         reader += ", such as rewards: [{math_answer: {rule: last_number}}]"
     return Advice(
         f"{percent(containing)} of the completions contain the correct answer, and {percent(rate)} are "

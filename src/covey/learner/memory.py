@@ -15,6 +15,7 @@ from covey.config.schema import Config
 from covey.models.load import device_memory
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS, chunk_logits
 from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
+from covey.system.allocator import give_back_freed_memory
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:
@@ -332,7 +333,10 @@ def program_bytes(device: torch.device, held: int) -> int:
 
     What loading a model has taken and given back does not count.
     """
-    return _PROGRAM.setdefault(device.type, max(0, _present_bytes(device) - held))
+    if device.type not in _PROGRAM:
+        give_back_freed_memory()
+        _PROGRAM[device.type] = max(0, _present_bytes(device) - held)
+    return _PROGRAM[device.type]
 
 
 def _present_bytes(device: torch.device) -> int:

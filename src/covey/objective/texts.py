@@ -9,6 +9,7 @@ import numpy as np
 
 from covey.objective.signs import known_mean, mixes_scripts, repeated_windows
 from covey.types import Group
+from covey_verify.extract import NUMBER
 
 REFLECTION = {
     "doubt": re.compile(r"\b(?:wait|hmm+|hold on)\b", re.IGNORECASE),
@@ -41,8 +42,8 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
 def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     """Return how often a completion contains its problem's answer, and how often another problem's.
 
-    The answer counts wherever it occurs as a number or word of its own, whatever the verdict is. Empty if no
-    problem has a short `answer`.
+    The answer counts wherever it occurs as a number or word of its own, whatever the verdict is. The third
+    value is the fraction of the answers that are numbers. Empty if no problem has a short `answer`.
     """
     contain_answer = list[bool]()
     contain_other = list[bool]()
@@ -59,6 +60,7 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     return {
         "text/reference": float(np.mean(contain_answer)),
         "text/reference_elsewhere": float(np.mean(contain_other)),
+        "text/reference_number": float(np.mean([bool(NUMBER.fullmatch(a)) for a in answers if a])),
     }
 
 

@@ -27,7 +27,7 @@ from covey.insight.findings.remedies import (
     ScaleBy,
     all_points,
     largest,
-    reading_last_number,
+    read_last_number,
     spec_name,
     spec_settings,
     specs_of,
@@ -311,7 +311,7 @@ RULES = (
         answers_are_written_but_not_read,
         reason="If the model knows the answer and the verdict does not read it, the format does not match, "
         "and longer training does not help.",
-        remedies=(ChangeRewards(reading_last_number),),
+        remedies=(read_last_number,),
         advice="`covey score` on some completions: which form does the function read?",
         silences=(*OUTCOMES, "unparsable", "constant_reward"),
         shown_by=reward_of,
