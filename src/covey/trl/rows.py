@@ -35,6 +35,13 @@ def is_stream(rows: object) -> bool:
     return isinstance(rows, Iterable) and not hasattr(rows, "__len__")
 
 
+def streamed_rows(rows: object, most: int | None) -> list[Row]:
+    """Return the first ``most`` rows of a training stream. Raises Refused if that number is not known."""
+    if most is None:
+        raise Refused("train_dataset: a stream has no length, so `max_steps` must be set")
+    return list_rows(rows, "train_dataset", most)
+
+
 def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
     """Return rows as a list, at most ``most`` of a stream. Raises Refused for an endless stream."""
     if isinstance(rows, Mapping):
