@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from covey.config.load import load_config
-from covey.config.python_objects import MOST_STREAMED, with_objects
+from covey.config.python_objects import MAX_STREAMED, with_objects
 from covey.config.schema import Data
 from covey.rewards.contract import Context
 from covey.rewards.loading import load_rewards
@@ -229,7 +229,7 @@ def test_an_endless_iterator_is_read_as_far_as_the_steps_can_take(
 
 def test_an_iterator_of_which_a_run_takes_more_than_memory_holds_is_refused() -> None:
     settings = {"model": "tiny", "data": {"train": counted()}, "train": {"steps": 100_000}}
-    with pytest.raises(ConfigError, match=rf"more than {MOST_STREAMED:,} rows .* Lower train\.steps"):
+    with pytest.raises(ConfigError, match=rf"more than {MAX_STREAMED:,} rows .* Lower train\.steps"):
         load_source(load_config(values=with_objects(settings)))
 
 

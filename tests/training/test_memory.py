@@ -173,7 +173,7 @@ def test_what_is_given_back_is_not_added_up() -> None:
 def test_an_evaluation_counts_where_it_samples_more_than_a_step() -> None:
     asked = largest_step(CONFIG, [3, 5], [], held_out=50)
     completions = 50 * (CONFIG.eval.samples + 1)
-    assert asked.loads == (Load(100, completions), Load(2, 8))
+    assert asked.loads == (Load(50, completions), Load(2, 8))
 
 
 def test_memory_that_was_given_back_is_no_part_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class ModelObject(PythonObject):
         """The folder or hub id that it was loaded from, or ""."""
 
 
-MOST_STREAMED = 1_000_000
+MAX_STREAMED = 1_000_000
 """Largest number of rows that are read from an iterator, since they are kept in memory."""
 
 
@@ -61,7 +61,7 @@ class RowsObject(PythonObject):
         table = _as_sequence(rows)
         self.stream = None if table is not None else iter(rows)
         """The rows of an iterator that nothing has read yet."""
-        self.most = MOST_STREAMED + 1
+        self.most = MAX_STREAMED + 1
         """Number of rows of an iterator that the run can take."""
         self._rows = [] if table is None else table
         super().__init__("an iterator of rows" if table is None else f"{len(table)} rows")
@@ -72,9 +72,9 @@ class RowsObject(PythonObject):
         if self.stream is None:
             return self._rows
         self._rows = [*self._rows, *islice(self.stream, self.most - len(self._rows))]
-        if len(self._rows) > MOST_STREAMED:
+        if len(self._rows) > MAX_STREAMED:
             raise ConfigError(
-                f"{self.key}: the run takes more than {MOST_STREAMED:,} rows of the iterator, which it would "
+                f"{self.key}: the run takes more than {MAX_STREAMED:,} rows of the iterator, which it would "
                 "keep in memory. Lower train.steps, or give fewer rows, as itertools.islice(rows, 10_000)"
             )
         return self._rows

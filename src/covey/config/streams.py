@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from covey.config.methods import COMPARES, METHODS
-from covey.config.python_objects import MOST_STREAMED, RowsObject
+from covey.config.python_objects import MAX_STREAMED, RowsObject
 from covey.config.schema import Config
 
 
@@ -19,11 +19,11 @@ def limit_streams(stages: Iterable[Config]) -> list[str]:
             if isinstance(table, RowsObject) and table.stream is not None:
                 most[table] = max(most.get(table, 0), count)
     for table, count in most.items():
-        table.most = min(count, MOST_STREAMED + 1)
+        table.most = min(count, MAX_STREAMED + 1)
     return [
         f"{table.key}: the run reads at most {count:,} rows of the iterator, which is as many as it can use"
         for table, count in most.items()
-        if count <= MOST_STREAMED
+        if count <= MAX_STREAMED
     ]
 
 
@@ -31,7 +31,7 @@ def rows_of_run(config: Config) -> int:
     """Return how many rows the steps of a run can take without taking one twice."""
     method = METHODS[config.method]
     if method.loop is None:  # it selects among all rows
-        return MOST_STREAMED + 1
+        return MAX_STREAMED + 1
     if method.samples:
         # A filter may drop every group of every round.
         rounds = 1 + config.rollout.max_resampling_rounds

@@ -13,7 +13,7 @@ import torch
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.load import device_memory
-from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS, chunk_logits
+from covey.models.logprobs import CHUNK_LOGITS, chunk_logits, rows_at_once
 from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
 from covey.system.allocator import give_back_freed_memory
 from covey.system.processes import world_size
@@ -140,7 +140,7 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
     if recompute:
         temporaries += _layer_numbers(shape)
     if shape.compiled:
-        logits = min(tokens, max(FEWEST_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
+        logits = rows_at_once(tokens, shape.vocabulary) * shape.vocabulary
     else:
         logits = 4 * min(tokens * shape.vocabulary, shape.chunk_logits)
     bytes_per_token = token_bytes(shape, recompute) + temporaries * shape.bytes_each
@@ -151,7 +151,7 @@ class Load(NamedTuple):
     """The completions of a step, or of an evaluation."""
 
     requests: int
-    """Number of prompts, a prompt of both sampled and greedy completions twice."""
+    """Number of prompts."""
     completions: int
 
 
@@ -211,7 +211,7 @@ def largest_step(
     longest = max(prompts, default=0)
     rollout = config.rollout
     evaluated = min(config.eval.problems, held_out)
-    loads = [Load(2 * evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
+    loads = [Load(evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
     if examples and config.method not in SAMPLES:
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]

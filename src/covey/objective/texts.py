@@ -17,7 +17,7 @@ REFLECTION = {
     "alternative": re.compile(r"\b(?:alternatively|another way|on second thought)\b", re.IGNORECASE),
     "correction": re.compile(r"\b(?:actually|i made a mistake|that's wrong)\b", re.IGNORECASE),
 }
-LONGEST_ANSWER = 32
+MAX_ANSWER = 32
 """Longest reference answer, in characters, for which texts are searched; a longer one is a text itself."""
 
 
@@ -74,4 +74,4 @@ def _contains_answer(answer: str, texts: Sequence[str]) -> list[bool]:
 def short_answer(group: Group) -> str:
     """Return the reference answer, the part after the last #### if there is one; empty if it is long."""
     answer = str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip()
-    return answer if len(answer) <= LONGEST_ANSWER else ""
+    return answer if len(answer) <= MAX_ANSWER else ""

@@ -24,7 +24,7 @@ from covey_verify.types import Messages
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 """(line or row number from 1, row) of each row."""
-LONGEST_PROMPT = 4 << 20
+MAX_PROMPT = 4 << 20
 """Largest prompt in bytes. Tokenizing more takes minutes, and no model reads as much."""
 LINE_END = re.compile(r"\r\n|\r|\n")
 QUOTED = re.compile(r'"[^"]*"')
@@ -230,9 +230,9 @@ def _problem(
         )
     prompt = _prompt(where, row, data)
     size = len(str(prompt).encode())
-    if size > LONGEST_PROMPT:
+    if size > MAX_PROMPT:
         raise DataError(
-            f"{where}: the prompt has {size:,} bytes, more than the allowed {LONGEST_PROMPT:,}; shorten it"
+            f"{where}: the prompt has {size:,} bytes, more than the allowed {MAX_PROMPT:,}; shorten it"
         )
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
     return Problem(identifier, prompt, columns, template, isinstance(row[data.prompt], str))
