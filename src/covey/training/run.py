@@ -66,7 +66,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """What is done and what is left, in time."""
+        """The steps made and the time left."""
         return self.monitor.progress
 
     @property
