@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +202,35 @@ def test_who_reads_what_is_known_of_rewards_tools_and_copies(tmp_path: Path) -> 
     assert (found["scale"], found["secret"], found["source"]) == (["near"], ["Walk.reset"], [])
 
 
-def test_an_endless_iterator_of_rows_is_refused() -> None:
-    endless = itertools.repeat({"prompt": "1+1="})
-    with pytest.raises(ConfigError, match=rf"more than {MAX_STREAMED:,} rows"):
-        with_objects({"data": {"train": endless}})
+def counted() -> Iterator[dict[str, str]]:
+    return ({"prompt": f"{n}+1=", "answer": str(n + 1)} for n in itertools.count())
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"rollout": {"prompts_per_step": 4, "max_resampling_rounds": 2}}, 2 * 4 * 3),
+        ({"method": "sft", "train": {"steps": 2, "batch_size": 5}}, 2 * 5),
+        ({"method": "dpo", "train": {"steps": 2, "batch_size": 9}, "data": {"held_out": 0.1}}, 20),
+    ],
+)
+def test_an_endless_iterator_is_read_as_far_as_the_steps_can_take(
+    settings: dict[str, Any], rows: int
+) -> None:
+    answered = ({**row, "completion": "2", "chosen": "2", "rejected": "3"} for row in counted())
+    settings = {"model": "tiny", "train": {"steps": 2}, **settings}
+    settings["data"] = {"train": answered, **settings.get("data", {})}
+    resolved = load_config(values=with_objects(settings))
+    assert len(load_source(resolved).rows) == rows
+    assert any(f"at most {rows} rows" in note for note in resolved.notes)
+    assert next(answered)["prompt"] == f"{rows}+1=", "no further"
+    assert len(load_source(resolved).rows) == rows, "and kept for who reads it again"
+
+
+def test_an_iterator_of_which_a_run_takes_more_than_memory_holds_is_refused() -> None:
+    settings = {"model": "tiny", "data": {"train": counted()}, "train": {"steps": 100_000}}
+    with pytest.raises(ConfigError, match=rf"more than {MAX_STREAMED:,} rows .* Lower train\.steps"):
+        load_source(load_config(values=with_objects(settings)))
 
 
 class Table:

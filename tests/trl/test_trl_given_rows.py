@@ -190,7 +190,7 @@ def test_a_stream_is_read_as_far_as_steps_need(tmp_path: Path) -> None:
         processing_class=given["tokenizer"],
     )  # fmt: skip
     assert made.train().global_step == 2
-    with pytest.raises(ConfigError, match="may be endless: set max_steps"):
+    with pytest.raises(ConfigError, match="a stream has no length, so `max_steps` must be set"):
         GRPOTrainer("tiny", varied, quick(GRPOConfig, tmp_path), endless())
 
 

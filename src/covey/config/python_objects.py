@@ -49,36 +49,46 @@ class ModelObject(PythonObject):
         """The folder or hub id that it was loaded from, or ""."""
 
 
+MAX_STREAMED = 1_000_000
+"""Largest number of rows that are read from an iterator, since they are kept in memory."""
+
+
 class RowsObject(PythonObject):
-    """Rows of data as a sequence, because an iterator can be read only once."""
+    """Rows of data. Those of an iterator are read once a run asks for them, and kept, for it asks again."""
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
-        self.rows = _as_sequence(key, rows)
         self.key = key
-        super().__init__(f"{len(self.rows)} rows")
+        table = _as_sequence(rows)
+        self.stream = None if table is not None else iter(rows)
+        """The rows of an iterator that nothing has read yet."""
+        self.most = MAX_STREAMED + 1
+        """Number of rows of an iterator that the run can take."""
+        self._rows = [] if table is None else table
+        super().__init__("an iterator of rows" if table is None else f"{len(table)} rows")
+
+    @property
+    def rows(self) -> Sequence[object]:
+        """The rows; of an iterator the first ``most``. Raises ConfigError for too many to keep."""
+        if self.stream is None:
+            return self._rows
+        self._rows = [*self._rows, *islice(self.stream, self.most - len(self._rows))]
+        if len(self._rows) > MAX_STREAMED:
+            raise ConfigError(
+                f"{self.key}: the run takes more than {MAX_STREAMED:,} rows of the iterator, which it would "
+                "keep in memory. Lower train.steps, or give fewer rows, as itertools.islice(rows, 10_000)"
+            )
+        return self._rows
 
 
-MAX_STREAMED = 1_000_000
-"""Largest number of rows that are read from an iterator, which may be endless."""
-
-
-def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
-    """Return rows, or a pandas or polars table, as a sequence. Raises ConfigError for too many rows."""
+def _as_sequence(rows: Iterable[object]) -> Sequence[object] | None:
+    """Return rows, or a pandas or polars table, as a sequence; None for an iterator, which may be endless."""
     if isinstance(rows, Sequence):
         return rows
     if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars
         return list(rows.to_dicts())
     if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
         return [{name: _cell(value) for name, value in row.items()} for row in rows.to_dict(orient="records")]
-    if hasattr(rows, "__len__"):
-        return list(rows)
-    items = list(islice(rows, MAX_STREAMED + 1))
-    if len(items) > MAX_STREAMED:
-        raise ConfigError(
-            f"{key}: the iterator has more than {MAX_STREAMED:,} rows and may be endless. Give as many "
-            "as the run needs, as itertools.islice(rows, 10_000), or write the rows to a file"
-        )
-    return items
+    return list(rows) if hasattr(rows, "__len__") else None
 
 
 def _cell(value: object) -> object:

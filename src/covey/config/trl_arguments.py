@@ -58,7 +58,9 @@ def _absent(names: str, why: str, inert: bool = False, script: Meaning | None = 
 BATCHES = as_read("size and number of batches")
 EVALUATED = as_read("when `evaluate` is called")
 _ORDER = as_read("the order of the rows")
-_WARMUP = as_read("train.warmup_steps: the first step has the rate lr / N, where TRL's has 0", note=True)
+_WARMUP = as_read(
+    "train.warmup_steps: the first step has the rate lr / N, where TRL's has 0 and learns nothing", note=True
+)
 _SERVERS = as_read("rollout.sampler and algorithm.correction")
 _NO_VLLM = "completions are sampled by covey itself, or on the servers that rollout.sampler.url names"
 _LORA = "write lora: {rank: 16, alpha: 32}"

@@ -273,7 +273,7 @@ class _Base:
 def _data(resolved: ResolvedConfig) -> str:
     data = resolved.config.data
     if isinstance(data.train, RowsObject):
-        return data.train.name
+        return f"{len(data.train.rows)} rows"
     return f"`{data.train.name}`" if data.train else f"the task `{data.task}`"
 
 

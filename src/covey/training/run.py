@@ -66,7 +66,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """The progress of the run in time."""
+        """The steps made and the time left."""
         return self.monitor.progress
 
     @property

@@ -58,6 +58,10 @@ SAMPLING: Mapping[str, Meaning] = {
     **_as_read("num_generations_eval", "completions of a prompt that `evaluate` samples"),
 }
 TRUNCATED = "longer rows are truncated"
+FIXED_REFERENCE = (
+    "a preference loss computes the reference's log-probs once, before the first step, and needs no model in "
+    "memory for them. For a newer reference begin another run from the trained model"
+)
 READING = "how rows are read"
 OWN: Mapping[str, Mapping[str, Meaning]] = {
     "GRPOConfig": SAMPLING,
@@ -92,9 +96,12 @@ OWN: Mapping[str, Mapping[str, Meaning]] = {
         **_as_setting(f_alpha_divergence_coef="loss.alpha"),
         **_as_read("loss_weights", "the weights of method mpo"),
         **_as_inert("ref_model_mixup_alpha ref_model_sync_steps", "the reference of a preference loss stays"),
-        **_as_refused("ld_alpha", "every token of an answer counts alike"),
+        **_as_refused(
+            "ld_alpha",
+            "every token of an answer counts alike; loss_type='sigmoid_norm' divides by the lengths instead",
+        ),
         **_as_refused("use_weighting", "pairs count alike"),
-        **_as_refused("sync_ref_model", "the reference of a preference loss stays"),
+        **_as_refused("sync_ref_model", FIXED_REFERENCE),
     },
     "KTOConfig": {
         **_as_read("max_length", TRUNCATED),
@@ -103,7 +110,7 @@ OWN: Mapping[str, Mapping[str, Meaning]] = {
         **_as_inert("precompute_ref_log_probs precompute_ref_batch_size", "they are always precomputed"),
         **_as_inert("ref_model_mixup_alpha ref_model_sync_steps", "the reference of a preference loss stays"),
         **_as_read("loss_type", "the method"),
-        **_as_refused("sync_ref_model", "the reference of a preference loss stays"),
+        **_as_refused("sync_ref_model", FIXED_REFERENCE),
     },
     "RewardConfig": {
         **_as_read("max_length", "longer rows are left out"),

@@ -35,6 +35,13 @@ def is_stream(rows: object) -> bool:
     return isinstance(rows, Iterable) and not hasattr(rows, "__len__")
 
 
+def streamed_rows(rows: object, most: int | None) -> list[Row]:
+    """Return the first ``most`` rows of a training stream. Raises Refused if that number is not known."""
+    if most is None:
+        raise Refused("train_dataset: a stream has no length, so `max_steps` must be set")
+    return list_rows(rows, "train_dataset", most)
+
+
 def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
     """Return rows as a list, at most ``most`` of a stream. Raises Refused for an endless stream."""
     if isinstance(rows, Mapping):
@@ -47,7 +54,7 @@ def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
         return [dict(row) for row in rows]
     streamed = [dict(row) for row in islice(rows, MAX_STREAMED + 1 if most is None else most)]
     if len(streamed) > MAX_STREAMED:
-        raise Refused(f"{what}: a stream of more than {MAX_STREAMED:,} rows may be endless: set max_steps")
+        raise Refused(f"{what}: the stream has more than {MAX_STREAMED:,} rows: give it `.take(n)` of them")
     return streamed
 
 

@@ -34,7 +34,7 @@ from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.measure import measure
 from covey.trl.models import with_adapters
-from covey.trl.rows import Row, in_order, is_stream, list_rows
+from covey.trl.rows import Row, in_order, is_stream, list_rows, streamed_rows
 from covey.trl.script_objects import Printer, TrainOutput
 from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, config_notes, enum_value
 
@@ -79,7 +79,7 @@ class Trainer(Observer):
             raise Refused("`train_dataset` is required")
         self.streamed = is_stream(train_dataset)
         if self.streamed:  # it is read once, from its start, as far as the run's steps need
-            train_dataset = list_rows(train_dataset, "train_dataset", self._most())
+            train_dataset = streamed_rows(train_dataset, self._most())
         self.reference: object = None
         """The frozen model that preferences are compared with, if it is not the model as the run begins."""
         self.aux_loss_enabled = False
