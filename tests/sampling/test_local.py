@@ -21,6 +21,7 @@ from covey.sampling.local import LocalSampler
 from covey.system.fault_injection import Faults
 from tests.conftest import policy_of, random_prompts
 from tests.sampling.naive import SETTINGS, naive, requests, sampled
+from tests.sampling.remote_samplers import Listener
 
 
 @pytest.mark.parametrize("params", SETTINGS)
@@ -47,11 +48,11 @@ def test_a_completion_keeps_its_own_limit_when_it_moves_into_the_slot_of_another
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_a_sampler_that_runs_out_of_memory_says_the_same_with_fewer_at_once(name: str) -> None:
-    policy, params, told = policy_of(name), SamplingParams(max_tokens=20), list[int]()
+    policy, params, listener = policy_of(name), SamplingParams(max_tokens=20), Listener()
     asked = requests(random_prompts(4, 11, 7, 3), size=5)
-    sampler = LocalSampler(policy, 16, Faults("memory.sampling@3,memory.sampling@12-13"), told.append)
+    sampler = LocalSampler(policy, 16, Faults("memory.sampling@3,memory.sampling@12-13"), listener)
     found = {(r, s): c for r, s, c in sampler.sample(asked, params)}
-    assert told == [8, 4, 2]
+    assert listener.running == [8, 4, 2]
     for place, completion in sampled(policy, asked, params).items():
         assert found[place].tokens.tolist() == completion.tokens.tolist()
         np.testing.assert_allclose(found[place].logprobs, completion.logprobs, atol=5e-4)
@@ -60,19 +61,17 @@ def test_a_sampler_that_runs_out_of_memory_says_the_same_with_fewer_at_once(name
 @pytest.mark.slow  # what fits depends on what other tests have left in the heap
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is counted by Linux only")
 def test_memory_that_is_really_used_up(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, asked, params = list[int](), requests(random_prompts(4, 11), size=8), SamplingParams(200_000)
+    listener, asked, params = Listener(), requests(random_prompts(4, 11), size=8), SamplingParams(200_000)
     monkeypatch.setattr(policy, "end_ids", list(range(300)))  # every completion is one token long
     expected = sampled(policy, asked, SamplingParams(8))
     before = resource.getrlimit(resource.RLIMIT_AS)
     held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 29), before[1]))  # 16 caches need 3.2 GiB
     try:
-        found = {
-            (r, s): c for r, s, c in LocalSampler(policy, on_fewer_running=told.append).sample(asked, params)
-        }
+        found = {(r, s): c for r, s, c in LocalSampler(policy, monitor=listener).sample(asked, params)}
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert told[:1] == [8]
+    assert listener.running[:1] == [8]
     assert all(found[place].tokens == c.tokens for place, c in expected.items())
 
 

@@ -157,7 +157,7 @@ def test_a_clock_waits_for_a_gpu_and_asks_it_for_its_memory(monkeypatch) -> None
     with clock("update"):
         assert len(waited) == 1
     assert len(waited) == 2
-    assert clock.lap()["memory/peak_mib"] == 5.0
+    assert clock.lap({})["memory/peak_mib"] == 5.0
     with Clock()("update"):
         pass
     assert len(waited) == 2

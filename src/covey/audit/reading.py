@@ -62,7 +62,10 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, object]:
     try:
         value = load_json(text)
     except ValueError as error:
-        raise DataError(f"{path}:{number}: not JSON ({error})") from None
+        raise DataError(
+            f"{path}:{number}: not JSON ({error}). A run of covey is a folder; a record of another trainer "
+            "has a JSON object on each line (docs/audit-record.md)"
+        ) from None
     if not isinstance(value, dict):
         raise DataError(f"{path}:{number}: {type(value).__name__} where an object is expected")
     return value

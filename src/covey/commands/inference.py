@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from covey.rollouts.learned import rewards_of
 from covey.runs.arithmetic import arithmetic_notes, compute_as_run, source_run
 from covey.runs.estimates import Evaluation
 from covey.runs.reader import retry_with_newest
-from covey.sampling.base import SamplingParams
+from covey.sampling.base import SamplerMonitor, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import EncodedProblem, dropped_rows, encode, texts_of
@@ -82,13 +82,24 @@ def evaluate_once(resolved: ResolvedConfig, console: RunConsole) -> Evaluation:
         ):
             warn(note)
         rewards = replace(rewards, reader=reader_by(policy))
-        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer_running=console.fewer_running)
+        sampler = LocalSampler(policy, config.rollout.max_running, monitor=ConsoleMonitor(console))
         console.begin("evaluating", 1)
         try:
             speaker = with_tools(sampler, policy, toolbox)
             return evaluate_by(resolved, problems, speaker, rewards, console.show_sampling)
         finally:
             console.end()
+
+
+@dataclass(frozen=True)
+class ConsoleMonitor(SamplerMonitor):
+    """Shows on the console that memory ran out."""
+
+    console: RunConsole
+
+    def fewer_running(self, running: int) -> None:
+        """Show how many completions run at once from now on."""
+        self.console.fewer_running(running)
 
 
 def one_answer_each(

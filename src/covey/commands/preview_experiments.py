@@ -211,7 +211,7 @@ def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -
         prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
-    return score_all(requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
+    return score_all(requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.monitor.on_sample)
 
 
 def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:

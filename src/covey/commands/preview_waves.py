@@ -208,7 +208,7 @@ def _draw_groups(
     """Yield the groups of problems in the order in which they are complete."""
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
     requests = [GroupRequest(_request(pilot, p, group_size), scorer) for p in problems]
-    for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.on_sample):
+    for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.monitor.on_sample):
         yield with_credit(pending.scoring.result(), pilot.run.resolved.algorithm.credit)
 
 

@@ -231,7 +231,7 @@ def reference_sums(run: Run, examples: Sequence[EncodedProblem]) -> list[Tensor]
         learner = _first_learner(run, path)
     run.journal.console.show_work("computing the reference's log-probs")
     while complete < len(examples):
-        run_on_all(run.safe_point)
+        run_on_all(run.monitor.safe_point)
         batch = given_batch(examples[complete : complete + EXAMPLES_AT_ONCE])
         sums = np.concatenate([sums, answer_log_probs(learner, batch).numpy()])
         complete = min(complete + EXAMPLES_AT_ONCE, len(examples))
