@@ -137,8 +137,8 @@ def pace_at(paces: Mapping[int, float], width: int) -> float:
     pace = paces[nearest]
     if len(widths) > 1:
         # The two measured widths around this one, or else the two on its side.
-        place = int(np.searchsorted([1 / w for w in widths], 1 / width).clip(1, len(widths) - 1))
-        wide, narrow = widths[place - 1 : place + 1]
+        index = int(np.searchsorted([1 / w for w in widths], 1 / width).clip(1, len(widths) - 1))
+        wide, narrow = widths[index - 1 : index + 1]
         slope = (paces[narrow] - paces[wide]) / (1 / narrow - 1 / wide)
         pace = paces[wide] + slope * (1 / width - 1 / wide)
     lowest, highest = sorted((paces[nearest], paces[nearest] * nearest / width))

@@ -66,7 +66,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """What is done and what is left, in time."""
+        """The steps that are done and those that are left, in time."""
         return self.monitor.progress
 
     @property

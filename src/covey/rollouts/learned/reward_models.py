@@ -202,9 +202,9 @@ def _steps_with_results(text: str, spans: Sequence[Span], turns: Messages) -> li
     # From the last to the first, so that the positions before a result stay.
     for position, result in reversed(results if steps else []):
         number = next((n for n, (_, end) in enumerate(spans) if position <= end), len(spans) - 1)
-        place = max(0, position - spans[number][0])
-        before = steps[number][:place]
-        after = steps[number][place:].removeprefix("\n")
+        offset = max(0, position - spans[number][0])
+        before = steps[number][:offset]
+        after = steps[number][offset:].removeprefix("\n")
         steps[number] = f"{before}\n{result}\n{after}"
     return steps
 
