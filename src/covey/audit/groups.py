@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.audit.check import Fault
+from covey.audit.preferences import learns_from_pairs
 from covey.audit.record import AuditRecord, Rollout, Sample
 from covey.objective.data import rows_of_groups
 from covey.system.text import percent
@@ -187,8 +188,11 @@ def drawn(sample: Sample) -> str:
 
 def draws_are_repeated(record: AuditRecord) -> Fault | None:
     """Of at least 4 groups whose prompt was sampled in an earlier rollout, more than half have the
-    completions of that rollout's group again, in its order, at least two of them different.
+    completions of that rollout's group again, in its order, at least two of them different. Not asked of a
+    run whose `algorithm` learns from pairs of its data, as dpo.
     """
+    if learns_from_pairs(record):
+        return None
     earlier: dict[str, list[list[str]]] = {}
     again: list[tuple[ScoredGroup, bool]] = []
     for group in scored_groups(record):

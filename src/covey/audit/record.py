@@ -142,6 +142,10 @@ class Row(_Part):
     """(T,) sums of the rewards from a token on, or what the critic learns."""
     corrections: Numbers | None = None
     """(T,) weights in the loss for the sampler's log-probs."""
+    entropies: Numbers | None = None
+    """(T,) of the trained policy's distribution at each token, in nats."""
+    gradients: Numbers | None = None
+    """(T,) or longer: the derivative of the loss by ``logprobs``, times any number for the whole update."""
 
 
 class Rollout(_Part):
