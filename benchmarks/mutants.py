@@ -255,9 +255,9 @@ MUTANTS = [
     ),
     *of(
         "objective/credit.py",
-        ("step starts one token late", "+= value\n                start = end + 1", "+= value\n                start = end + 2"),
-        ("a segment that begins where the last one ended", "before = value\n            start = end + 1", "before = value\n            start = end"),
-        ("no value before the first segment", "before = mean\n", "before = mean * 0\n"),
+        ("step starts one token late", "+= value\n        start = end + 1", "+= value\n        start = end + 2"),
+        ("a segment that begins where the last one ended", "+= value\n        start = end + 1", "+= value\n        start = end"),
+        ("no value before the first segment", "values = (mean, *parts", "values = (mean * 0, *parts"),
         ("a return that is not discounted", "mask, gamma=gamma, lam=1.0)", "mask, gamma=1.0, lam=gamma * 0 + 1.0)"),
         ("step ends before its last token", "row[start : end + 1] += value\n", "row[start:end] += value\n"),
         ("weights of rewards by step forgotten", "scores = weight * group_zscore", "scores = group_zscore"),

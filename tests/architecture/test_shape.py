@@ -206,7 +206,6 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
     around = (
         "setup",
         "resume",
-        "hooks",
         "learners",
         "updates",
         "memory",

@@ -571,7 +571,7 @@ def test_a_half_written_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     record = read_record(path)
     assert len(record.updates) == 4
     last = len(sound()) + 1
-    assert record.notes == [f"{path}:{last}: the last line is not complete and is left out"]
+    assert record.notes == [f"{path}:{last}: the last line is incomplete and was left out"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,18 +135,18 @@ def test_an_event_file_of_tensorboard_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.csv", b"", "no log of training"),
+        ("a.csv", b"", "not a log of training"),
         ("a.csv", b"Step,a - train/reward,b - train/reward\n1,2,3\n", "2 runs, a and b among them"),
         ("a.csv", b"_step,bleu,wer\n1,2,3\n", "it has bleu, wer"),
         ("a.csv", b"reward,loss\n1,2\n", r"steps \(training/global_step, ...\) are missing; it has reward"),
         ("a.csv", b"\xff\xfe\x00", "or a damaged one"),
-        ("a.json", b"[1]", "entry 0 is no object"),
+        ("a.json", b"[1]", "entry 0 is not an object"),
         ("a.json", b"[" * 9999, "nested too deeply"),
         ("a.jsonl", b'{"_step": 1, "reward": 2}\nx\n', "or a damaged one"),
         ("a.jsonl", b'{"_step": 1e999, "reward": 2, "loss": 1}\n', "steps"),
         ("a.db", b"not a database, but long enough to be one" * 9, "not a database"),
         ("events.out.tfevents.1", b"\x08" + b"\x00" * 11 + b"\xff" * 40, "ends within a number"),
-        ("events.out.tfevents.1", b"\xff" * 99, "no log of training"),
+        ("events.out.tfevents.1", b"\xff" * 99, "not a log of training"),
     ],
 )
 def test_a_damaged_log_gives_one_sentence(

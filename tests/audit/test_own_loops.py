@@ -123,7 +123,7 @@ def test_returns_that_run_into_the_next_completion_are_named(tmp_path: Path) -> 
         rewards = [*row["token_rewards"][:-1], row["token_rewards"][-1] + 0.4 + 0.9 * 0.3]
         row["returns"] = returns_of(rewards, row["values"], 1.0, 0.9).tolist()
     (finding,) = report_of(lines, tmp_path).findings
-    assert finding.id == "returns_differ" and "they run on into the next row" in finding.sentence
+    assert finding.id == "returns_differ" and "they continue into the next row" in finding.sentence
 
 
 @pytest.mark.parametrize(("grows", "names"), [(False, []), (True, ["sampler_behind"])])

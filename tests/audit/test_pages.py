@@ -67,7 +67,7 @@ def test_the_pages_show_a_record(verl: Path) -> None:
 
 
 def test_the_pages_follow_a_record_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "LOOK", 0.01)
+    monkeypatch.setattr(run_folder, "MIN_PAUSE", 0.01)
     lines = sound()
     path = written(lines[:4], tmp_path / "run.jsonl")  # a rollout, two updates
 
@@ -90,7 +90,7 @@ def test_the_pages_follow_a_record_that_is_written(tmp_path: Path, monkeypatch: 
         written(lines, path)
         page = page_when(lambda page: len(page["metrics"]) > 3, folder)
         assert len(page["metrics"]) == 4 and not page["notes"]
-        monkeypatch.setattr(run_folder, "QUIET", 0.0)
+        monkeypatch.setattr(run_folder, "FINISHED_AFTER", 0.0)
         page = page_when(lambda page: page["state"] == "finished" and len(page["findings"]) > 1, folder)
         assert "4 updates, 16 completions" in page["notes"][-1]
         assert [f["id"] for f in page["findings"]] == ["audit_follows", "audit"]

@@ -17,9 +17,12 @@ from covey.config.rows import key_paths
 from covey.config.trl_loss import algorithm_of
 from covey_verify.errors import ConfigError
 
+OF_SCRIPTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
+ALL_NAMES = frozenset(trl.DEFAULTS).union(*(trl.trl_table(name) for name in OF_SCRIPTS))
+
 
 def test_every_name_of_trl_is_in_the_table_once() -> None:
-    assert trl.CHECKED_IN == trl.NAMES - trl.OLDER
+    assert ALL_NAMES == trl.NAMES - trl.OLDER
     kinds = [*trl.SAME, *trl.LOSS, *trl.ARGUMENTS]
     assert len(kinds) == len(set(kinds)) == len(trl.NAMES)
 
@@ -31,7 +34,7 @@ def test_the_table_is_that_of_the_installed_trl() -> None:
     from trl.scripts.grpo import GRPOScriptArguments
 
     kinds = (GRPOConfig, ModelConfig, GRPOScriptArguments)
-    assert {f.name for kind in kinds for f in dataclasses.fields(kind)} == trl.CHECKED_IN
+    assert {f.name for kind in kinds for f in dataclasses.fields(kind)} == ALL_NAMES
     made = GRPOConfig(output_dir=None, use_cpu=True, bf16=False)
     every = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
     found = {n: getattr(made, n) if d is dataclasses.MISSING else d for n, d in every.items()}

@@ -72,4 +72,4 @@ def signs() -> set[str]:
     groups = [replace(group([1, 0]), components={"judge": component([1, 0], steps=steps)})]
     advantages = [np.ones(2), -np.ones(2)]
     return {*group_signs(groups), *gradient_signs(groups, advantages), "kl/start", "reward/paid_elsewhere",
-            "text/reference", "text/reference_elsewhere"}  # fmt: skip
+            "text/reference", "text/reference_elsewhere", "text/reference_number"}  # fmt: skip

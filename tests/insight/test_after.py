@@ -340,3 +340,5 @@ def test_score_takes_a_config_with_its_settings(tmp_path: Path, capsys) -> None:
 def test_inert_spells_out_what_would_act() -> None:
     assert inert("a\tb\nc é 文") == "a\tb\nc é 文"
     assert inert("\x1b[31m\u202e\x9b") == "\\x1b[31m\\u202e\\x9b"
+    assert inert("4\u200b2 a\u200db \ufeff\U000e0041") == "4\\u200b2 a\\u200db \\ufeff\\U000e0041"
+    assert inert("می\u200cخواهم 👩\u200d🎓") == "می\u200cخواهم 👩\u200d🎓", "these scripts need joiners"

@@ -226,5 +226,9 @@ def test_the_answer_that_stands_in_a_text_is_counted_whatever_the_verdict_reads(
         replace(plain, completions=written, problem=Problem(str(n), "", {"answer": answer}))
         for n, answer in enumerate(("42", "#### 7"))
     ]
-    assert answers_inside(groups) == {"text/reference": 0.25, "text/reference_elsewhere": 0.25}
+    assert answers_inside(groups) == {
+        "text/reference": 0.25,
+        "text/reference_elsewhere": 0.25,
+        "text/reference_number": 1.0,
+    }
     assert answers_inside(groups[:1]) == {}, "nothing to compare with"

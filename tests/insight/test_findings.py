@@ -154,6 +154,14 @@ def test_the_true_cause_is_said_first_with_a_line_that_loads(tmp_path: Path, cas
     load_config(tmp_path / "pasted.yaml")  # as a line of a file too
 
 
+def test_a_verdict_that_reads_numbers_is_proposed_only_for_answers_that_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def pays(completion):\n    return 1.0\n")
+    (case,) = (c for c in CASES if c["cause"] == "unread")
+    words = {**metrics_of(case["last"]), "text/reference_number": 0.9}
+    first, *_ = explain(run_of(words, words, 40), held_out(), run_with(tmp_path, case["config"]))
+    assert (first.id, first.remedy) == ("unread", "")
+
+
 @pytest.mark.parametrize("rewards", ["[{code_tests: {mode: check, form: continue}}]", "['mine.py:pays']"])
 def test_a_tag_ends_completions_only_where_a_reward_reads_tags(tmp_path: Path, rewards: str) -> None:
     (tmp_path / "mine.py").write_text("def pays(completion):\n    return 1.0\n")

@@ -18,7 +18,7 @@ from covey.config.load import ResolvedConfig, load_config
 from covey.errors import Stopped
 from covey.insight.advice import advice
 from covey.insight.answers import Advice, PromptForm, Readings, answer_forms
-from covey.insight.forecast import Workload, evaluations_of
+from covey.insight.forecast import Workload, evaluations_of, pace_at
 from covey.insight.preview import Longer, Preview, SampledGroups, UpdateTiming
 from covey.insight.preview_report import lines, record
 from covey.rewards.scorer import Rewards, ScoringStats
@@ -367,6 +367,17 @@ def test_an_evaluation_is_timed_with_its_own_number_of_completions_at_once() -> 
     expected = Preview(stage, samples, {}, 0, held_out=10, problems=40, update=timing).forecast()
     assert expected is not None
     assert expected.evaluation == pytest.approx(20 * 60 * (0.1 + 1.6 / 20))
+
+
+def test_the_time_of_more_and_of_fewer_completions_than_were_measured_follows_the_same_line() -> None:
+    paces = {32: 0.002, 64: 0.0015}  # 0.001 s for a token, and 0.032 s for a token of all
+    assert [pace_at(paces, width) for width in (1, 48, 512)] == pytest.approx(
+        [0.033, 0.001 + 0.032 / 48, 0.001 + 0.032 / 512]
+    )
+    # Noise would give 512 completions a negative time, and one completion the time of two.
+    noisy = {32: 0.01, 64: 0.004}
+    assert pace_at(noisy, 512) == pytest.approx(0.004 * 64 / 512)
+    assert pace_at({32: 0.01, 64: 0.02}, 512) == pytest.approx(0.02)
 
 
 def test_of_what_had_no_time_to_end_nothing_is_concluded() -> None:

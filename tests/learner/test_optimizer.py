@@ -98,6 +98,22 @@ def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights()
         assert torch.equal(before, policy.parameters[0]) == (version == 0 or factor is None)
 
 
+def test_matrices_of_bfloat16_sum_their_gradient_in_the_float32_copy_alone() -> None:
+    """In bfloat16 in between it would take half its memory again, and lose its last digits."""
+    tokenizer = build_tokenizer(["1+2=3"] * 3, vocab_size=300)
+    policy = Policy(sharpened(CONFIGS["qwen3"]).to(torch.bfloat16), tokenizer)
+    learner = Learner(policy, Train())
+    answer = GivenAnswer(np.array([7, 8]), np.ones(2, dtype=bool))
+    batch = given_batch([EncodedProblem(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
+    learner.forward_backward(batch, Times(1.0))
+    sums = [m.grad.clone() for m in learner.optimizer.masters if m.grad is not None and m.ndim == 2]
+    assert sums and any(not torch.equal(g, g.to(torch.bfloat16).float()) for g in sums)
+    assert all(p.grad is None for p in policy.parameters)
+    learner.forward_backward(batch, Times(1.0))
+    double_sums = [m.grad for m in learner.optimizer.masters if m.grad is not None and m.ndim == 2]
+    assert all(torch.allclose(b, 2 * a, rtol=1e-5) for a, b in zip(sums, double_sums, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["adamw", EIGHT_BIT])
 def test_a_restored_optimizer_continues_with_the_same_bits(

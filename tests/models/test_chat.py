@@ -113,6 +113,14 @@ def test_what_the_model_is_not_told_of_is_said_once(
     assert capsys.readouterr().out.count(says) == 1
 
 
+def test_a_prompt_to_sample_is_one_text_of_whole_characters() -> None:
+    """Messages were taken for the text of the user's message; half a character ended in a traceback."""
+    with pytest.raises(ConfigError, match="is a list, not a text"):
+        covey.sample("tiny", [[{"role": "user", "content": "hi"}]], chat=True)  # type: ignore[list-item]
+    with pytest.raises(DataError, match=r"prompts: .*half of a surrogate pair \(.ud83d\)"):
+        covey.sample("tiny", ["broken \ud83d emoji"])
+
+
 def test_a_model_without_a_template_is_a_mistake_with_a_remedy(tmp_path: Path, capsys) -> None:
     with pytest.raises(
         ConfigError,

@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from covey.models import flex
 from covey.models.compiled import pick_ops
-from covey.models.flex import BLOCK, FEWEST_BLOCKS, NARROWEST_HEAD, FlexOps, group_mask
+from covey.models.flex import BLOCK, MIN_BLOCKS, NARROWEST_HEAD, FlexOps, group_mask
 from covey.models.ops import Heads, Ops, TorchOps
 from covey.models.packing import pack
 from covey.sampling.base import Request, SamplingParams
@@ -66,7 +66,7 @@ def test_the_mask_is_prompt_and_self_and_leaves_out_only_blocks_without_any(name
     expected = visible(packed.sequences.spans.tolist(), tokens)
     zero, places = torch.tensor(0), torch.arange(tokens)
     assert np.array_equal(mask.mask_mod(zero, zero, places[:, None], places), expected)
-    count = max(FEWEST_BLOCKS, -(-tokens // BLOCK))
+    count = max(MIN_BLOCKS, -(-tokens // BLOCK))
     whole = visible([*packed.sequences.spans.tolist(), [0, 0, tokens, count * BLOCK - tokens]], count * BLOCK)
     blocks = whole.reshape(count, BLOCK, count, BLOCK).any((1, 3))
     assert np.array_equal(mask.to_dense()[0, 0].bool(), blocks)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from covey.models import logits
 from covey.models.logits import logits_of
 from covey.models.policy import Policy
 from tests.conftest import CONFIGS, full_tokenizer, sharpened
@@ -29,6 +30,13 @@ def test_products_of_bfloat16_keep_their_float32_sums(shape: tuple[int, ...]) ->
     torch.testing.assert_close(logits.double(), exact, rtol=1e-6, atol=1e-4)
     rounded = head(hidden).detach().double()
     assert float((rounded - exact).abs().max()) > 0.01, "rounding shall matter here"
+
+
+def test_blocks_of_the_vocabulary_give_the_values_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, hidden = wide_head()
+    whole = logits_of(head, hidden)
+    monkeypatch.setattr(logits, "BLOCK_NUMBERS", 64 * 7)  # 7 ids; 50 are no multiple
+    torch.testing.assert_close(logits_of(head, hidden), whole, rtol=1e-6, atol=1e-4)
 
 
 def test_gradients_are_those_of_the_plain_product() -> None:

@@ -85,7 +85,7 @@ def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
         pytest.skip("no C compiler on this machine")
     monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
     monkeypatch.setattr(logprobs, "CACHED_LOGITS", chunk)
-    monkeypatch.setattr(logprobs, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(logprobs, "MIN_ROWS", 1)
     head, hidden, targets = small_head(width=16)
     mask = kept_sets(targets, 50)
     with torch.no_grad():

@@ -119,10 +119,10 @@ def test_adapters_that_merging_would_put_into_another_layer_too_are_refused(modu
     policy_of_given(ModelObject(own, tokenizer))
 
 
-@pytest.mark.parametrize("rounds", [False, True])
-def test_a_token_is_sampled_and_trained_by_the_same_bits(rounds: bool) -> None:
-    policy = adapted(4)
-    if rounds:
+@pytest.mark.parametrize("precision", ["float32", "rounded", "bfloat16"])
+def test_a_token_is_sampled_and_trained_by_the_same_bits(precision: str) -> None:
+    policy = adapted(4, dtype=torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    if precision == "rounded":
         policy.round_products()
     assert policy.bit_exact
     requests = [Request(p, [key(1, i, g) for g in range(3)]) for i, p in enumerate(random_prompts(5, 9))]
@@ -176,9 +176,34 @@ def test_the_reference_is_the_model_without_them_and_they_come_back() -> None:
         assert not torch.equal(on, off)
 
 
-def test_in_bfloat16_peft_computes_as_a_sum_would_lose_small_updates() -> None:
-    policy = adapted(4, dtype=torch.bfloat16)
-    assert not policy.bit_exact
-    ours = scored(policy)[0]
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
+@pytest.mark.parametrize("rank", [1, 5, 16])
+def test_in_bfloat16_adapters_are_columns_of_the_product(rank: int, targets: str) -> None:
+    """A sum with bfloat16 weights would lose small updates; values agree with peft's up to rounding."""
+    policy = adapted(rank, targets, dtype=torch.bfloat16)
+    assert policy.decoder.ops.compiled
+    ours, gradients = scored(policy)
     policy.decoder.ops = TorchOps()
-    torch.testing.assert_close(ours, scored(policy)[0], atol=0.1, rtol=0)
+    theirs, expected = scored(policy)
+    torch.testing.assert_close(ours, theirs, atol=0.1, rtol=0)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert gradient.dtype == torch.float32
+        assert float((gradient - expected[name]).norm()) < 0.1 * float(expected[name].norm()), name
+
+
+def test_an_update_that_bfloat16_weights_would_lose_has_its_effect() -> None:
+    policy = adapted(4, dtype=torch.bfloat16)
+    layer = policy.decoder.layers[0].down
+    weight = layer.modules[0].weight
+    a, b = layer.low_rank[0].parameters
+    signs = torch.tensor([1.0, -1.0]).repeat(weight.shape[1] // 2)  # the product with ones is 0
+    with torch.no_grad():
+        weight.copy_(signs)
+        a.fill_(1.0)
+        b.fill_(5e-5)
+        out = layer.product_once(torch.ones(3, weight.shape[1], dtype=torch.bfloat16))
+        update = layer.low_rank[0].scale * (b @ a)
+        assert torch.equal((weight + update).to(torch.bfloat16), weight)
+    expected = update.sum(1).to(torch.bfloat16).expand(3, -1)
+    torch.testing.assert_close(out, expected, atol=0, rtol=0.01)

@@ -14,7 +14,7 @@ from covey.models.compiled import CompiledOps
 from covey.models.kernels import build
 from covey.models.kernels.calls import available
 from covey.models.linear import FusedLinear, PackedWeight, outer_sum
-from covey.models.ops import TorchOps
+from covey.models.ops import Norm, TorchOps
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
@@ -97,6 +97,14 @@ def test_the_bits_of_every_family(name: str) -> None:
     test_sampled_log_probs_are_the_trainers_bits(name, torch.float32, (3, 17, 1, 70), 50, {})
 
 
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_the_bits_of_bfloat16_weights_that_are_differences_from_one(name: str) -> None:
+    policy = policy_of(name)
+    policy = Policy(copy.deepcopy(policy.model).to(torch.bfloat16), policy.tokenizer)
+    assert policy.decoder is not None and policy.decoder.ops.compiled and policy.decoder.all_compiled
+    test_sampled_log_probs_are_the_trainers_bits(name, torch.bfloat16, (3, 17, 1, 70), 50, {})
+
+
 @pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 4}])
 def test_the_bits_of_capped_logits_under_a_mask(truncation: dict[str, Any]) -> None:
     """What is excluded is so behind the cap, in both."""
@@ -173,7 +181,7 @@ def test_head_widths_and_dtypes_that_do_not_fit_are_left_to_torch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_plain_torch_sums_the_residual_stream_of_coarse_models_in_float32(dtype: torch.dtype) -> None:
-    norm = Qwen3RMSNorm(64).to(dtype)
+    norm = Norm(Qwen3RMSNorm(64).to(dtype))
     wide = torch.promote_types(dtype, torch.float32)
     torch.manual_seed(0)
     x, *deltas = (torch.randn(5, 64).to(dtype) for _ in range(9))

@@ -125,6 +125,27 @@ def test_a_reward_model_reads_results_of_tools_as_in_training_on_pairs(tmp_path:
     assert value == pytest.approx(model(torch.tensor([ids])).logits.item(), rel=1e-4)
 
 
+def test_a_process_reward_model_reads_results_of_tools_behind_their_calls(tmp_path: Path) -> None:
+    """It judged an answer that the tool had given without having seen what the tool said."""
+    model = saved(tmp_path / "judge", "process_reward_model", 1)
+    call, answer = '<tool_call>{"name": "add"}</tool_call>', "so 7"
+    turns = (
+        {"role": "assistant", "content": call},
+        {"role": "tool", "content": "7"},
+        {"role": "tool", "content": "8"},
+        {"role": "assistant", "content": answer},
+    )
+    completion = replace(completion_of(call + answer), transcript=Transcript(turns))
+    spec = {"process_reward_model": {"model": "judge", "split_by": "tool_calls", "total": "last"}}
+    rewards = load_rewards([spec], tmp_path, learned=LEARNED)
+    group = rewards.score_group(Problem("p", "1+2+4="), np.array([1]), [completion], strict=True)
+    tokenizer = build_tokenizer([WORKED] * 3)
+    parts = ("1+2+4=", f"{call}\n7\n8", "\n", answer, "\n")
+    ids = [n for part in parts for n in tokenizer.encode(part)]
+    right = model(torch.tensor([ids])).logits[0, -1].sigmoid().item()
+    assert group.rewards[0] == pytest.approx(right, rel=1e-4)
+
+
 def test_a_process_reward_model_reads_the_tools_of_a_row(tmp_path: Path) -> None:
     saved(tmp_path / "judge", "process_reward_model")
     showing_tools(tmp_path / "judge")

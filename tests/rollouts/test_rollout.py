@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.fakes import ScriptedSampler, completion, prompted
 from tests.rollouts.small_rollouts import rollouts
 
 from covey.config.algorithm import build_algorithm
+from covey.config.load import load_config
 from covey.config.sampling import Rollout
 from covey.rewards.contract import Reward
 from covey.rewards.loading import load_rewards
@@ -27,7 +29,7 @@ from covey.sampling.base import Request, SampledCompletion, SamplingParams
 from covey.tasks.difficulty import Difficulty
 from covey.types import Completion, Group, Problem, Provenance
 from covey_verify.contract import reward as declared
-from covey_verify.errors import CoveyError, DataError, RewardError
+from covey_verify.errors import ConfigError, CoveyError, DataError, RewardError
 
 
 def first(source: Rollouts) -> RolloutBatch:
@@ -287,6 +289,21 @@ def test_running_means_follow_the_samples_and_travel_with_the_position() -> None
     np.testing.assert_array_equal(computed, kept)
     with pytest.raises(DataError, match="no column 'rule'"):
         first(rollouts(ScriptedSampler(half_right), problems, {**spec, "advantage": {"by": "rule"}}))
+
+
+def test_a_function_of_the_users_that_asks_for_a_running_mean_says_which(tmp_path: Path) -> None:
+    """The settings of `rae` held unsaid for any function that asked for such a mean."""
+    (tmp_path / "mine.py").write_text(
+        "def above(rewards, running_mean):\n    return rewards - running_mean\n"
+        "def slow(rewards, running_mean, *, decay=0.99, by=None):\n    return rewards - running_mean\n"
+    )
+    values = {"data": {"task": "sums"}, "algorithm": {"advantage": f"{tmp_path}/mine.py:above"}}
+    with pytest.raises(ConfigError, match="needs running_mean, but has no setting decay and by"):
+        load_config(values=values)
+    spec = {"name": "grpo", "advantage": f"{tmp_path}/mine.py:slow"}
+    batch = next(rollouts(ScriptedSampler(half_right), prompted(1), spec).batches())
+    rewards = np.concatenate([group.rewards for group in batch.groups])[::-1]
+    assert batch.position.means[""] == pytest.approx(sum(0.01 * r * 0.99**n for n, r in enumerate(rewards)))
 
 
 def test_continuations_from_cuts_give_values() -> None:

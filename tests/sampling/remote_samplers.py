@@ -10,7 +10,7 @@ import torch
 from covey.config.sampling import Servers
 from covey.models.policy import Policy
 from covey.rng import key
-from covey.sampling.base import Request, SampledCompletion, SamplingParams
+from covey.sampling.base import Request, SampledCompletion, SamplerMonitor, SamplingParams
 from covey.sampling.remote import RemoteSampler
 from covey.sampling.servers import Transport
 from covey_verify.web import ask
@@ -30,6 +30,20 @@ def asked(count: int = 5, size: int = 3) -> list[Request]:
     return [Request(p, [key(7, i, g) for g in range(size)]) for i, p in enumerate(prompts)]
 
 
+class Listener(SamplerMonitor):
+    """Keeps what happened to servers, and how many completions ran at once after memory ran out."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.running: list[int] = []
+
+    def fewer_running(self, running: int) -> None:
+        self.running.append(running)
+
+    def server_changed(self, what: str) -> None:
+        self.said.append(what)
+
+
 def sampler(
     policy: Policy,
     stubs: list[Stub],
@@ -41,11 +55,19 @@ def sampler(
     urls = tuple(s.url for s in stubs)
     servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
     probes = random_prompts(4, 6, 8)
+    listener = Listener()
     made = RemoteSampler(
-        policy, servers, folder / "sync", probes, 1.0, 12, transport=transport, from_snapshot=from_snapshot
+        policy,
+        servers,
+        folder / "sync",
+        probes,
+        1.0,
+        12,
+        transport=transport,
+        monitor=listener,
+        from_snapshot=from_snapshot,
     )
-    made.said = []
-    made.fleet.on_event = made.said.append
+    made.said = listener.said
     return made
 
 

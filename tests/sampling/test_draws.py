@@ -18,7 +18,7 @@ from covey.rng import key
 from covey.sampling import servers
 from covey.sampling.base import Request
 from covey.sampling.dialects import SGLANG, VLLM
-from covey.sampling.probes import LEAST_P_VALUE, p_value
+from covey.sampling.probes import MIN_P_VALUE, p_value
 from covey.sampling.remote import RemoteSampler
 from covey_verify.web import ask
 from tests.conftest import policy_of
@@ -197,13 +197,13 @@ def test_right_draws_are_rarely_rare(sharp: float) -> None:
         found.append(p_value(probabilities, counts))
     rate = np.mean(np.array(found) < 0.01)
     assert rate < 0.05, "three tests and both tails"
-    assert min(found) > LEAST_P_VALUE
+    assert min(found) > MIN_P_VALUE
 
 
 def test_a_token_from_nowhere_is_rare_where_the_policy_is_certain() -> None:
     certain = np.array([[1 - 1e-6, *[1e-6 / 9] * 9]])
     assert p_value(certain, np.array([[256.0, *[0.0] * 9]])) > 0.1
-    assert p_value(certain, np.array([[253.0, 3.0, *[0.0] * 8]])) < LEAST_P_VALUE
+    assert p_value(certain, np.array([[253.0, 3.0, *[0.0] * 8]])) < MIN_P_VALUE
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
+from covey.sampling.cache import CacheEngine
 from covey.sampling.draw import kept_tokens
 from covey.sampling.local import LocalSampler
 from covey.system.fault_injection import Faults
 from tests.conftest import policy_of, random_prompts
 from tests.sampling.naive import SETTINGS, naive, requests, sampled
+from tests.sampling.remote_samplers import Listener
 
 
 @pytest.mark.parametrize("params", SETTINGS)
@@ -46,11 +48,11 @@ def test_a_completion_keeps_its_own_limit_when_it_moves_into_the_slot_of_another
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_a_sampler_that_runs_out_of_memory_says_the_same_with_fewer_at_once(name: str) -> None:
-    policy, params, told = policy_of(name), SamplingParams(max_tokens=20), list[int]()
+    policy, params, listener = policy_of(name), SamplingParams(max_tokens=20), Listener()
     asked = requests(random_prompts(4, 11, 7, 3), size=5)
-    sampler = LocalSampler(policy, 16, Faults("memory.sampling@3,memory.sampling@12-13"), told.append)
+    sampler = LocalSampler(policy, 16, Faults("memory.sampling@3,memory.sampling@12-13"), listener)
     found = {(r, s): c for r, s, c in sampler.sample(asked, params)}
-    assert told == [8, 4, 2]
+    assert listener.running == [8, 4, 2]
     for place, completion in sampled(policy, asked, params).items():
         assert found[place].tokens.tolist() == completion.tokens.tolist()
         np.testing.assert_allclose(found[place].logprobs, completion.logprobs, atol=5e-4)
@@ -59,19 +61,17 @@ def test_a_sampler_that_runs_out_of_memory_says_the_same_with_fewer_at_once(name
 @pytest.mark.slow  # what fits depends on what other tests have left in the heap
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is counted by Linux only")
 def test_memory_that_is_really_used_up(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, asked, params = list[int](), requests(random_prompts(4, 11), size=8), SamplingParams(200_000)
+    listener, asked, params = Listener(), requests(random_prompts(4, 11), size=8), SamplingParams(200_000)
     monkeypatch.setattr(policy, "end_ids", list(range(300)))  # every completion is one token long
     expected = sampled(policy, asked, SamplingParams(8))
     before = resource.getrlimit(resource.RLIMIT_AS)
     held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 29), before[1]))  # 16 caches need 3.2 GiB
     try:
-        found = {
-            (r, s): c for r, s, c in LocalSampler(policy, on_fewer_running=told.append).sample(asked, params)
-        }
+        found = {(r, s): c for r, s, c in LocalSampler(policy, monitor=listener).sample(asked, params)}
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert told[:1] == [8]
+    assert listener.running[:1] == [8]
     assert all(found[place].tokens == c.tokens for place, c in expected.items())
 
 
@@ -238,6 +238,27 @@ def test_frequencies_follow_the_distribution(policy: Policy) -> None:
 
 def test_no_requests_is_no_work(policy: Policy) -> None:
     assert list(LocalSampler(policy).sample([], SamplingParams())) == []
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_requests_with_one_prompt_read_it_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation's sampled and greedy completions of a problem are two requests."""
+    policy, prefilled_requests = policy_of(name), list[int]()
+    prefill = CacheEngine._prefill
+    monkeypatch.setattr(
+        CacheEngine, "_prefill", lambda self, rs: (prefilled_requests.extend(rs), prefill(self, rs))
+    )
+    asked = [
+        r for p in random_prompts(5, 9) for r in (Request(p, [1, 2]), Request(p.copy(), [1], greedy=True))
+    ]
+    for slots in (1, 2, 5, 6):
+        prefilled_requests.clear()
+        completions = sampled(policy, asked, SamplingParams(8), slots=slots)
+        assert prefilled_requests == [0, 2]
+        for (r, s), completion in completions.items():
+            request = replace(asked[r], streams=asked[r].streams[s : s + 1])
+            repetition = sampled(policy, [request], SamplingParams(8))[0, 0]
+            assert np.array_equal(completion.tokens, repetition.tokens)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3", "gemma", "gemma2"])

@@ -33,7 +33,7 @@ def test_the_variable_that_others_respect_is_respected(value: str, threads: int 
 
 
 def test_so_many_threads_that_none_can_be_started_are_refused_in_words() -> None:
-    assert load_config(values={"threads": machine.MOST_THREADS}).config.threads == machine.MOST_THREADS
+    assert load_config(values={"threads": machine.MAX_THREADS}).config.threads == machine.MAX_THREADS
     with pytest.raises(ConfigError, match="threads = 65536: input should be less than or equal to 1024"):
         load_config(values={"threads": 65_536})
 
@@ -157,7 +157,7 @@ def test_a_clock_waits_for_a_gpu_and_asks_it_for_its_memory(monkeypatch) -> None
     with clock("update"):
         assert len(waited) == 1
     assert len(waited) == 2
-    assert clock.lap()["memory/peak_mib"] == 5.0
+    assert clock.lap({})["memory/peak_mib"] == 5.0
     with Clock()("update"):
         pass
     assert len(waited) == 2

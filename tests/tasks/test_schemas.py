@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from covey.config.load import load_config
-from covey.config.python_objects import MOST_STREAMED, with_objects
+from covey.config.python_objects import MAX_STREAMED, with_objects
 from covey.config.schema import Data
 from covey.rewards.contract import Context
 from covey.rewards.loading import load_rewards
@@ -203,7 +203,7 @@ def test_who_reads_what_is_known_of_rewards_tools_and_copies(tmp_path: Path) -> 
 
 def test_an_endless_iterator_of_rows_is_refused() -> None:
     endless = itertools.repeat({"prompt": "1+1="})
-    with pytest.raises(ConfigError, match=rf"more than {MOST_STREAMED:,} rows"):
+    with pytest.raises(ConfigError, match=rf"more than {MAX_STREAMED:,} rows"):
         with_objects({"data": {"train": endless}})
 
 

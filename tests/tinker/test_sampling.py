@@ -119,8 +119,8 @@ def test_logprobs_of_prompts_are_the_models(policy: Policy, url: str) -> None:
 def test_a_sampler_keeps_its_weights_and_old_ones_are_released(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "MOST_SNAPSHOTS", 2)
-    monkeypatch.setattr("covey.tinker.app.MOST_SNAPSHOTS", 2)
+    monkeypatch.setattr(registry, "MAX_SNAPSHOTS", 2)
+    monkeypatch.setattr("covey.tinker.app.MAX_SNAPSHOTS", 2)
     weights = {"tokens": PROMPT[:-1], "target_tokens": PROMPT[1:], "weights": np.ones(3)}
     with serving(policy_of("qwen3"), tmp_path) as address:
         session = Session(address)

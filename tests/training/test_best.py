@@ -130,7 +130,7 @@ def test_final_may_be_the_best(tmp_path: Path, worse: Path) -> None:
     assert f"final/ is step {best}, the best of 6 evaluations" in result.conclusion.sentence
     last = load_file(tmp_path / "run/checkpoints/step_000006/model.safetensors")
     assert all((last[n] == w).all() for n, w in load_file(worse / "final/model.safetensors").items())
-    with pytest.raises(ConfigError, match=r"no step is left for train\.final"):
+    with pytest.raises(ConfigError, match=r"no step is left for these changes: train\.final"):
         start(tmp_path / "run", **WORSE)
 
 

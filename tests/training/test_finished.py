@@ -60,7 +60,9 @@ def test_more_steps_under_a_schedule_that_counts_them_need_resume(tmp_path: Path
 
 def test_a_run_that_has_ended_says_what_it_can_no_longer_follow(tmp_path: Path) -> None:
     start(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"has ended, so no step is left for train.lr is 0.001 there"):
+    with pytest.raises(
+        ConfigError, match=r"has ended, so no step is left for these changes: train.lr is 0.001 there"
+    ):
         start(tmp_path / "run", train={"lr": 1e-4}, options=RunOptions(changes=True))
     start(tmp_path / "run", train={"keep": 7}, options=RunOptions(changes=True))
 

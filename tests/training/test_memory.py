@@ -30,6 +30,7 @@ from covey.learner.memory import (
 from covey.models.live_memory import Activations, alive_bytes
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
+from covey.system.allocator import keep_freed_memory
 from covey.system.console import RunConsole
 from covey.training import memory as planning
 from covey.training.options import RunOptions
@@ -172,18 +173,20 @@ def test_what_is_given_back_is_not_added_up() -> None:
 def test_an_evaluation_counts_where_it_samples_more_than_a_step() -> None:
     asked = largest_step(CONFIG, [3, 5], [], held_out=50)
     completions = 50 * (CONFIG.eval.samples + 1)
-    assert asked.loads == (Load(100, completions), Load(2, 8))
+    assert asked.loads == (Load(50, completions), Load(2, 8))
 
 
 def test_memory_that_was_given_back_is_no_part_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's forecast was up to 43 % too high: the most memory that loading its model took was in it."""
     monkeypatch.setattr(memory, "_PROGRAM", {})
-    size = 1 << 28
-    passing, kept = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
-    most = memory.peak_bytes(passing.device)
+    keep_freed_memory()  # as a process does that has loaded the kernels
+    size = 1 << 20
+    passing = [torch.ones(size, dtype=torch.uint8) for _ in range(256)]
+    kept = torch.ones(size, dtype=torch.uint8)
+    most = memory.peak_bytes(kept.device)
     del passing
     program = memory.program_bytes(kept.device, held=size)
-    assert 0 < program < most - 1.9 * size
+    assert 0 < program < most - 250 * size
 
 
 def roles_of(asked: object) -> object:

@@ -14,7 +14,7 @@ from covey_verify.adapters import for_trl
 from covey_verify.contract import RewardFunction
 from covey_verify.errors import ConfigError
 from covey_verify.stress import attack
-from covey_verify.texts.instructions import LONGEST_TEXT, bad_instructions, instructions
+from covey_verify.texts.instructions import MAX_TEXT, bad_instructions, instructions
 from covey_verify.texts.kinds import KINDS, OPTIONS
 from covey_verify.texts.language import SCRIPT_OF, identifier, in_language
 from covey_verify.texts.words import has_words, normalize, occurrences, paragraphs, sentences, words
@@ -320,7 +320,7 @@ def test_no_check_takes_time_that_grows_faster_than_the_text(name: str) -> None:
 
 
 def test_a_text_without_end_is_not_read() -> None:
-    score = judged("a" * (LONGEST_TEXT + 1), PLAIN["punctuation:no_comma"])
+    score = judged("a" * (MAX_TEXT + 1), PLAIN["punctuation:no_comma"])
     assert (score.value, score.status) == (0.0, "too_large")
 
 

@@ -313,6 +313,8 @@ def test_exact_answers_are_folded_but_never_numbers_made_equal() -> None:
     assert value("paris", "Paris", fold="none") == 0.0
     assert value("5", "-5") == 0.0
     assert value("7", "007") == 0.0
+    assert value("10³", "103") == 0.0
+    assert value("10³ m²", "10^3 m^2") == 1.0
 
 
 @pytest.mark.parametrize("reference", ["", " \n", None])

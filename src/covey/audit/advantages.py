@@ -1,4 +1,4 @@
-"""Checks of advantages: they are computed again from the rewards, under the framework's own convention."""
+"""Checks of advantages, which are computed again from the rewards under the framework's own convention."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from covey.objective.data import BatchData, GroupData, over_tokens, rows_of_grou
 from covey.objective.penalties import KL
 
 MIN_COMPLETIONS = 4
-"""Completions of which a factor is told."""
+"""Fewest completions from which a common factor can be read."""
 MIN_GROUPS = 2
-"""Groups of which an order is told."""
-HUGE = 50
-"""Times the range of rewards: what no baseline, and no std of a group, makes of them."""
-KNOWN = frozenset({"rewards", "components", "weights", "lengths", "mask"})
-"""Data of a group that a record has."""
+"""Fewest groups whose order can be told."""
+HUGE_RANGES = 50
+"""Times the range of rewards: neither a baseline nor the std of a group makes advantages so large."""
+RECORDED_DATA = frozenset({"rewards", "components", "weights", "lengths", "mask"})
+"""The data of a group that a record holds."""
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The completions of a rollout that have a reward. N of them."""
+class ScoredRollout:
+    """The N completions of a rollout that have a reward."""
 
     step: int
     places: list[int]
@@ -55,8 +55,8 @@ class Scored:
     one_per_completion: bool
     """Whether no completion has tokens with different advantages, and one has several tokens."""
 
-    def trained(self) -> Scored:
-        """Return the completions with an advantage alone."""
+    def trained(self) -> ScoredRollout:
+        """Return only the completions that have an advantage."""
         rows = torch.nonzero(~self.used.isnan())[:, 0]
         return replace(
             self,
@@ -76,7 +76,7 @@ class Scored:
         values: Tensor | None = None,
         group: Tensor | None = None,
     ) -> Tensor:
-        """Return an estimate of each group's ``values``, (N,), by default of its rewards. (N,)."""
+        """Return an estimate, (N,), from each group's ``values``, (N,); by default from its rewards."""
         values = self.rewards if values is None else values
         result = torch.zeros_like(values)
         for _, rows in rows_of_groups(self.group if group is None else group):
@@ -85,9 +85,9 @@ class Scored:
 
 
 @lru_cache(maxsize=8)
-def scored(record: AuditRecord) -> tuple[Scored, ...]:
+def scored_rollouts(record: AuditRecord) -> tuple[ScoredRollout, ...]:
     """Return the rollouts of a record with rewards and advantages, one value per completion."""
-    rollouts = (_scored(record, rollout) for rollout in record.rollouts)
+    rollouts = (_scored_rollout(record, rollout) for rollout in record.rollouts)
     return tuple(rollout for rollout in rollouts if rollout is not None)
 
 
@@ -95,7 +95,7 @@ class UsedValues(NamedTuple):
     """The values of each completion of a rollout that updates used, or else those of the rollout."""
 
     advantages: list[float | None]
-    """None where the tokens of a completion have several."""
+    """None for a completion whose tokens have different ones."""
     lengths: list[int]
     kl: list[float]
     """Log-ratio to the reference, summed over the tokens."""
@@ -108,7 +108,7 @@ def _used_values(samples: Sequence[Sample], uses: Sequence[Use]) -> UsedValues:
     lengths = [len(s.ids or ()) for s in samples]
     kl = [0.0] * len(samples)
     updates = [-1] * len(samples)
-    # What an update used counts, the first time: an earlier use replaces a later one.
+    # The first use of a completion counts. Going backwards lets it overwrite the later ones.
     first_uses = {use.row.completion: use for use in reversed(uses)}
     for index, use in first_uses.items():
         advantages[index] = common_advantage(use.row)
@@ -118,7 +118,7 @@ def _used_values(samples: Sequence[Sample], uses: Sequence[Use]) -> UsedValues:
     return UsedValues(advantages, lengths, kl, updates)
 
 
-def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
+def _scored_rollout(record: AuditRecord, rollout: Rollout) -> ScoredRollout | None:
     samples = rollout.completions
     uses = [u for u in record.uses if u.row.rollout == rollout.number and u.row.advantage is not None]
     values = _used_values(samples, uses)
@@ -131,7 +131,7 @@ def _scored(record: AuditRecord, rollout: Rollout) -> Scored | None:
     used = tensor_of(values.advantages)[rows]
     if int((~used.isnan()).sum()) < 2:
         return None
-    return Scored(
+    return ScoredRollout(
         step=rollout.step,
         places=rows.tolist(),
         rewards=rewards[rows],
@@ -154,9 +154,7 @@ def _padding(samples: Sequence[Sample], untrained: AbstractSet[int]) -> list[int
 
 
 def common_advantage(row: Row) -> float | None:
-    """Return the advantage of a completion whose tokens all have the same; None if they differ or it is
-    unknown.
-    """
+    """Return the advantage that all tokens of a completion share; None if they differ or it is unknown."""
     if not isinstance(row.advantage, list):
         return row.advantage
     mask = row.mask or [True] * len(row.advantage)
@@ -167,11 +165,11 @@ def common_advantage(row: Row) -> float | None:
     return trained[0] if max(trained) - min(trained) <= tolerance else None
 
 
-def expected(record: AuditRecord, rollout: Scored, algorithm: Algorithm) -> Tensor | None:
-    """Return the trained advantages that an algorithm gives; None if the record lacks what it needs.
-    Completions that are scored and not trained count in the statistics of their groups.
+def expected(record: AuditRecord, rollout: ScoredRollout, algorithm: Algorithm) -> Tensor | None:
+    """Return the advantages that an algorithm gives to trained completions; None if the record lacks what it
+    needs. Completions that are scored but not trained count in the statistics of their groups.
     """
-    if not set(algorithm.advantage.needs) <= KNOWN:
+    if not set(algorithm.advantage.needs) <= RECORDED_DATA:
         return None
     rewards = _with_kl(record, rollout, algorithm.kl)
     if rewards is None:
@@ -190,12 +188,13 @@ def expected(record: AuditRecord, rollout: Scored, algorithm: Algorithm) -> Tens
     return result[:, 0]
 
 
-def _with_kl(record: AuditRecord, rollout: Scored, kl: KL | None) -> Tensor | None:
-    """Return the rewards that advantages are made of; None if a KL in them is unknown."""
+def _with_kl(record: AuditRecord, rollout: ScoredRollout, kl: KL | None) -> Tensor | None:
+    """Return the rewards from which advantages are computed; None if they contain an unknown KL."""
     if kl is None or kl.place != "reward":
         return rollout.rewards
     if kl.level == "token":
-        # It would make the advantages of a completion's tokens differ: where they do not, none was charged.
+        # A KL of each token would give the tokens of a completion different advantages. Here all are equal,
+        # so none was charged.
         return rollout.rewards if rollout.one_per_completion else None
     # TRL's rewards come from its functions alone. Other frameworks may have subtracted the KL from theirs.
     if record.header.framework != "trl" or not record.fields >= {"old_logprobs", "ref_logprobs"}:
@@ -204,63 +203,63 @@ def _with_kl(record: AuditRecord, rollout: Scored, kl: KL | None) -> Tensor | No
 
 
 def fits(used: Tensor, candidate: Tensor) -> bool:
-    """Whether two vectors agree, in float32's precision and whatever eps is used."""
+    """Whether two vectors agree to float32's precision, whatever eps was used."""
     return bool((used - candidate).abs().max() <= 2e-3 * max(1e-3, float(candidate.abs().max())))
 
 
 # --- explanations ---------------------------------------------------------------------------------
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     """The advantages of a rollout, and the advantages that the convention gives."""
 
-    rollout: Scored
+    rollout: ScoredRollout
     expected: Tensor
     """(N,)."""
     before: Tensor | None
     """The advantages that the convention gives for the rollout before, if it has as many completions."""
 
 
-Explanation = Callable[[Compared], bool]
-"""Whether advantages are what a mistake makes of those expected; its docstring is said of them."""
+Explanation = Callable[[Comparison], bool]
+"""Whether a mistake turns the expected advantages into the used ones; its docstring goes into the message."""
 
 
-def negated(compared: Compared) -> bool:
-    """The advantages have the other sign."""
-    return fits(compared.rollout.used, -compared.expected)
+def negated(comparison: Comparison) -> bool:
+    """The advantages have the opposite sign."""
+    return fits(comparison.rollout.used, -comparison.expected)
 
 
-def without_those_below_0(compared: Compared) -> bool:
-    """The advantages are the expected ones, but 0 where they are negative: nothing becomes less likely."""
-    return fits(compared.rollout.used, compared.expected.clamp(min=0))
+def without_those_below_0(comparison: Comparison) -> bool:
+    """The advantages are the expected ones with the negative ones set to 0: nothing becomes less likely."""
+    return fits(comparison.rollout.used, comparison.expected.clamp(min=0))
 
 
-def of_the_rollout_before(compared: Compared) -> bool:
-    """The advantages are those of the rollout before, from its rewards."""
-    return compared.before is not None and fits(compared.rollout.used, compared.before)
+def of_the_rollout_before(comparison: Comparison) -> bool:
+    """The advantages are those of the previous rollout, computed from its rewards."""
+    return comparison.before is not None and fits(comparison.rollout.used, comparison.before)
 
 
-def in_another_order(compared: Compared) -> bool:
-    """The advantages belong to other completions: the same numbers in another order."""
-    return fits(compared.rollout.used.sort().values, compared.expected.sort().values)
+def in_another_order(comparison: Comparison) -> bool:
+    """The advantages belong to other completions: they are the expected numbers in another order."""
+    return fits(comparison.rollout.used.sort().values, comparison.expected.sort().values)
 
 
-def others_over_all(compared: Compared) -> bool:
-    """The advantages are the rewards less the sum of the others over n, not over n - 1."""
-    rollout = compared.rollout
+def others_over_all(comparison: Comparison) -> bool:
+    """The advantages are the rewards minus the sum of the other rewards over n instead of n - 1."""
+    rollout = comparison.rollout
     return fits(rollout.used, rollout.rewards - rollout.by_group(lambda r: (r.sum() - r) / len(r)))
 
 
-def divided_by_the_batchs_std(compared: Compared) -> bool:
-    """The advantages are the rewards less their group's mean, over the std of the whole batch."""
-    return _over_batch(compared.rollout, compared.rollout.by_group(group_centered))
+def divided_by_the_batchs_std(comparison: Comparison) -> bool:
+    """The advantages are the rewards minus their group's mean, divided by the std of the whole batch."""
+    return _over_batch(comparison.rollout, comparison.rollout.by_group(group_centered))
 
 
-def batch_is_the_baseline(compared: Compared) -> bool:
-    """The advantages compare a completion with the whole batch, or with the completions of other groups that
-    have its place, not with its own group.
+def batch_is_the_baseline(comparison: Comparison) -> bool:
+    """The advantages compare a completion with the whole batch, or with the completions that have its place
+    in other groups, instead of its group.
     """
-    rollout = compared.rollout
+    rollout = comparison.rollout
     centered = group_centered(rollout.rewards)
     if fits(rollout.used, centered) or _over_batch(rollout, centered):
         return True
@@ -274,14 +273,14 @@ def batch_is_the_baseline(compared: Compared) -> bool:
     )
 
 
-def _over_batch(rollout: Scored, centered: Tensor) -> bool:
+def _over_batch(rollout: ScoredRollout, centered: Tensor) -> bool:
     stds = [standard_deviation(rollout.rewards, ddof) for ddof in (0, 1)]
     return any(fits(rollout.used, divided(centered, std + 1e-6)) for std in stds)
 
 
-def normalized_again(compared: Compared) -> bool:
-    """The advantages are the expected ones, normalized once more over batch, group or update."""
-    rollout, expected, _ = compared
+def normalized_again(comparison: Comparison) -> bool:
+    """The advantages are the expected ones, normalized a second time over batch, group or update."""
+    rollout, expected, _ = comparison
     candidates = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
     zscores = [partial(group_zscore, ddof=d) for d in (0, 1)]
     candidates += [
@@ -290,49 +289,51 @@ def normalized_again(compared: Compared) -> bool:
     return any(fits(rollout.used, candidate) for candidate in candidates)
 
 
-def without_a_baseline(compared: Compared) -> bool:
+def without_a_baseline(comparison: Comparison) -> bool:
     """The advantages are the rewards themselves."""
-    return fits(compared.rollout.used, compared.rollout.rewards)
+    return fits(comparison.rollout.used, comparison.rollout.rewards)
 
 
-def without_the_std(compared: Compared) -> bool:
-    """The advantages are the rewards less their group's mean, undivided."""
-    return fits(compared.rollout.used, compared.rollout.by_group(group_centered))
+def without_the_std(comparison: Comparison) -> bool:
+    """The advantages are the rewards minus their group's mean, not divided by the std."""
+    return fits(comparison.rollout.used, comparison.rollout.by_group(group_centered))
 
 
-def with_a_std(compared: Compared) -> bool:
+def with_a_std(comparison: Comparison) -> bool:
     """The advantages are divided by their group's std."""
-    rollout = compared.rollout
+    rollout = comparison.rollout
     return any(fits(rollout.used, rollout.by_group(partial(group_zscore, ddof=d))) for d in (0, 1))
 
 
-def without_an_epsilon(compared: Compared) -> bool:
-    """The advantages are divided by a std to which nothing is added, so that rounding counts as a reward."""
-    rollout = compared.rollout
-    rewards = rollout.rewards.float()  # as trainers compute; what is left of the difference is rounding
+def without_an_epsilon(comparison: Comparison) -> bool:
+    """The advantages are divided by a std to which nothing is added, so rounding counts as a difference of
+    rewards.
+    """
+    rollout = comparison.rollout
+    rewards = rollout.rewards.float()  # trainers compute in float32, so what differs then is rounding
     zscores = [partial(group_zscore, ddof=d, eps=0.0) for d in (0, 1)]
     return any(fits(rollout.used, rollout.by_group(zscore, rewards)) for zscore in zscores)
 
 
-def by_length(compared: Compared) -> bool:
-    """The advantages are the expected ones times the lengths of completions, or over them."""
-    rollout, expected, _ = compared
+def by_length(comparison: Comparison) -> bool:
+    """The advantages are the expected ones multiplied or divided by the lengths of the completions."""
+    rollout, expected, _ = comparison
     weighted = [expected * rollout.lengths, expected / rollout.lengths]
     factors = [float((rollout.used * c).sum() / c.square().sum().clamp(min=1e-12)) for c in weighted]
     differ = len(set(rollout.lengths[expected != 0].tolist())) > 1
     return differ and any(f > 0 and fits(rollout.used, f * c) for f, c in zip(factors, weighted, strict=True))
 
 
-def scaled(compared: Compared) -> bool:
-    """The advantages are the expected ones times a number, or plus a number, or both."""
-    used = compared.rollout.used
-    deviations = compared.expected - compared.expected.mean()
+def scaled(comparison: Comparison) -> bool:
+    """The advantages are the expected ones multiplied by a number, shifted by a number, or both."""
+    used = comparison.rollout.used
+    deviations = comparison.expected - comparison.expected.mean()
     factor = float(((used - used.mean()) * deviations).sum() / deviations.square().sum().clamp(min=1e-12))
-    enough = len(used) > MIN_COMPLETIONS  # a line goes through any two
+    enough = len(used) > MIN_COMPLETIONS  # a line through two points would always fit
     return enough and factor > 0 and fits(used, used.mean() + factor * deviations)
 
 
-def anything(_compared: Compared) -> bool:
+def anything(_compared: Comparison) -> bool:
     """The advantages do not follow from the settings, and no known mistake explains them."""
     return True
 
@@ -354,23 +355,23 @@ EXPLANATIONS: dict[str, Explanation] = {
     "advantages_scaled": scaled,
     "advantages_differ": anything,
 }
-"""The one that fits most rollouts is said, of several the first."""
-PLAIN = (
+"""The explanation that fits the most rollouts is reported, the first of several."""
+UNCONDITIONAL = (
     "advantages_negated",
     "advantages_late",
     "negatives_dropped",
     "baseline_over_all",
     "advantages_order",
 )
-"""Mistakes under any convention: what is wrong where the settings do not say which one is meant."""
+"""Mistakes that are mistakes under any convention; only these are reported if the settings name none."""
 
 
 @lru_cache(maxsize=8)
 def explanation(record: AuditRecord) -> tuple[str, Fault] | None:
-    """Return what is wrong with the advantages of most rollouts that differ; None if none does.
+    """Return the mistake in the advantages of most rollouts that differ; None if none differs.
 
-    Where several conventions may be meant, one that explains all rollouts is; else one that does with a
-    plain mistake in all those that differ.
+    If several conventions are possible, one that explains all rollouts is taken. Otherwise a mistake is
+    reported only if it is one under any convention and explains all rollouts that differ.
     """
     is_named = convention_of(record) is not None
     causes = [_causes(record, algorithm) for algorithm in conventions_of(record)]
@@ -380,7 +381,7 @@ def explanation(record: AuditRecord) -> tuple[str, Fault] | None:
         # Chance may let a mistake explain a rollout, so the one that explains most of them is the cause.
         counts = {name: sum(name in faults for faults in rollouts) for name in EXPLANATIONS}
         name = max(counts, key=lambda name: counts[name])
-        if is_named or (counts[name] == len(rollouts) and name in PLAIN):
+        if is_named or (counts[name] == len(rollouts) and name in UNCONDITIONAL):
             return name, next(faults[name] for faults in rollouts if name in faults)
     return None
 
@@ -389,39 +390,41 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> list[dict[str, Fault]]
     """Return all that may be wrong with each rollout that an algorithm's advantages do not explain."""
     causes = []
     before: Tensor | None = None
-    for every in scored(record):
-        due = expected(record, every, algorithm)
-        rollout = every.trained()
-        if due is not None and not fits(rollout.used, due):
-            compared = Compared(
-                rollout, due, before if before is not None and len(before) == len(due) else None
+    for rollout in scored_rollouts(record):
+        expected_advantages = expected(record, rollout, algorithm)
+        trained = rollout.trained()
+        if expected_advantages is not None and not fits(trained.used, expected_advantages):
+            comparison = Comparison(
+                trained,
+                expected_advantages,
+                before if before is not None and len(before) == len(expected_advantages) else None,
             )
-            names = [name for name, applies in EXPLANATIONS.items() if applies(compared)]
+            names = [name for name, applies in EXPLANATIONS.items() if applies(comparison)]
             # That no mistake is known is an explanation where none is.
             names = names[:-1] or names
-            causes.append({name: _fault(compared, EXPLANATIONS[name]) for name in names})
-        before = due
+            causes.append({name: _fault(comparison, EXPLANATIONS[name]) for name in names})
+        before = expected_advantages
     return causes
 
 
-def _fault(compared: Compared, cause: Explanation) -> Fault:
-    """Return the finding: the explanation in words, and the completion that is furthest off."""
-    rollout, expected, _ = compared
+def _fault(comparison: Comparison, cause: Explanation) -> Fault:
+    """Return the explanation in words, with the completion whose advantage is furthest off."""
+    rollout, expected, _ = comparison
     worst = int((rollout.used - expected).abs().argmax())
     words = " ".join((cause.__doc__ or "").split()).removesuffix(".")
-    words = words[:1].lower() + words[1:]  # the explanation follows other words
+    words = words[:1].lower() + words[1:]  # it follows "step 3: "
     numbers = f"{float(rollout.used[worst]):.4g} where {float(expected[worst]):.4g} is expected"
     evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
     return Fault(f"{words}: {numbers}", rollout.step, evidence)
 
 
 def explained_by(name: str) -> Predicate:
-    """Return the check that speaks if this is the explanation of a record's advantages."""
+    """Return the check that reports a fault if this explanation fits a record's advantages."""
 
     def check(record: AuditRecord) -> Fault | MissingField | None:
         explained = explanation(record)
         if explained is None:
-            lacking = None if name in PLAIN else algorithm_setting(record)
+            lacking = None if name in UNCONDITIONAL else algorithm_setting(record)
             return None if lacking is None else MissingField(lacking)
         cause, fault = explained
         return fault if cause == name else None
@@ -431,17 +434,17 @@ def explained_by(name: str) -> Predicate:
 
 
 def advantages_are_huge(record: AuditRecord) -> Fault | None:
-    """An advantage is larger than fifty times the range of its rollout's rewards, a KL in them included, and
-    than a std of so many completions allows.
+    """An advantage is larger than fifty times the range of its rollout's rewards, with any KL in them, and
+    larger than division by the std of so many completions allows.
     """
-    for rollout in map(Scored.trained, scored(record)):
+    for rollout in map(ScoredRollout.trained, scored_rollouts(record)):
         rewards = torch.cat([rollout.rewards, rollout.rewards - rollout.kl])
-        bound = max(HUGE * float(rewards.max() - rewards.min()), len(rewards) ** 0.5)
+        bound = max(HUGE_RANGES * float(rewards.max() - rewards.min()), len(rewards) ** 0.5)
         worst = int(rollout.used.abs().argmax())
         if len(rollout.used) >= MIN_COMPLETIONS and bound < float(rollout.used[worst].abs()) < math.inf:
             lowest, highest = float(rollout.rewards.min()), float(rollout.rewards.max())
             sentence = (
-                f"an advantage is {float(rollout.used[worst]):.4g}, of rewards from {lowest:g} to {highest:g}"
+                f"an advantage is {float(rollout.used[worst]):.4g} for rewards from {lowest:g} to {highest:g}"
             )
             evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
             return Fault(sentence, rollout.step, evidence)

@@ -31,11 +31,11 @@ PARTS = {
     "masks": {"mask"},
     "rewards": {"rewards", "reward"},
 }
-"""Parts of completions that pages show -> the fields of a record, of which one is enough for it."""
+"""Parts of completions that pages show -> fields of a record, any one of which provides the part."""
 
 
 def lacking(record: AuditRecord) -> str:
-    """Return a sentence that names what the pages could show and the record lacks; empty if nothing."""
+    """Return a sentence that names the parts that pages could show but the record lacks; '' if none."""
     absent = [words for words, fields in PARTS.items() if not record.fields & fields]
     if not absent:
         return ""
@@ -47,7 +47,7 @@ def lacking(record: AuditRecord) -> str:
 
 
 def by_step(record: AuditRecord) -> dict[int, list[Rollout]]:
-    """Return the rollouts before each update: there may be one for each of its micro-batches."""
+    """Return the rollouts before each update; an update may have one for each of its micro-batches."""
     rollouts_at: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in record.rollouts:
         rollouts_at[rollout.step].append(rollout)
@@ -99,7 +99,7 @@ def _row(
 
 
 def _finish(record: AuditRecord, sample: Sample) -> str:
-    """Return `stop`, or `length` of a completion that reached the limit; '' if it is not known."""
+    """Return `stop`, or `length` for a completion that reached the limit; '' if it is unknown."""
     if not sample.ids:
         return ""
     limit = record.number("max_completion_length", math.inf)
@@ -109,7 +109,7 @@ def _finish(record: AuditRecord, sample: Sample) -> str:
 
 
 def arrays_of(record: AuditRecord, log: RolloutLog) -> dict[str, np.ndarray]:
-    """Return the arrays of a log's completions as `rollouts.npz` has them; NaN for what is not known."""
+    """Return the arrays of a log's completions in the form of `rollouts.npz`; NaN for unknown values."""
     samples = {(r.number, n): s for r in record.rollouts for n, s in enumerate(r.completions)}
     sampled = [samples[row["rollout"], row["place"]] for row in log.rows]
     uses: dict[tuple[int, int], list[Use]] = defaultdict(list)
@@ -138,7 +138,7 @@ def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
     advantages = (
         np.full(size, advantage, np.float64) if isinstance(advantage, float) else _fitted(advantage, size)
     )
-    # On the page, no number means that no update saw the token.
+    # A token without an advantage on the page is one that no update saw.
     mask = np.ones(size, bool) if first.mask is None else _fitted(first.mask, size) == 1
     present = _fitted(last.logprobs, size)
     inserted = _fitted(sample.inserted, size) == 1
@@ -153,7 +153,7 @@ def _token_values(sample: Sample, uses: Sequence[Use]) -> dict[str, np.ndarray]:
 
 
 def _fitted(values: Sequence[float | None] | None, size: int) -> np.ndarray:
-    """Return (size,) float64: the first values; missing ones are NaN."""
+    """Return the first values as (size,) float64, with NaN for missing ones."""
     fitted = np.full(size, np.nan)
     part = np.array((values or ())[:size], dtype=np.float64)
     fitted[: len(part)] = part
@@ -161,7 +161,7 @@ def _fitted(values: Sequence[float | None] | None, size: int) -> np.ndarray:
 
 
 def metrics_of(record: AuditRecord) -> list[dict[str, float]]:
-    """Return each step's metrics by covey's names, with counts of its completions if there are any."""
+    """Return each step's metrics under covey's names, with statistics of its completions if it has any."""
     words = words_of(record.header.framework)
     steps: dict[int, dict[str, float]] = {}
     for update in record.updates:

@@ -24,13 +24,13 @@ class Fault(NamedTuple):
 
 
 class MissingField(NamedTuple):
-    """The answer of a check that finds, as it computes, that it cannot judge: the field that it lacks."""
+    """The field without which a check, once it has begun, turns out to be unable to judge."""
 
     field: str
 
 
 Predicate = Callable[[AuditRecord], Fault | MissingField | None]
-"""Returns what is wrong in a record, None if nothing is; its docstring is the condition."""
+"""Returns the fault in a record, None if there is none; its docstring is the condition."""
 
 
 class CheckText(BaseModel):
@@ -40,17 +40,17 @@ class CheckText(BaseModel):
 
     severity: Severity
     needs: tuple[str, ...]
-    """Fields without which it cannot be judged; `a or b`: either of them."""
+    """Fields without which the check cannot judge; `a or b`: either of them."""
     convention: str = ""
     """The usual practice, and who follows it."""
     any: str = ""
-    """The remedy, in words of no framework."""
+    """The remedy, without the words of any framework."""
     trl: str = ""
-    """The line to change, in the words of this framework; so are the two below."""
+    """The line to change, in the words of TRL; the two below are in those of their frameworks."""
     verl: str = ""
     openrlhf: str = ""
     silences: tuple[str, ...] = ()
-    """Checks that would report its consequences."""
+    """Checks that would only report the consequences of this mistake."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Check:
 
     @property
     def condition(self) -> str:
-        """The condition of the fault, in a sentence: the docstring of the predicate."""
+        """The condition of the fault in words: the docstring of the predicate."""
         return " ".join((inspect.getdoc(self.predicate) or "").split())
 
     def lacking(self, record: AuditRecord) -> list[str]:
-        """Return the fields that it needs and the record lacks."""
+        """Return the fields that the check needs but the record lacks."""
         return [need for need in self.words.needs if not record.fields & set(need.split(" or "))]
 
 
@@ -91,7 +91,7 @@ def apply(checks: Sequence[Check], record: AuditRecord) -> Report:
     for check in checks:
         lacking = check.lacking(record)
         if lacking:
-            # One missing field is reason enough; the first of alternatives is the usual one.
+            # The report names one missing field; of alternatives, the first is the usual one.
             unjudged.setdefault(lacking[0].partition(" or ")[0], []).append(check.name)
             continue
         fault = None if check.name in silent else check.predicate(record)
@@ -121,7 +121,7 @@ def _finding(check: Check, fault: Fault, framework: str) -> Finding:
     words = check.words
     sentence = f"{fault.sentence}; {words.convention}" if words.convention else fault.sentence
     evidence = {"step": fault.step, **fault.evidence}
-    # One line is enough: the framework's own, else everybody's.
+    # The reader needs one remedy: the framework's own, or else the general one.
     remedy = str(getattr(words, framework, "")) if framework in FRAMEWORKS else ""
     advice = "" if remedy else words.any
     return Finding(check.name, fault.step, words.severity, sentence, remedy, advice, evidence)

@@ -1,4 +1,4 @@
-"""The algorithm that a framework's settings mean, computed by covey's own functions."""
+"""Conventions: the algorithm that a framework's settings ask for, as functions of covey."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from covey.objective.axis_function import bind
 from covey.objective.dialects import DIALECTS
 from covey_verify.errors import ConfigError
 
-COMMON = ("grpo", "dr_grpo", "rloo", "reinforce")
-"""Algorithms of which a run may be, if its settings do not say."""
+COMMON_ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")
+"""The algorithms that a run may have if its settings do not say."""
 LOSSES = ("dapo", "grpo", "dr_grpo")
 """TRL's names of their losses."""
-SAY = ("verl", "openrlhf")
-"""Frameworks whose settings say the algorithm."""
+NAMING_FRAMEWORKS = ("verl", "openrlhf")
+"""Frameworks whose settings name the algorithm."""
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
-"""TRL's arguments that decide about advantages alone."""
+"""TRL's arguments that affect only advantages."""
 
 
 @lru_cache(maxsize=8)
 def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
-    """Return the algorithms that a run may have: that of its settings, else those in common use; none if
-    the settings say one that covey lacks.
+    """Return the algorithms that a run may have: the one that its settings name, or else those in common use;
+    none if the settings name one that covey lacks.
     """
     algorithm = convention_of(record)
     if algorithm is not None:
         is_own = record.header.framework not in FRAMEWORKS
-        # TRL's words have no critic, no leave-one-out baseline and none for a single completion of a prompt.
+        # TRL's settings cannot express a critic, a leave-one-out baseline, or a single completion per prompt.
         if is_own and (
             record.number("num_generations", 0.0) == 1 or _has_critic(record) or _is_unknown(record)
         ):
@@ -51,12 +51,12 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
     return (
         ()
         if algorithm_setting(record) is None
-        else tuple(PRESETS[name].variant("", kl=None) for name in COMMON)
+        else tuple(PRESETS[name].variant("", kl=None) for name in COMMON_ALGORITHMS)
     )
 
 
 def _is_unknown(record: AuditRecord) -> bool:
-    """Whether a trainer of no framework names an algorithm that covey lacks, as expert iteration."""
+    """Whether a trainer of no framework names an algorithm that covey lacks, such as expert iteration."""
     name = str(record.setting("algorithm", "grpo")).lower().replace("-", "_").replace(".", "")
     return name.replace(" ", "_") not in PRESETS
 
@@ -66,24 +66,28 @@ def _has_critic(record: AuditRecord) -> bool:
 
 
 def algorithm_setting(record: AuditRecord) -> str | None:
-    """Return the setting that would say which algorithm a run has, where it lacks it; None where it has it.
+    """Return the missing setting that would tell which algorithm a run has; None if it is told already.
 
-    A trainer of no known framework says it by TRL's settings.
+    A trainer of no known framework tells it by TRL's settings.
     """
-    if record.algorithm is not None or record.header.framework in (*SAY, "trl") or _is_like_trl(record):
+    if (
+        record.algorithm is not None
+        or record.header.framework in (*NAMING_FRAMEWORKS, "trl")
+        or _is_like_trl(record)
+    ):
         return None
     return "settings.algorithm" if record.header.framework in FRAMEWORKS else "settings.loss_type"
 
 
 def _is_like_trl(record: AuditRecord) -> bool:
-    """Whether a run has TRL's settings: it is TRL's, or a trainer's that takes its words."""
+    """Whether a run has TRL's settings: it is TRL's own, or its trainer uses TRL's words."""
     framework = record.header.framework
     return framework == "trl" or (framework not in FRAMEWORKS and record.setting("loss_type") is not None)
 
 
 @lru_cache(maxsize=8)
 def convention_of(record: AuditRecord) -> Algorithm | None:
-    """Return the algorithm of a record's settings; None if they do not say, or covey lacks it."""
+    """Return the algorithm that a record's settings name; None if they name none, or covey lacks it."""
     if record.algorithm is not None:
         return record.algorithm
     if _is_like_trl(record):
@@ -96,7 +100,7 @@ def convention_of(record: AuditRecord) -> Algorithm | None:
 
 
 def is_rloo(record: AuditRecord) -> bool:
-    """Whether a run of TRL is its RLOOTrainer's, which alone has this setting."""
+    """Whether a run is of TRL's RLOOTrainer: no other trainer has this setting."""
     return "normalize_advantages" in record.header.settings
 
 
@@ -116,7 +120,7 @@ def _trl(record: AuditRecord) -> Algorithm | None:
     if record.header.framework not in FRAMEWORKS and named not in (*KINDS, "bnpo"):
         # A loop of no framework may name another algorithm there.
         return PRESETS[named].variant("", kl=None) if named in PRESETS else None
-    # The micro-batches of bnpo do not matter for advantages; `_same_loss` knows that they do for the loss.
+    # bnpo's micro-batches matter for the loss (see `_same_loss`) but not for advantages.
     if settings.get("loss_type") == "bnpo":
         settings["loss_type"] = "dapo"
     advantage_settings = {name: settings[name] for name in ADVANTAGES if name in settings}
@@ -129,10 +133,10 @@ def _trl(record: AuditRecord) -> Algorithm | None:
 
 
 def _loss_settings(record: AuditRecord) -> dict[str, object]:
-    """Return TRL's settings of the loss that are not its defaults, without its entropy bonus, which is
-    looked at apart.
+    """Return TRL's settings of the loss that differ from its defaults, except the entropy bonus, which
+    `entropy_coefficient` handles.
 
-    Its arguments have values for every loss_type, and `algorithm_of` refuses arguments without effect.
+    TRL gives every argument a value for every loss_type, but `algorithm_of` refuses arguments without effect.
     """
     settings = {name: value for name, value in record.header.settings.items() if value is not None}
     names = set(settings) & set(LOSS) - {"entropy_coef"}
@@ -140,8 +144,8 @@ def _loss_settings(record: AuditRecord) -> dict[str, object]:
 
 
 def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
-    """Return the algorithms whose loss a run's loss may be, to the last term: that of its settings, else
-    those in common use; none if the loss of its settings is another.
+    """Return the algorithms whose loss may equal a run's, to the last term: the one of its settings, or else
+    those in common use; none if covey lacks the loss of its settings.
     """
     algorithm = convention_of(record)
     if algorithm is not None and is_rloo(record):
@@ -167,14 +171,14 @@ def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
 
 
 def _own_losses(record: AuditRecord, algorithm: Algorithm) -> tuple[Algorithm, ...]:
-    """Return the losses that TRL's settings mean: in a loop of no framework, also without TRL's own ways."""
+    """Return the losses that TRL's settings may mean; a loop of no framework need not share TRL's habits."""
     losses = [algorithm]
     if record.header.framework in FRAMEWORKS:
         return (algorithm,)
     if algorithm.kl is not None and kl_in_rewards(record) is not None:
         losses = [algorithm.variant("", kl=None)]
     elif algorithm.kl is not None:
-        # TRL weighs the KL of a token by its ratio.
+        # TRL multiplies the KL of a token by the token's ratio; other loops may use the plain formula.
         losses.insert(0, algorithm.variant("", kl=replace(algorithm.kl, gradient="formula")))
     if all(use.first for use in record.uses):
         losses += [one.variant("", surrogate=bind(log_likelihood)) for one in losses]
@@ -182,12 +186,12 @@ def _own_losses(record: AuditRecord, algorithm: Algorithm) -> tuple[Algorithm, .
 
 
 def log_likelihood(logprobs: Tensor, advantages: Tensor) -> Tensor:
-    """-A log pi: REINFORCE's loss, whose gradient is that of any ratio before the policy has moved."""
+    """-A log pi: REINFORCE's loss. Until the policy moves, a loss with a ratio has the same gradient."""
     return -advantages * logprobs
 
 
 def entropy_coefficient(record: AuditRecord) -> float:
-    """Return the coefficient of an entropy bonus that is a mean over an update, by a metric of that name."""
+    """Return the coefficient of an entropy bonus whose mean over an update was logged; 0 otherwise."""
     if record.header.framework in FRAMEWORKS or "metrics.entropy" not in record.fields:
         return 0.0
     return record.number("entropy_coef", 0.0)
@@ -202,7 +206,7 @@ def _same_loss(record: AuditRecord) -> bool:
         and not record.setting("use_vllm")
     )
     settings = _loss_settings(record)
-    # A mean over the micro-batch is that over the update if there is one.
+    # With a single micro-batch, its mean is the mean over the update.
     if settings.get("loss_type") == "bnpo" and record.number("gradient_accumulation_steps", 1) == 1:
         settings["loss_type"] = "dapo"
     try:
@@ -213,7 +217,7 @@ def _same_loss(record: AuditRecord) -> bool:
 
 
 DUAL_CLIP: Mapping[str, float] = {"verl": 3.0}
-"""Framework -> the bound of its dual clip where the settings say nothing."""
+"""Framework -> the default bound of its dual clip."""
 MEANS: Mapping[str, Callable[..., Tensor]] = {
     "token-mean": reductions.token_mean,
     "token-sum": reductions.token_sum,
@@ -224,7 +228,7 @@ MEANS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def loss_of_calls(record: AuditRecord) -> Algorithm | None:
-    """Return the clipped loss that a run's settings ask for; None of another loss."""
+    """Return the clipped loss that a run's settings ask for; None if they ask for another loss."""
     mean = MEANS.get(str(record.setting("reduction", "token-mean")))
     if mean is None or record.setting("loss_mode", "vanilla") not in ("vanilla", "ppo"):
         return None
@@ -240,7 +244,7 @@ def loss_of_calls(record: AuditRecord) -> Algorithm | None:
 
 
 def correction_of(record: AuditRecord) -> Callable[[Tensor], Tensor] | None:
-    """Return OpenRLHF's importance correction: mismatch -> weights; None without, or of another kind."""
+    """Return OpenRLHF's importance correction, mismatch -> weights; None if it is off or of another kind."""
     if record.setting("algo.advantage.is_correction_enable") is not True:
         return None
     bounds = record.setting("algo.advantage.is_correction_threshold", [0.5, 5.0])

@@ -15,9 +15,9 @@ from covey.audit.record import AuditRecord, Use
 from covey.audit.tokens import location
 
 MIN_LOG_RATIO = 0.01
-"""Nats by which trainer and sampler have to differ at a token, so that the direction of a weight shows."""
+"""Fewest nats between trainer and sampler at which a token's weight shows its direction."""
 MIN_WEIGHTS = 16
-"""Importance weights that an update must have."""
+"""Fewest importance weights of an update that are judged."""
 
 
 def weights_are_inverted(record: AuditRecord) -> Fault | None:
@@ -47,7 +47,7 @@ class Correction(NamedTuple):
     token: int
     weight: float
     due: float
-    """Trainer over sampler, of the token, or of the completion where the weight is of that."""
+    """Trainer over sampler, for the token, or for the completion if the weight is a completion's."""
     inverted: bool
     """Whether the weight is sampler over trainer."""
 
@@ -55,7 +55,7 @@ class Correction(NamedTuple):
 def _corrected(use: Use) -> Iterator[Correction]:
     weights = use.row.corrections or ()
     apart = [(token, old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)]
-    # A weight of a whole completion is the product of its tokens' ratios.
+    # The weight of a whole completion is the product of its tokens' ratios.
     whole = sum(d for _, d in apart)
     for token, log_ratio in apart:
         weight = weights[token] if token < len(weights) else None
@@ -67,8 +67,8 @@ def _corrected(use: Use) -> Iterator[Correction]:
 
 
 def corrections_are_constant(record: AuditRecord) -> Fault | None:
-    """More than nine in ten importance weights of an update are one number other than 1: probably all were
-    cut at a bound, and not what the log-probs of trainer and sampler give.
+    """More than nine in ten importance weights of an update are the same number other than 1: probably all
+    were clipped at a bound, and they do not follow from the log-probs of trainer and sampler.
     """
     for update in record.updates:
         weights = [w for use in record.uses_of(update) for w in _weights(use)]
@@ -77,12 +77,14 @@ def corrections_are_constant(record: AuditRecord) -> Fault | None:
         capped = not math.isclose(usual, 1.0, rel_tol=1e-3)
         if capped and count >= MIN_WEIGHTS and count > 0.9 * len(weights):
             sentence = f"{count} of {len(weights)} importance weights are {usual:.4g}"
-            return Fault(f"{sentence}: a bound cuts what it should let pass", update.step)
+            return Fault(f"{sentence}: a bound clips what it should let pass", update.step)
     return None
 
 
 def _weights(use: Use) -> list[float]:
-    """Return the importance weights of trained tokens that are not those due, nor 0, of a token left out."""
+    """Return the importance weights of trained tokens that are not the expected ones. A weight of 0 leaves
+    its token out and does not count.
+    """
     due = {token: math.exp(old - sampled) for token, old, sampled in pairs(use, old_logprobs, sampler)}
     trained = zip(use.row.corrections or (), use.row.mask or (), strict=False)
     weights = {token: weight for token, (weight, on) in enumerate(trained) if on and weight}

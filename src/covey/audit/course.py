@@ -1,4 +1,4 @@
-"""The course of another trainer's run: covey's findings on the metrics that it logged, in its words."""
+"""The course of another framework's run: covey's findings on its metrics, in the framework's own words."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TRL_NAMES = {row.key: row.setting.trl_names[0] for row in schema_rows() if row.s
 
 
 def findings_from_metrics(record: AuditRecord) -> list[Finding]:
-    """Return what covey's rules find in a run's metrics; none of a framework whose metrics are not known.
+    """Return the findings of covey's rules on a run's metrics; none if covey does not know the framework.
 
-    Nothing is known of its config, so a remedy may name what is set already.
+    The run's config is unknown, so a remedy may name a value that is already set.
     """
     words = FRAMEWORKS.get(record.header.framework)
     if words is None:
@@ -31,7 +31,7 @@ def findings_from_metrics(record: AuditRecord) -> list[Finding]:
 
 
 def translated(words: FrameworkWords, logged: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-    """Yield a framework's metrics under covey's names. Metrics that covey has no name for are left out."""
+    """Yield a framework's metrics under covey's names, without those for which covey has no name."""
     for name, value in logged.items():
         translation = words.metric(name)
         if translation is not None and value is not None and math.isfinite(value):
@@ -39,7 +39,7 @@ def translated(words: FrameworkWords, logged: Mapping[str, float | None]) -> Ite
 
 
 def _in_words_of(words: FrameworkWords, finding: Finding) -> Finding:
-    """Return a finding with a framework's names of settings, without a remedy that it has no name for."""
+    """Return a finding with a framework's names of settings; a remedy that has no such name is dropped."""
     names = names_of(words)
     key, _, value = finding.remedy.partition(": ")
     remedy = words.remedy.format(name=names[key], value=value) if key in names else ""
@@ -48,12 +48,12 @@ def _in_words_of(words: FrameworkWords, finding: Finding) -> Finding:
 
 
 def names_of(words: FrameworkWords) -> Mapping[str, str]:
-    """Return covey's names of settings -> the framework's names."""
+    """Return a mapping from covey's names of settings to the framework's."""
     keys = {name: key for key, name in TRL_NAMES.items()}
     return {keys.get(name, name): own_name for name, own_name in words.settings.items()} or TRL_NAMES
 
 
 def named(names: Mapping[str, str], text: str) -> str:
-    """Return a sentence with other names of settings. Names without a dot stay: `model` is a word too."""
+    """Return a sentence with other names of settings; names without a dot, such as `model`, may be words."""
     keys = "|".join(re.escape(key) for key in names if "." in key)
     return re.sub(rf"\b({keys})\b", lambda match: names[match[0]], text)

@@ -14,18 +14,18 @@ from covey.audit.rescored import best_of, sum_of
 from covey.audit.tokens import common_start
 
 MIN_ROWS = 8
-"""Rows of which most are meant."""
+"""Fewest rows of which "most" is said."""
 NEXT = 4
-"""Characters next to an answer that show whether it always has one place in its prompt."""
+"""Characters next to an answer that show whether it is always at the same place in its prompt."""
 MIN_GROUPS = 4
-"""Groups in which a prompt occurs again."""
+"""Fewest groups in which repeated prompts are counted."""
 MIN_ROLLOUTS = 3
-"""Rollouts that repeat their prompts."""
+"""Fewest rollouts whose prompts are compared."""
 
 
 def rows_lack_their_answer(record: AuditRecord) -> Fault | None:
-    """Some rows have an answer, and others have an empty one. The answer is a column of that name, or one of
-    which an empty value pays every completion the most, an empty text too, and no other value does.
+    """Some rows have an answer and others have an empty one. The answer is a column with such a name, or a
+    column whose empty values, and no others, earn even an empty text the highest reward.
     """
     best = best_of(record)
     for column in dict.fromkeys(name for _, _, s in record.samples for name in s.row):
@@ -81,9 +81,9 @@ def evaluated_on_training_rows(record: AuditRecord) -> Fault | None:
 
 def answer_is_in_the_prompt(record: AuditRecord) -> Fault | None:
     """A column that is named like an answer is in more than nine of ten prompts, next to the same characters
-    in as many, and another row's answer in fewer than half as many. A prompt with a choice has it anywhere.
-    Or more than nine of ten prompts have their last words, which no other prompt ends with, once before, with
-    the answer behind them.
+    in as many, and another row's answer is in fewer than half as many. (A prompt that offers a choice may
+    contain the answer anywhere.) Or more than nine of ten prompts contain their own last words, with which
+    no other prompt ends, once before, followed by the answer.
     """
     rows = list({str(s.prompt): s for _, _, s in record.samples if s.prompt is not None and s.row}.values())
     for column in ANSWERS if len(rows) >= MIN_ROWS else ():
@@ -102,7 +102,7 @@ def answer_is_in_the_prompt(record: AuditRecord) -> Fault | None:
 
 
 def _solved(rows: Sequence[Sample], answers: Sequence[str]) -> int:
-    """Return how many prompts have the words with which they alone end once before, then the answer."""
+    """Return how many prompts contain their own ending, which no other prompt has, followed by the answer."""
     texts = [text_of_prompt(row) for row in rows]
     backwards = [text[::-1] for text in texts]
     count = 0
@@ -115,14 +115,14 @@ def _solved(rows: Sequence[Sample], answers: Sequence[str]) -> int:
 
 
 def text_of_prompt(row: Sample) -> str:
-    """Return a prompt as one text; of messages, what they say."""
+    """Return a prompt as one text; for messages, their contents."""
     if isinstance(row.prompt, list):
         return "\n".join(str(message.get("content")) for message in row.prompt)
     return str(row.prompt)
 
 
 def _next_other(answers: Sequence[str], n: int) -> str:
-    """Return the answer of the next row that has another one, for what chance comes to; '' without one."""
+    """Return the answer of the next row that has a different one, to estimate chance; '' if there is none."""
     following = [*answers[n:], *answers[:n]]
     return next((answer for answer in following if answer and answer != answers[n]), "")
 
@@ -130,7 +130,7 @@ def _next_other(answers: Sequence[str], n: int) -> str:
 def _told(rows: Sequence[Sample], answers: Sequence[str], chooses: bool = True) -> int:
     """Return how many prompts contain the answer as a word of its own.
 
-    ``chooses``: anywhere; else next to the characters that are next to it in most prompts.
+    ``chooses``: anywhere; otherwise only next to the characters that surround it in most prompts.
     """
     pairs = [(str(sample.prompt), answer) for sample, answer in zip(rows, answers, strict=True) if answer]
     places = [(text, list(re.finditer(rf"(?<!\w){re.escape(answer)}(?!\w)", text))) for text, answer in pairs]
@@ -142,7 +142,7 @@ def _told(rows: Sequence[Sample], answers: Sequence[str], chooses: bool = True) 
 
 
 def one_prompt_is_sampled_twice(record: AuditRecord) -> Fault | None:
-    """A rollout has the same prompt and row in more than one group, in more than a tenth of its groups."""
+    """More than a tenth of a rollout's groups repeat the prompt and the row of another group."""
     for rollout in record.rollouts:
         prompts = dict[int, str]()
         for sample, group in zip(rollout.completions, groups_of(rollout.completions), strict=True):
@@ -156,8 +156,8 @@ def one_prompt_is_sampled_twice(record: AuditRecord) -> Fault | None:
 
 
 def few_prompts_are_sampled(record: AuditRecord) -> Fault | None:
-    """The rollouts of a run, at least three, have at most half as many different prompts as that many draws
-    from its rows give, even if a row may be drawn again at once.
+    """Over at least three rollouts, a run has sampled at most half as many different prompts as the same
+    number of independent draws from its rows would give.
     """
     rows = record.header.data.distinct or 0
     of_rollouts = [{s.prompt_text for s in rollout.completions} for rollout in record.rollouts]
@@ -168,7 +168,7 @@ def few_prompts_are_sampled(record: AuditRecord) -> Fault | None:
     different = len(set.union(*of_rollouts))
     if different > 0.5 * expected:
         return None
-    sentence = f"{len(of_rollouts)} rollouts have sampled {different} of {rows} prompts again and again"
+    sentence = f"{len(of_rollouts)} rollouts have sampled only {different} of {rows} prompts"
     return Fault(f"{sentence}, where about {expected:.0f} are expected", record.rollouts[1].step)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from covey.audit.check import Fault
-from covey.audit.logprobs import SAME_PROGRAM_NATS, distance, fresh, recomputed, trainer
+from covey.audit.logprobs import SAME_PROGRAM_NATS, distance, first_uses, recomputed, trainer
 from covey.audit.record import AuditRecord, Use
 
 MIN_TOKENS = 256
@@ -27,10 +27,10 @@ def drawn_from_another_distribution(record: AuditRecord) -> Fault | None:
     declared = any(max(record.number(name, neutral), 0.0) != neutral for name, neutral in CUT.items())
     if declared or "sampler_logprobs" in record.fields:
         return None
-    if distance(fresh(record), trainer, recomputed) > SAME_PROGRAM_NATS:
+    if distance(first_uses(record), trainer, recomputed) > SAME_PROGRAM_NATS:
         return None
     # Log-prob plus entropy is 0 on average, whatever came before the token.
-    surplus = [value for use in fresh(record) for value in _surplus(use)]
+    surplus = [value for use in first_uses(record) for value in _surplus(use)]
     error = math.sqrt(sum(value**2 for value in surplus))
     mean = sum(surplus) / max(len(surplus), 1)
     if len(surplus) < MIN_TOKENS or abs(mean) < LEAST_NATS or abs(sum(surplus)) < ERRORS * error:

@@ -1,4 +1,4 @@
-"""Checks of values in the place of others: another completion's, or the other argument of a loss."""
+"""Checks of exchanged values: those of another completion, or of another argument of the loss."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from covey.audit.tokens import MIN_COMPLETIONS, location
 KEY = 8
 """Number of log-probs by which a completion is recognized."""
 MIN_KEY = 4
-"""Number of log-probs of a shorter completion that suffice."""
+"""Fewest log-probs by which a shorter completion is recognized."""
 COMPARED_TOKENS = 16
-"""Tokens of a completion that are compared with others'."""
-MOST = 64
-"""Completions of an update that are looked for among the others."""
+"""Tokens of a completion that are compared with those of others."""
+MAX_SUSPECTS = 64
+"""Most completions of an update whose log-probs are searched for among the others."""
 Key = tuple[float, ...]
 
 
@@ -34,14 +34,14 @@ def key_of(values: Numbers | None, mask: Sequence[bool] | None) -> Key:
 
 
 class Suspect(NamedTuple):
-    """A completion in an update: log-probs that are its own for certain, if any, and those in doubt."""
+    """A completion in an update, with log-probs that are certainly its own, if any, and doubtful ones."""
 
     use: Use
     certain: Numbers | None
     doubted: Numbers
 
     def distance(self, other: Suspect) -> float | None:
-        """Return the mean distance of its certain log-probs from another one's given ones, if it has any."""
+        """Return the mean distance of its certain log-probs from another's doubted ones; None without any."""
         masks = zip(self.use.row.mask or (), other.use.row.mask or (), strict=False)
         values = zip(masks, self.certain or (), other.doubted, strict=False)
         apart = [abs(a - b) for on, a, b in values if all(on) and a is not None and b is not None]
@@ -55,17 +55,17 @@ def logprobs_are_in_another_order(record: AuditRecord) -> Fault | None:
     by_calls = _certain_by_calls(record)
     comparisons = [(old_logprobs, certain, "old") for certain in (recomputed, trainer, by_calls)]
     comparisons += [(sampler, certain, "sampler's") for certain in (recomputed, by_calls)]
-    # Where nothing else is known, one of the two is wrong.
+    # If nothing certain is known, the two can still contradict each other.
     comparisons.append((old_logprobs, sampler, "old or the sampler's"))
     faults = (_in_another_order(record, certain, doubted, whose) for doubted, certain, whose in comparisons)
     return next((fault for fault in faults if fault is not None), None)
 
 
 def _certain_by_calls(record: AuditRecord) -> Callable[[Use], Numbers | None]:
-    """Return a completion's log-probs in the calls of a loss before any weight has moved."""
+    """Return a function from a completion to its log-probs in the loss before any weight has moved."""
     by_key: dict[Key, Numbers] = {}
     for n, call in enumerate(record.calls):
-        # Where that is unknown, the first call is the only one of which it is certain.
+        # Only the first call certainly comes before any motion; later ones must say so.
         if n > 0 and call.moved is not False:
             break
         by_key |= {key_of(row.old_logprobs, row.mask): row.logprobs for row in call.rows}
@@ -78,11 +78,11 @@ def _in_another_order(
     doubted: Callable[[Use], Numbers | None],
     whose: str,
 ) -> Fault | None:
-    fresh = [use for use in record.uses if use.first and use.row.mask]
-    for _, uses in groupby(fresh, key=lambda use: use.update.step):
+    uses_at_first = [use for use in record.uses if use.first and use.row.mask]
+    for _, uses in groupby(uses_at_first, key=lambda use: use.update.step):
         values = [(use, certain(use), doubted(use)) for use in uses]
         suspects = [Suspect(use, a, b) for use, a, b in values if b is not None]
-        distant = [s for s in suspects if (s.distance(s) or 0.0) > SAME_PROGRAM_NATS][:MOST]
+        distant = [s for s in suspects if (s.distance(s) or 0.0) > SAME_PROGRAM_NATS][:MAX_SUSPECTS]
         moved = [(suspect, owner) for suspect in distant for owner in _owners(suspect, suspects)[:1]]
         if len(moved) >= MIN_COMPLETIONS and len(moved) >= 0.9 * len(distant):
             moved_suspect, owner = moved[0]
@@ -113,20 +113,20 @@ class Advantage(NamedTuple):
     due: float
 
 
-Shelves = Mapping[int, Sequence[tuple[Use, Key]]]
-"""Completions of a batch by the first number of their keys: few are compared with each row of a loss."""
+Buckets = Mapping[int, Sequence[tuple[Use, Key]]]
+"""Completions of a batch by the first number of their keys, so that each row is compared with a few only."""
 
 
 def advantages_of_calls_are_others(record: AuditRecord) -> Fault | None:
-    """The loss gets completions with the advantages of others of their batch: more than a quarter of those
-    that are recognized by their old log-probs.
+    """More than a quarter of the completions that are recognized by their old log-probs enter the loss with
+    the advantage of another completion of their batch.
     """
     uses = [use for use in record.uses if use.row.advantage is not None]
     advantages = list(_advantages_of_calls(record.calls, uses))
     moved = [advantage for advantage in advantages if advantage.used != advantage.due]
     if len(moved) < MIN_COMPLETIONS or len(moved) <= 0.25 * len(advantages):
         return None
-    # Numbers that the batch does not have were computed anew, not moved.
+    # Numbers that the batch does not have were computed again, not moved between completions.
     batch_values = {_first(use.row.advantage, use.row.mask or ()) for use in uses}
     if any(advantage.used not in batch_values for advantage in moved):
         return None
@@ -137,10 +137,10 @@ def advantages_of_calls_are_others(record: AuditRecord) -> Fault | None:
 
 def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iterator[Advantage]:
     """Yield the advantages of completions that are recognized in calls of a loss."""
-    shelves = _shelves(uses)
+    buckets = _buckets(uses)
     for call in calls:
         for row in call.rows:
-            use = _recognized(key_of(row.old_logprobs, row.mask), shelves)
+            use = _recognized_use(key_of(row.old_logprobs, row.mask), buckets)
             if use is None:
                 continue
             used = _first(row.advantage, row.mask)
@@ -149,29 +149,29 @@ def _advantages_of_calls(calls: Sequence[LossCall], uses: Sequence[Use]) -> Iter
                 yield Advantage(call, use, used, due)
 
 
-def _shelves(uses: Sequence[Use]) -> Shelves:
-    """Put completions onto the shelves of their keys, and onto those beside, where near keys may stand."""
-    shelves = defaultdict[int, list[tuple[Use, Key]]](list)
+def _buckets(uses: Sequence[Use]) -> Buckets:
+    """Return the completions by bucket. Each is in the adjacent buckets too, which may hold similar keys."""
+    buckets = defaultdict[int, list[tuple[Use, Key]]](list)
     for use in uses:
         key = key_of(use.row.old_logprobs, use.row.mask)
         for number in (-1, 0, 1):
-            shelves[_shelf_of(key) + number].append((use, key))
-    return shelves
+            buckets[_bucket_of(key) + number].append((use, key))
+    return buckets
 
 
-def _shelf_of(key: Key) -> int:
+def _bucket_of(key: Key) -> int:
     return round(100 * key[0]) if key else 0
 
 
-def _recognized(key: Key, shelves: Shelves) -> Use | None:
-    """Return the completion with these log-probs; None without one, or if copies have them too."""
-    near = [use for use, shelf_key in shelves.get(_shelf_of(key), ()) if _is_near(key, shelf_key)]
+def _recognized_use(key: Key, buckets: Buckets) -> Use | None:
+    """Return the completion with these log-probs; None if there is none, or if copies share them."""
+    near = [use for use, candidate in buckets.get(_bucket_of(key), ()) if _is_near(key, candidate)]
     completions = {(use.row.rollout, use.row.completion) for use in near}
     return near[0] if len(completions) == 1 else None
 
 
 def _is_near(key: Key, candidate: Key) -> bool:
-    """Whether two keys are of one completion, though computed in other micro-batches."""
+    """Whether two keys belong to one completion, even if computed in different micro-batches."""
     return len(key) == len(candidate) >= MIN_KEY and all(
         abs(a - b) < 1e-3 for a, b in zip(key, candidate, strict=True)
     )
@@ -185,8 +185,8 @@ def _first(advantage: float | Numbers | None, mask: Sequence[bool]) -> float | N
 
 
 def old_logprobs_are_replaced(record: AuditRecord) -> Fault | None:
-    """The loss gets old log-probs that the batch never had, neither the present ones nor the sampler's, in
-    a quarter of its calls and in at least two, though others get the batch's.
+    """In a quarter of its calls, and in at least two, the loss gets old log-probs that the batch never had,
+    neither the present ones nor the sampler's, while other calls get the batch's.
     """
     keys = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     keys |= {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
@@ -197,12 +197,12 @@ def old_logprobs_are_replaced(record: AuditRecord) -> Fault | None:
     sentence = (
         f"in {len(unknown)} of {len(updated)} calls the loss gets old log-probs that its batch never had"
     )
-    return Fault(f"{sentence} (call {unknown[0].step} of {unknown[0].name}): ratios start anew at 1")
+    return Fault(f"{sentence} (call {unknown[0].step} of {unknown[0].name}): ratios start again at 1")
 
 
 def old_and_present_are_exchanged(record: AuditRecord) -> Fault | None:
-    """The loss gets the old and the present log-probs exchanged: where the two differ, its present log-probs
-    are the batch's old ones.
+    """The loss gets the old and the present log-probs exchanged: where the two differ, those it gets as
+    present are the batch's old ones.
     """
     recorded = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     for call in record.calls:
@@ -214,12 +214,12 @@ def old_and_present_are_exchanged(record: AuditRecord) -> Fault | None:
         ]
         if are_exchanged and all(are_exchanged):
             sentence = "the loss gets the policy's log-probs and the old ones exchanged"
-            return Fault(f"{sentence} (call {call.step} of {call.name}): the gradient has the other sign")
+            return Fault(f"{sentence} (call {call.step} of {call.name}): the gradient has the wrong sign")
     return None
 
 
 def exchanged_with_the_sampler(record: AuditRecord) -> LossCall | None:
-    """Return a call whose old log-probs are a recorded sampler's, and its sampler's are recorded old ones."""
+    """Return a call that gets the sampler's recorded log-probs as the old ones, and the reverse."""
     recorded = {key_of(use.row.old_logprobs, use.row.mask) for use in record.uses}
     sampled = {key_of(use.sample.sampler_logprobs, use.row.mask) for use in record.uses}
     for call in record.calls:

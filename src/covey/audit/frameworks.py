@@ -1,4 +1,4 @@
-"""The names that frameworks give their metrics and settings; `frameworks.yaml` has the tables."""
+"""Frameworks: the names that they give their metrics and settings, from the tables in `frameworks.yaml`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FrameworkWords(BaseModel):
     presets: Mapping[str, str] = {}
 
     def metric(self, name: str) -> str | None:
-        """Return covey's name of a metric; None if covey has none with the same meaning."""
+        """Return covey's name of a metric; None if covey has no metric with the same meaning."""
         matches = ((pattern.fullmatch(name), translation) for pattern, translation in self.metrics.items())
         return next((match.expand(translation) for match, translation in matches if match), None)
 
@@ -35,7 +35,7 @@ def _frameworks() -> Mapping[str, FrameworkWords]:
 
 FRAMEWORKS = _frameworks()
 UNKNOWN = FrameworkWords()
-"""The words of a framework without a table: it has no other ones."""
+"""The words of a framework without a table."""
 
 
 def words_of(name: str) -> FrameworkWords:
@@ -44,7 +44,7 @@ def words_of(name: str) -> FrameworkWords:
 
 
 def framework_of(metrics: Iterable[str]) -> str:
-    """Return the framework whose metrics these are, by most names that are known; '' if none has two."""
+    """Return the framework that knows most of these metrics; '' if none knows at least two."""
     names = set(metrics)
     counts = {name: sum(words.metric(n) is not None for n in names) for name, words in FRAMEWORKS.items()}
     best = max(counts, key=counts.__getitem__)

@@ -18,11 +18,11 @@ from covey.objective.data import rows_of_groups
 from covey.system.text import percent
 
 MIN_GROUPS = 8
-"""Groups, or steps, of which most are meant."""
+"""Fewest groups, or steps, of which "nine tenths" is said."""
 MIN_SAMPLED_GROUPS = 4
-"""Groups of which copies are told."""
+"""Fewest sampled groups among which copies are counted."""
 MIN_COPIES = 2
-"""Copies in a group that is larger than the others."""
+"""Fewest surplus copies in a group that is larger than the others."""
 
 
 def weights_of(record: AuditRecord, names: Sequence[str]) -> list[float]:
@@ -55,26 +55,26 @@ def totals(record: AuditRecord, samples: Sequence[Sample]) -> RewardTotals:
     weights = tensor_of(weights_of(record, names))
     recorded = tensor_of([s.reward for s in samples])
     if not recorded.isnan().all():
-        # Where rewards are recorded, a completion without one was left out, whatever single functions said.
+        # If rewards are recorded, the trainer left out a completion without one, whatever its scores say.
         return RewardTotals(recorded, components, weights)
     sums = (components.nan_to_num(0.0) * weights[:, None]).sum(0)
     return RewardTotals(sums.where(~components.isnan().all(0), math.nan), components, weights)
 
 
 def tensor_of(values: Sequence[float | None]) -> Tensor:
-    """Return (N,) float64, NaN for None."""
+    """Return the values as (N,) float64, with NaN for None."""
     return torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float64)
 
 
 def groups_of(samples: Sequence[Sample]) -> list[int]:
-    """Return the number of each completion's group: the recorded one, else its prompt's."""
+    """Return the number of each completion's group: the recorded one, or else one number per prompt."""
     prompts = [s.prompt_text for s in samples]
     numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(prompts))}
     return [numbers[p] if s.group is None else s.group for s, p in zip(samples, prompts, strict=True)]
 
 
 class ScoredGroup(NamedTuple):
-    """A group of at least two completions, with their rewards; NaN for one without."""
+    """A group of at least two completions with their rewards, which are NaN where unknown."""
 
     rollout: Rollout
     number: int
@@ -97,7 +97,7 @@ def scored_groups(record: AuditRecord) -> Iterator[ScoredGroup]:
 
 
 def group_mixes_prompts(record: AuditRecord) -> Fault | None:
-    """A group in which the trainer compares completions has more than one prompt."""
+    """A group, in which the trainer compares completions, has more than one prompt."""
     for rollout in record.rollouts:
         prompts: dict[int, str] = {}
         for index, sample in enumerate(rollout.completions):
@@ -110,8 +110,8 @@ def group_mixes_prompts(record: AuditRecord) -> Fault | None:
 
 
 def groups_have_one_completion(record: AuditRecord) -> Fault | None:
-    """Every group of a rollout has one completion, though prompts occur twice in it on average or more often.
-    Not asked of a run whose settings want one completion of each prompt.
+    """Every group of a rollout has one completion, although its prompts occur at least twice on average.
+    Runs whose settings ask for one completion per prompt are not judged.
     """
     if record.number("num_generations", 0.0) == 1:
         return None
@@ -126,8 +126,8 @@ def groups_have_one_completion(record: AuditRecord) -> Fault | None:
 
 
 def copies_fill_a_group(record: AuditRecord) -> Fault | None:
-    """A group has more completions than the settings or most groups have, all of the surplus are copies of
-    its other completions, at least two, and they are trained.
+    """A group has more completions than the settings ask for or most groups have. All of the surplus, at
+    least two, are copies of its other completions, and they are trained.
     """
     trained = {
         (use.row.rollout, use.row.completion)
@@ -145,14 +145,14 @@ def copies_fill_a_group(record: AuditRecord) -> Fault | None:
             if MIN_COPIES <= surplus <= len(places):
                 sentence = f"a group has {size} completions where others have {usual}: {surplus} are copies"
                 evidence = {"group": number, "completion": places[-1]}
-                return Fault(f"{sentence} of its own and are trained once more", rollout.step, evidence)
+                return Fault(f"{sentence} and are trained a second time", rollout.step, evidence)
     return None
 
 
 def _trained_copies(
     rollout: Rollout, numbers: Sequence[int], trained: set[tuple[int, int]]
 ) -> dict[int, list[int]]:
-    """Return group -> the places of its trained completions that have the ids of an earlier one."""
+    """Return group -> places of its trained completions that repeat the ids of an earlier one."""
     copies: dict[int, list[int]] = {}
     earlier = set[tuple[int, tuple[int, ...]]]()
     for index, (sample, number) in enumerate(zip(rollout.completions, numbers, strict=True)):
@@ -164,8 +164,8 @@ def _trained_copies(
 
 
 def siblings_are_copies(record: AuditRecord) -> Fault | None:
-    """In more than three quarters of the groups, of at least 4, all completions are the same, or each is
-    there as often as any other, at least twice: their tokens, or their texts where tokens are unknown.
+    """In more than three quarters of at least 4 groups, all completions are the same, or each occurs equally
+    often, at least twice. Tokens are compared, or texts where tokens are unknown.
     """
     sampled = [group for group in scored_groups(record) if drawn(group.samples[0])]
     copies = [(group, set(Counter(map(drawn, group.samples)).values())) for group in sampled]
@@ -175,21 +175,21 @@ def siblings_are_copies(record: AuditRecord) -> Fault | None:
     group, counts = copies[0]
     sentence = f"in {len(copies)} of {len(sampled)} groups"
     if all(len(group.samples) in counts for group, counts in copies):
-        sentence += " all completions are one text"
+        sentence += " all completions are the same text"
     else:
-        sentence += f" each completion is there {min(counts)} times: engines or ranks draw with one seed"
+        sentence += f" each completion occurs {min(counts)} times: engines or ranks draw with the same seed"
     return Fault(sentence, group.rollout.step, {"group": group.number})
 
 
 def drawn(sample: Sample) -> str:
-    """Return what was sampled: the tokens, else the text; '' if neither is known."""
+    """Return the sampled tokens, or else the text; '' if neither is known."""
     return str(sample.ids) if sample.ids else sample.text or ""
 
 
 def draws_are_repeated(record: AuditRecord) -> Fault | None:
-    """Of at least 4 groups whose prompt was sampled in an earlier rollout, more than half have the
-    completions of that rollout's group again, in its order, at least two of them different. Not asked of a
-    run whose `algorithm` learns from pairs of its data, as dpo.
+    """More than half of at least 4 groups whose prompt was sampled in an earlier rollout repeat the
+    completions of that rollout's group, in its order, at least two of them different. Runs whose `algorithm`
+    learns from pairs of its data, as dpo, are not judged.
     """
     if learns_from_pairs(record):
         return None
@@ -205,7 +205,9 @@ def draws_are_repeated(record: AuditRecord) -> Fault | None:
     repeated = [group for group, same in again if same]
     if len(again) < MIN_SAMPLED_GROUPS or len(repeated) <= 0.5 * len(again):
         return None
-    sentence = f"{len(repeated)} of {len(again)} groups are an earlier rollout's completions of their prompt"
+    sentence = (
+        f"{len(repeated)} of {len(again)} groups repeat an earlier rollout's completions of their prompt"
+    )
     return Fault(
         f"{sentence}, in its order: sampling begins with the same random numbers again",
         repeated[0].rollout.step,
@@ -214,7 +216,7 @@ def draws_are_repeated(record: AuditRecord) -> Fault | None:
 
 
 def groups_are_dead(record: AuditRecord) -> Fault | None:
-    """In more than nine of ten groups, of at least 8, all completions got the same reward; or TRL's metric
+    """In more than nine tenths of at least 8 groups, all completions got the same reward; or TRL's metric
     says so of every step, of at least 8.
     """
     logged = [update.metrics.get("frac_reward_zero_std") for update in record.updates]

@@ -1,4 +1,4 @@
-"""The KL to the reference in the rewards of tokens and of completions, where it has to be subtracted."""
+"""Checks of a KL to the reference in the rewards of tokens and completions: it has to be subtracted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.record import AuditRecord, Use
 from covey.audit.rescored import sum_of
 
-LEAST_FACTOR = 1e-5
-"""A KL that is charged has at least this coefficient."""
+MIN_FACTOR = 1e-5
+"""The smallest coefficient of a charged KL."""
 MIN_COMPLETIONS = 8
-"""Completions whose rewards follow from their scores and a KL."""
+"""Fewest completions from whose rewards and scores a KL is inferred."""
 
 
 def kl_is_paid(record: AuditRecord) -> Fault | None:
@@ -30,9 +30,9 @@ def kl_is_paid(record: AuditRecord) -> Fault | None:
 
 @lru_cache(maxsize=8)
 def kl_in_rewards(record: AuditRecord) -> float | None:
-    """Return what the KL of completions (k1) is multiplied by in the rewards of a trainer of no framework.
+    """Return the factor of the KL of completions (k1) in the rewards of a trainer of no framework.
 
-    None if rewards are not the sum of scores and a multiple of it.
+    None if rewards are not their scores plus a multiple of that KL.
     """
     changes = list[tuple[float, float]]()
     for use in record.uses if record.header.framework not in FRAMEWORKS else ():
@@ -50,19 +50,19 @@ def _completion_kl(use: Use) -> float:
 
 
 def _factor(changes: Sequence[tuple[float, float]]) -> float | None:
-    """Return the number by which the KL was multiplied if (change of a reward, KL) agree on one, by least
-    squares with a hundredth of the squares left over; otherwise None.
+    """Return the factor of the KL that the pairs (change of a reward, KL) have in common, by least squares;
+    None if more than a hundredth of the squares is left over.
     """
     squares = sum(kl * kl for _, kl in changes)
     factor = sum(change * kl for change, kl in changes) / squares if squares else 0.0
     left_over = sum((change - factor * kl) ** 2 for change, kl in changes)
-    # Written so that a NaN, which says nothing, gives None.
-    fits = abs(factor) >= LEAST_FACTOR and left_over <= 0.01 * sum(change**2 for change, _ in changes)
+    # Both comparisons are false for a NaN, which says nothing, so it gives None.
+    fits = abs(factor) >= MIN_FACTOR and left_over <= 0.01 * sum(change**2 for change, _ in changes)
     return factor if fits else None
 
 
 def _kl_is_paid_by_token(record: AuditRecord) -> Fault | None:
-    """Compare the rewards of tokens with their scores: the recorded KL, times a number, is the difference."""
+    """Return a fault if the rewards of tokens are their scores plus a multiple of the recorded KL."""
     rows = [
         (use.row.token_rewards or (), use.row.token_scores or (), use.row.kl or ()) for use in record.uses
     ]
@@ -80,10 +80,10 @@ def _kl_is_paid_by_token(record: AuditRecord) -> Fault | None:
 
 
 def _kl_is_paid_by_verl(record: AuditRecord) -> Fault | None:
-    """Compare verl's rewards with their scores: the KL in the reward (k1) has to be subtracted."""
+    """Return a fault if verl's rewards are their scores plus, not minus, the KL in the reward (k1)."""
     coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
-    paid = 0
-    fined = 0
+    added = 0
+    subtracted = 0
     for use in record.uses:
         sample = use.sample
         scores = [score for score in sample.rewards.values() if score is not None]
@@ -91,10 +91,10 @@ def _kl_is_paid_by_verl(record: AuditRecord) -> Fault | None:
         if sample.reward is None or not scores or abs(coef * kl) < 1e-3:
             continue
         change = sample.reward - sum(scores)
-        paid += math.isclose(change, coef * kl, rel_tol=0.02)
-        fined += math.isclose(change, -coef * kl, rel_tol=0.02)
-    if paid < 4 or fined:
+        added += math.isclose(change, coef * kl, rel_tol=0.02)
+        subtracted += math.isclose(change, -coef * kl, rel_tol=0.02)
+    if added < 4 or subtracted:
         return None
     return Fault(
-        f"the KL is added to the reward in {paid} completions: the policy is paid for leaving its reference"
+        f"the KL is added to the reward in {added} completions: the policy is paid for leaving its reference"
     )

@@ -1,4 +1,4 @@
-"""Checks of log-probs: the sampler's, the trainer's, those before the updates and the reference's."""
+"""Checks of log-probs: those of the sampler, the trainer, the policy before the updates, the reference."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from covey.audit.record import AuditRecord, LossCall, Numbers, Use
 from covey.audit.tokens import MIN_COMPLETIONS, location
 
 SAME_PROGRAM_NATS = 0.02
-"""Nats a token, between two passes of the same trainer."""
+"""Most nats per token between two passes of the same trainer."""
 OTHER_PROGRAM_NATS = 0.05
-"""Nats a token, between two programs: bfloat16 alone came to .024 in a model of 135M parameters."""
+"""Most nats per token between two programs; bfloat16 alone reached .024 in a model of 135M parameters."""
 UNEXPLAINED_PART = 0.2
-"""An explanation leaves at most this part of a difference."""
+"""Largest part of a difference that an explanation may leave."""
 MIN_CALLS = 4
-"""Calls of a loss after a weight has moved, of which a ratio that stays 1 is told."""
+"""Fewest calls of a loss after a weight has moved that show a ratio which stays 1."""
 MIN_WIDE_RATIOS = 4
 """Ratios above 2 that a check needs before it applies."""
 Select = Callable[[Use], Numbers | None]
@@ -32,42 +32,42 @@ old: Select = attrgetter("row.old_logprobs")
 sampler: Select = attrgetter("sample.sampler_logprobs")
 """The sampler's log-probs."""
 recomputed: Select = attrgetter("sample.model_logprobs")
-"""Log-probs that the writer has computed once more at the sampling temperature."""
+"""The log-probs that the writer computed again at the sampling temperature."""
 after: Select = attrgetter("row.after_logprobs")
-"""The same after the update."""
+"""The log-probs that the writer computed again after the update."""
 at_1: Select = attrgetter("sample.model_logprobs_at_1")
-"""The same at temperature 1."""
+"""The log-probs that the writer computed again at temperature 1."""
 reference: Select = attrgetter("row.ref_logprobs")
 """The reference's log-probs."""
 
 
 WHOSE = {old: "the old", trainer: "the trainer's", reference: "the reference's", sampler: "the sampler's"}
 EQUAL_NATS = 1e-3
-"""Nats a token, up to which two passes in float32 may differ."""
+"""Most nats per token between two passes in float32."""
 MIN_SURPRISE = 0.3
-"""Nats a token of a completion in which a difference would show."""
+"""Fewest nats per token of a completion in which a difference would show."""
 DTYPE_BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of a dtype."""
 DTYPE_VALUES = 64
-"""Different log-probs of which a dtype is told."""
+"""Fewest different log-probs from which a dtype is inferred."""
 DTYPE_COMPLETIONS = 256
-"""Completions whose dtype is looked at."""
+"""Completions whose log-probs are searched for a dtype."""
 NEAR_ZERO = 1e-3
-"""Nearer to 0 a log-prob may be any number of few bits."""
+"""Log-probs closer to 0 are skipped: they often have few bits by chance."""
 
 
 def before(use: Use) -> Numbers | None:
-    """Return the log-probs before the update: those computed once more, else the trainer's."""
+    """Return the log-probs before the update: those computed again, or else the trainer's."""
     return recomputed(use) or trainer(use)
 
 
 def present(use: Use) -> Numbers | None:
-    """Return the trainer's log-probs, or the old ones: on a first update they are of the same weights."""
+    """Return the trainer's log-probs, or else the old ones; a first update has both from the same weights."""
     return trainer(use) or old(use)
 
 
 def following(select: Select) -> Select:
-    """Return the log-probs of each next token: what is one place early."""
+    """Return a selection of the next token's log-probs, as if they were written one place early."""
 
     def shifted(use: Use) -> Numbers | None:
         values = select(use)
@@ -77,7 +77,7 @@ def following(select: Select) -> Select:
 
 
 def preceding(select: Select) -> Select:
-    """Return the log-probs of each token before: what is one place late."""
+    """Return a selection of the previous token's log-probs, as if they were written one place late."""
 
     def shifted(use: Use) -> Numbers | None:
         values = select(use)
@@ -87,7 +87,7 @@ def preceding(select: Select) -> Select:
 
 
 def pairs(use: Use, a: Select, b: Select) -> Iterator[tuple[int, float, float]]:
-    """Yield (token, value, value) where a token is trained, sampled, and both have a number."""
+    """Yield (token, value of a, value of b) for each trained and sampled token where both are finite."""
     first, second = a(use), b(use)
     if first is None or second is None:
         return
@@ -99,12 +99,12 @@ def pairs(use: Use, a: Select, b: Select) -> Iterator[tuple[int, float, float]]:
 
 
 def distance(uses: Sequence[Use], a: Select, b: Select) -> float:
-    """Return the mean distance over all tokens, in nats; NaN without any."""
+    """Return the mean distance over all tokens, in nats; NaN without tokens."""
     return fmean([abs(x - y) for use in uses for _, x, y in pairs(use, a, b)] or [math.nan])
 
 
-def fresh(record: AuditRecord) -> list[Use]:
-    """Return the completions of each rollout's first update: its weights have sampled them."""
+def first_uses(record: AuditRecord) -> list[Use]:
+    """Return the completions of each rollout's first update, whose weights are those that sampled them."""
     return [use for use in record.uses if use.first]
 
 
@@ -123,29 +123,29 @@ def _apart(
     explained_by: Select | None = None,
     limit: float = SAME_PROGRAM_NATS,
 ) -> Fault | None:
-    """Return a fault if two log-probs differ on the first update by more than ``limit``, and a third explains
-    it if one is given.
+    """Return a fault if a and b differ on the first update by more than ``limit`` nats per token. If
+    ``explained_by`` is given, it has to agree with a.
     """
-    uses = fresh(record)
-    off = distance(uses, a, b)
-    if not off > limit or (explained_by and not distance(uses, a, explained_by) < UNEXPLAINED_PART * off):
+    uses = first_uses(record)
+    nats = distance(uses, a, b)
+    if not nats > limit or (explained_by and not distance(uses, a, explained_by) < UNEXPLAINED_PART * nats):
         return None
     use, token = worst(uses, a, b)
     return Fault(
-        f"{words} by {off:.2g} nats per token",
+        f"{words} by {nats:.2g} nats per token",
         use.update.step,
-        {**location(use, token), "nats": round(off, 6)},
+        {**location(use, token), "nats": round(nats, 6)},
     )
 
 
 def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fault | None:
     """Return a fault if two log-probs agree in a quarter of a rollout's completions and differ by more than
-    .05 nats per token in a tenth, at least four of all rollouts: precision would not spare the others.
+    .05 nats per token in a tenth, at least four in all: low precision would affect all of them.
     """
     different = list[Use]()
     compared = 0
     for uses in _by_rollout(record).values():
-        # What is nearly certain agrees whatever the precision.
+        # Completions that are nearly certain agree whatever the precision, so they are skipped.
         off = [(use, distance([use], a, b)) for use in uses if surprise(use, b) > MIN_SURPRISE]
         apart = [use for use, nats in off if nats > OTHER_PROGRAM_NATS]
         alike = sum(nats < EQUAL_NATS for _, nats in off)
@@ -158,7 +158,7 @@ def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fau
     nats = distance(different, a, b)
     sentence = f"{words}, by {nats:.2g} nats per token, in {len(different)} of {compared}"
     return Fault(
-        f"{sentence} completions, and others of the same rollouts agree",
+        f"{sentence} completions, while others of the same rollouts agree",
         use.update.step,
         location(use, token),
     )
@@ -167,7 +167,7 @@ def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fau
 def _by_rollout(record: AuditRecord) -> dict[int, list[Use]]:
     """Return the completions of each rollout's first update."""
     by_rollout: dict[int, list[Use]] = {}
-    for use in fresh(record):
+    for use in first_uses(record):
         by_rollout.setdefault(use.row.rollout, []).append(use)
     return by_rollout
 
@@ -191,7 +191,7 @@ def numbers_are_not_finite(record: AuditRecord) -> Fault | None:
 
 
 def logprobs_are_shifted(record: AuditRecord) -> Fault | None:
-    """The trainer's log-probs differ from the model's own and equal the next token's log-probs."""
+    """The trainer's log-probs differ from the model's own and equal the log-probs of the next tokens."""
     return _apart(
         record,
         trainer,
@@ -202,17 +202,19 @@ def logprobs_are_shifted(record: AuditRecord) -> Fault | None:
 
 
 def temperature_is_missing(record: AuditRecord) -> Fault | None:
-    """The trainer's log-probs are those at temperature 1, and completions were sampled at another."""
+    """The trainer's log-probs are those at temperature 1, but completions were sampled at another
+    temperature.
+    """
     temperature = record.number("temperature", 1.0)
     words = (
-        f"the trainer's log-probs are at temperature 1, tokens were sampled at {temperature:g}: they differ"
+        f"tokens were sampled at temperature {temperature:g}, the trainer's log-probs are at 1: they differ"
     )
     return _apart(record, trainer, recomputed, words, at_1)
 
 
 def trainer_differs_from_the_model(record: AuditRecord) -> Fault | None:
-    """The trainer's log-probs differ from a plain forward pass by more than .05 nats per token, on average or
-    in more than a tenth of a rollout's completions, while a quarter of them agree to .001.
+    """The trainer's log-probs differ from those of a plain forward pass by more than .05 nats per token: on
+    average, or in more than a tenth of a rollout's completions while a quarter of them agree to within .001.
     """
     sentence = "the trainer's log-probs differ from its own model's"
     everywhere = _apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
@@ -220,23 +222,21 @@ def trainer_differs_from_the_model(record: AuditRecord) -> Fault | None:
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
-    """In the first update on a rollout, whose weights have not changed since, the old log-probs differ from
-    the trainer's by more than .02 nats per token, and are not the sampler's.
+    """In the first update on a rollout, when no weight has changed since sampling, the old log-probs differ
+    from the trainer's by more than .02 nats per token and are not the sampler's.
     """
-    if distance(fresh(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
+    if distance(first_uses(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
         return None
-    return _apart(
-        record, old, trainer, "no update came between, and old log-probs differ from the present ones"
-    )
+    return _apart(record, old, trainer, "no update came between, but old and present log-probs differ")
 
 
 def ratio_is_always_1(record: AuditRecord) -> Fault | None:
-    """In updates on a rollout after weights have changed, the old log-probs are missing or equal the present
-    ones bit for bit; or they do so in all calls of the loss, before and after weights have changed, though
-    the settings cut a rollout into several updates.
+    """In updates on a rollout after the weights have changed, the old log-probs are missing or equal the
+    present ones bit for bit. Or they are equal in all calls of the loss, before and after the weights have
+    changed, although the settings split a rollout into several updates.
     """
     moved = [use for use in record.uses if use.moved and trainer(use)]
-    # TRL takes the present log-probs where its batch has no old ones.
+    # TRL uses the present log-probs if its batch has no old ones.
     absent = record.header.framework == "trl"
     judged = [use for use in moved if absent or old(use) is not None]
     stuck = [use for use in judged if old(use) is None or all(x == y for _, x, y in pairs(use, trainer, old))]
@@ -254,7 +254,7 @@ def _is_on_policy(call: LossCall) -> bool:
 
 
 def updates_of_a_rollout(record: AuditRecord) -> float:
-    """Return how many updates the settings make of a rollout; 1 if they do not say."""
+    """Return the number of updates on each rollout that the settings ask for; 1 if they do not say."""
     size = record.number("update_prompts", 0.0)
     size = size or record.number("update_completions", 0.0) / record.number("num_generations", 1.0)
     prompts = record.number("rollout_prompts", size)
@@ -262,10 +262,10 @@ def updates_of_a_rollout(record: AuditRecord) -> float:
 
 
 def sampler_is_shifted(record: AuditRecord) -> Fault | None:
-    """The sampler's log-probs differ from the trainer's and equal the next token's log-probs, or the previous
-    token's.
+    """The sampler's log-probs differ from the trainer's and equal the log-probs of the next tokens, or of
+    the previous tokens.
     """
-    for shift, which in ((following, "next token"), (preceding, "token before")):
+    for shift, which in ((following, "next token"), (preceding, "previous token")):
         sentence = f"the sampler's log-probs belong to the {which}: they differ"
         fault = _apart(record, sampler, present, sentence, shift(present))
         if fault is not None:
@@ -274,63 +274,67 @@ def sampler_is_shifted(record: AuditRecord) -> Fault | None:
 
 
 def sampler_reports_another_temperature(record: AuditRecord) -> Fault | None:
-    """The sampler's log-probs are those at temperature 1, and it sampled at another. Where the model's own
-    at temperature 1 are unknown: the trainer finds the tokens more likely than the sampler, by 4 standard
-    errors, though nothing finds them more likely than the distribution that they were drawn from.
+    """The sampler's log-probs are those at temperature 1, but it sampled at another temperature. If the
+    model's own log-probs at temperature 1 are unknown: the trainer finds the tokens more likely than the
+    sampler does, by 4 standard errors, although on average no distribution finds tokens more likely than the
+    one from which they were drawn.
     """
     temperature = record.number("temperature", 1.0)
     has_plain = any(at_1(use) for use in record.uses)
     if temperature == 1 or has_plain:
         words = "the sampler's log-probs are at temperature 1: they differ"
         return _apart(record, sampler, recomputed, words, at_1)
-    sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in fresh(record)]
+    sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in first_uses(record)]
     error = math.sqrt(sum(value**2 for value in sums))
     if len(sums) < MIN_COMPLETIONS**2 or not sum(sums) < -4 * error:
         return None
-    words = f"tokens are less likely by the sampler than by the trainer at temperature {temperature:g}"
-    return _apart(record, sampler, present, f"{words}, where they were drawn: the two differ")
+    words = f"the trainer finds tokens more likely at the sampling temperature {temperature:g}"
+    return _apart(record, sampler, present, f"{words} than the sampler that drew them: the two differ")
 
 
 def sampler_is_left_behind(record: AuditRecord) -> Fault | None:
-    """Of at least three rollouts, the sampler's log-probs agree with the trainer's in the first, and in those
-    before a weight has changed, and in none that follows: they differ five times as much in each of them, by
-    more than .02 nats per token in the last. Of a run that corrects for that by importance weights, if the
-    distance of the second half is also a quarter larger than that of the first: a sampler that is some
-    updates behind by design keeps its distance.
+    """Over at least three rollouts, the sampler's log-probs agree with the trainer's in the first one, and
+    until a weight has changed, but in none after that: they differ by at least five times as much in each of
+    these, and by more than .02 nats per token in the last. If the run corrects for this with importance
+    weights, the distance in the second half must also be a quarter larger than in the first: a sampler that
+    lags some updates behind by design keeps its distance.
     """
     by_rollout = list(_by_rollout(record).values())
-    # Before a weight has changed, all rollouts are like the first one.
+    # All rollouts before the first change of a weight count as the first one.
     unchanged = [uses for uses in by_rollout if not any(use.changed_before for use in uses)]
     by_rollout = by_rollout[max(len(unchanged) - 1, 0) :]
-    off = [distance(uses, sampler, present) for uses in by_rollout]
-    off = [value for value in off if not math.isnan(value)]
-    if len(off) < 3 or not (off[0] < UNEXPLAINED_PART * min(off[1:]) and off[-1] > SAME_PROGRAM_NATS):
+    distances = [distance(uses, sampler, present) for uses in by_rollout]
+    distances = [value for value in distances if not math.isnan(value)]
+    if len(distances) < 3 or not (
+        distances[0] < UNEXPLAINED_PART * min(distances[1:]) and distances[-1] > SAME_PROGRAM_NATS
+    ):
         return None
-    half = (len(off) + 1) // 2
-    if _corrects(record) and fmean(off[half:]) <= 1.25 * fmean(off[1:half]):
+    half = (len(distances) + 1) // 2
+    if _corrects(record) and fmean(distances[half:]) <= 1.25 * fmean(distances[1:half]):
         return None
     last = by_rollout[-1]
     use, token = worst(last, sampler, present)
-    sentence = (
-        f"sampler and trainer differ by {off[0]:.2g} nats per token at first and by {off[-1]:.2g} at last"
-    )
+    growth = f"{distances[0]:.2g} nats per token at first and by {distances[-1]:.2g} at last"
+    sentence = f"sampler and trainer differ by {growth}"
     return Fault(
         f"{sentence}: the sampler does not get the new weights", use.update.step, location(use, token)
     )
 
 
 def sampler_differs(record: AuditRecord) -> Fault | None:
-    """Sampler and trainer differ by more than .05 nats per token; by more than .2, if the run corrects for
-    that by importance weights. Or, without such weights, they differ by more than .05 in more than a tenth of
-    a rollout's completions, while a quarter of them agree to .001.
+    """Sampler and trainer differ by more than .05 nats per token, or by more than .2 if the run corrects for
+    that with importance weights. Or, without such weights, they differ by more than .05 in more than a tenth
+    of a rollout's completions, while a quarter of them agree to within .001.
     """
     limit = 0.2 if _corrects(record) else OTHER_PROGRAM_NATS
-    first = [use for use in fresh(record) if use.row.rollout == record.rollouts[0].number]
+    first = [use for use in first_uses(record) if use.row.rollout == record.rollouts[0].number]
     agreed = distance(first, sampler, present) <= OTHER_PROGRAM_NATS
     since = "though not in the first rollout" if agreed else "from the first rollout on"
     words = "sampler and trainer differ"
     if _draws_from_a_part(record):
-        words = "the sampler draws from the likelier tokens alone (top_p, top_k, min_p): above the trainer's"
+        words = (
+            "the sampler draws only from the likelier tokens (top_p, top_k, min_p): it and the trainer differ"
+        )
     everywhere = _apart(record, sampler, present, f"{words}, {since},", limit=limit)
     if everywhere is not None or _corrects(record):
         return everywhere
@@ -338,30 +342,30 @@ def sampler_differs(record: AuditRecord) -> Fault | None:
 
 
 def _corrects(record: AuditRecord) -> bool:
-    """Whether the run weighs its loss for the sampler's log-probs: by weights, or as the old log-probs."""
-    # TRL corrects for vLLM alone; the others have no such setting.
+    """Whether the loss corrects for the sampler's log-probs: by weights, or by using them as the old ones."""
+    # TRL corrects only for vLLM; other frameworks have no such setting.
     asked_for = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
     weighs = any(w not in (None, 0, 1) for use in record.uses for w in use.row.corrections or ())
     return bool(asked_for) or weighs or _lags_in_the_ratio(record)
 
 
 def _lags_in_the_ratio(record: AuditRecord) -> bool:
-    """Whether old log-probs are the sampler's, which agreed with the trainer's in the first rollout: what
-    differs since is a lag, for which the ratio corrects.
+    """Whether the old log-probs are the sampler's, and agreed with the trainer's in the first rollout. Any
+    later difference is then a lag, for which the ratio corrects.
     """
-    first = [use for use in fresh(record) if use.row.rollout == record.rollouts[0].number]
-    return distance(fresh(record), old, sampler) == 0 and distance(first, sampler, trainer) < EQUAL_NATS
+    first = [use for use in first_uses(record) if use.row.rollout == record.rollouts[0].number]
+    return distance(first_uses(record), old, sampler) == 0 and distance(first, sampler, trainer) < EQUAL_NATS
 
 
 def _draws_from_a_part(record: AuditRecord) -> bool:
-    """Whether the sampler's log-probs are above the trainer's as if a part of the tokens had all the mass."""
-    apart = [x - y for use in fresh(record) for _, x, y in pairs(use, sampler, present)]
+    """Whether the sampler's log-probs exceed the trainer's, as if some tokens shared all the probability."""
+    apart = [x - y for use in first_uses(record) for _, x, y in pairs(use, sampler, present)]
     return len(apart) >= DTYPE_VALUES and min(apart) > -0.1 * fmean(apart)
 
 
 def ratios_are_wide(record: AuditRecord) -> Fault | None:
-    """More than a hundredth of the ratios are above 2, by 3.5 standard errors over completions, of updates in
-    which ratios have moved. Not asked of ratios of whole completions, whose tokens may differ more.
+    """In updates in which ratios have moved, more than a hundredth of them are above 2, by 3.5 standard
+    errors over completions. Ratios of whole completions are not judged, since their tokens may differ more.
     """
     level = record.setting("importance_sampling_level")
     if level in ("sequence", "sequence_token") or is_rloo(record):
@@ -380,7 +384,7 @@ def ratios_are_wide(record: AuditRecord) -> Fault | None:
 
 
 def logprobs_are_rounded(record: AuditRecord) -> Fault | None:
-    """Log-probs of one kind, at least 64 different numbers, are all numbers of bfloat16 or of float16."""
+    """All log-probs of one kind, at least 64 different numbers, are numbers of bfloat16 or of float16."""
     for select, whose in WHOSE.items():
         values = {x for use in record.uses[:DTYPE_COMPLETIONS] for _, x, _ in pairs(use, select, select)}
         values = {value for value in values if abs(value) > NEAR_ZERO}
@@ -393,7 +397,7 @@ def logprobs_are_rounded(record: AuditRecord) -> Fault | None:
 
 
 def _has_bits(value: float, bits: int) -> bool:
-    """Whether a number has no more significant bits than these."""
+    """Whether a number has at most this many significant bits."""
     digits = math.frexp(value)[0] * 2**bits
     return abs(digits - round(digits)) <= 1e-6 * 2**bits
 

@@ -18,32 +18,32 @@ from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_b
 from covey_verify.errors import DataError
 
 STEPS = ("training/global_step", "global_step", "step", "Step", "_step")
-"""Names of the step, best first: W&B's own counts its lines."""
+"""Names of the step, best first: W&B's own `_step` counts lines."""
 EVENTS = "events.out.tfevents."
 RUN = "run_name"
-"""The name of the run, of a log that has several."""
+"""The column with the run's name, in a log of several runs."""
 Logged = Mapping[str, Any]
 """Metrics by name that were logged together."""
 
 
 def read_log(path: Path) -> AuditRecord:
-    """Read metrics that TRL, verl, OpenRLHF or prime-rl has logged, by the kind of their file.
+    """Read metrics that TRL, verl, OpenRLHF or prime-rl logged, from a file of any known kind.
 
-    Raises DataError for a damaged file, and for one without their metrics.
+    Raises DataError if the file is damaged or has none of their metrics.
     """
     kinds = {".csv": _csv, ".db": _trackio, ".json": _json}
     reader = _events if EVENTS in path.name else kinds.get(path.suffix, _json_lines)
     try:
         rows = list(reader(path))
     except (ValueError, KeyError, TypeError, csv.Error, struct.error, sqlite3.Error) as error:
-        raise DataError(f"{path}: no log of metrics, or a damaged one ({error})") from None
+        raise DataError(f"{path}: not a log of metrics, or a damaged one ({error})") from None
     return logged(path, rows)
 
 
 def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
-    """Return a record of the metrics of each step, of the last of several runs.
+    """Return a record with the metrics of each step; of several runs, the last one.
 
-    Raises DataError if no framework has named them.
+    Raises DataError if the names are of no known framework.
     """
     runs = list(dict.fromkeys(row.get(RUN) for row in rows))
     names, steps = _by_step(row for row in rows if row.get(RUN) == runs[-1])
@@ -51,7 +51,7 @@ def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
     if not framework or not steps:
         present = ", ".join([name for name in names if name and name not in STEPS][:5]) or "no numbers"
         missing = "metrics that TRL, verl, OpenRLHF or prime-rl logs" if steps else f"steps ({STEPS[0]}, ...)"
-        raise DataError(f"{path}: no log of training: {missing} are missing; it has {present}")
+        raise DataError(f"{path}: not a log of training: {missing} are missing; it has {present}")
     updates = [_update(framework, step, metrics) for step, metrics in sorted(steps.items())]
     header = Header(format=FORMAT, version=VERSION, framework=framework)
     lines = tuple(update for update in updates if update is not None)
@@ -60,7 +60,7 @@ def logged(path: Path, rows: Sequence[Logged]) -> AuditRecord:
 
 
 def _by_step(rows: Iterable[Logged]) -> tuple[list[str], dict[int, dict[str, float]]]:
-    """Return the names of all metrics, and the metrics of each step that has a number."""
+    """Return the names of all metrics, and the metrics of each numbered step."""
     names = dict[str, None]()  # a dict keeps their order
     steps: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -71,13 +71,13 @@ def _by_step(rows: Iterable[Logged]) -> tuple[list[str], dict[int, dict[str, flo
         names |= dict.fromkeys(values)
         step = next((values[name] for name in STEPS if name in values), math.nan)
         if math.isfinite(step):
-            # What is logged after an update has the number of updates by then.
+            # Frameworks log after an update and count from 1; a record counts from 0.
             steps.setdefault(int(step) - 1, {}).update(values)
     return list(names), steps
 
 
 def _update(framework: str, step: int, metrics: dict[str, float]) -> Update | None:
-    """Return a step's line; None if it has no metric of training."""
+    """Return a step's line; None if it has no metric that covey knows."""
     words = words_of(framework)
     translated = {words.metric(name): value for name, value in metrics.items()}
     if not set(translated) - {None}:
@@ -93,7 +93,7 @@ def _update(framework: str, step: int, metrics: dict[str, float]) -> Update | No
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, also if it is written as text; None for anything else."""
+    """Return a number, even one written as text; None for anything else."""
     try:
         return None if isinstance(value, bool | dict | list) or value in ("", None) else float(value)
     except (ValueError, TypeError):
@@ -130,12 +130,12 @@ def _json(path: Path) -> Iterator[Logged]:
 
 def _object(value: object, where: str) -> Logged:
     if not isinstance(value, dict):
-        raise TypeError(f"{where} is no object")
+        raise TypeError(f"{where} is not an object")
     return value
 
 
 def _trackio(path: Path) -> Iterator[Logged]:
-    """Yield the runs of trackio's database of a project, in the order in which they logged."""
+    """Yield the lines of all runs in the database of a trackio project, in the order of logging."""
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
         lines = base.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
     for name, step, metrics in lines:

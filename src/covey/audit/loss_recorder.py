@@ -1,7 +1,7 @@
-"""The calls of a trainer's loss function, and how the terms of a loss enter the gradient.
+"""A recorder of the calls of a trainer's loss function, and of the factors of its terms in the gradient.
 
-Nothing of the trainer is needed but its functions. The weights are found from the loss that was computed with
-them; a term's factor is the gradient that comes back to it. torch is not imported.
+It needs only the trainer's functions. It finds a weight by following the graph of the loss, and reads a
+term's factor off the gradient that comes back to it. torch is not imported.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from covey.audit.recorder import FINGERPRINT_WEIGHTS, Recorder, numbers
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS = 16
+MAX_CALLS = 16
 """Most calls of a loss function that are recorded."""
-FIRST = CALLS // 4
-"""Calls that are recorded in any case; of later ones those in which the weights or the ratios have moved."""
-NODES = 4096
-"""Most operations of a graph that are looked at on the way to a weight."""
+FIRST_CALLS = MAX_CALLS // 4
+"""First calls, which are always recorded; later ones only if the weights or the ratios have moved."""
+MAX_NODES = 4096
+"""Most operations of a graph that the search for a weight visits."""
 
 
 class LossRecorder:
-    """The calls of a loss function that are written into a record, with the terms that are added to it."""
+    """Writes the calls of a loss function into a record, with the terms that are added to the loss."""
 
     def __init__(self, file: Recorder) -> None:
         self.file = file
         self.count = 0
         self.recorded = 0
         self.inside = False
-        """Whether the loss function is running, whose own means are no terms."""
+        """Whether the loss function is running; the means that it takes itself are not terms."""
         self._open = False
         self._weight: Tensor | None = None
         self._seen: Tensor | None = None
@@ -71,7 +71,7 @@ class LossRecorder:
         tensors = {name: v.detach().expand(mask.shape) for name, v in values.items() if v is not None}
         apart = ((tensors["logprobs"] - tensors["old_logprobs"]).abs() * mask).max() > 1e-3
         moved = self._has_moved(loss)
-        self._open = self.recorded < FIRST or (self.recorded < CALLS and bool(apart or moved))
+        self._open = self.recorded < FIRST_CALLS or (self.recorded < MAX_CALLS and bool(apart or moved))
         if not self._open:
             return
         rows = []
@@ -111,12 +111,12 @@ class LossRecorder:
 
     def _keep_gradient(self, weight: Tensor) -> None:
         """Keep the gradient after a backward pass, while calls are recorded."""
-        gradient = weight.grad if self.recorded < CALLS else None
+        gradient = weight.grad if self.recorded < MAX_CALLS else None
         self._gradient = None if gradient is None else self.file.attempt(_first_values, gradient)
 
 
 def _multiple(earlier: Tensor | None, later: Tensor | None) -> float | None:
-    """Return the number by which a gradient was multiplied; None if it is no multiple of what it was."""
+    """Return the number by which a gradient was multiplied; None if it is not a multiple of its old value."""
     if earlier is None or later is None or not earlier.any() or not later.any():
         return None
     scale = float((later.double() @ earlier.double()) / earlier.double().square().sum())
@@ -125,10 +125,10 @@ def _multiple(earlier: Tensor | None, later: Tensor | None) -> float | None:
 
 
 def _weight_behind(value: Tensor) -> Tensor | None:
-    """Return a weight that a value was computed from: the first that a search of its graph meets."""
+    """Return a weight from which a value was computed: the first one in a search of its graph."""
     queue = deque([value.grad_fn])
     visited = set[object]()
-    while queue and len(visited) < NODES:
+    while queue and len(visited) < MAX_NODES:
         node = queue.popleft()
         if node is None or node in visited:
             continue
@@ -143,8 +143,8 @@ def _weight_behind(value: Tensor) -> Tensor | None:
 def _first_values(weight: Tensor) -> Tensor | None:
     """Return a copy of a weight's first values; None where this process does not hold it.
 
-    A sharded weight is gathered for the forward pass alone: its memory may be gone, and to ask for it would
-    make this rank wait for the others.
+    A sharded weight is gathered only for the forward pass. Afterwards its memory may be freed, and asking for
+    it would make this rank wait for the others.
     """
     is_in_memory = weight.untyped_storage().nbytes() >= weight.numel() * weight.element_size()
     if hasattr(weight, "to_local") or not is_in_memory:
@@ -153,9 +153,9 @@ def _first_values(weight: Tensor) -> Tensor | None:
 
 
 def watch_terms(calls: LossRecorder, penalty: Callable[..., Any], mean: Callable[..., Any]) -> None:
-    """Watch the terms that are added to a policy loss: what ``mean`` makes one number of.
+    """Watch the terms that are added to a policy loss: the results of ``mean`` outside the loss function.
 
-    ``penalty`` makes a KL of log-probs of the policy and the reference, in this order.
+    ``penalty`` computes a KL from log-probs of the policy and the reference, in this order.
     """
     last = _Penalty()
 
@@ -180,7 +180,7 @@ def watch_terms(calls: LossRecorder, penalty: Callable[..., Any], mean: Callable
 
 
 class _Penalty:
-    """The KL that was made last, whose graph is not kept alive."""
+    """The last computed KL, held by a weak reference so that its graph can be freed."""
 
     result: Callable[[], Any] = staticmethod(lambda: None)
     exchanged = False
@@ -192,7 +192,7 @@ def _in_order(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]
 
 
 def replace_everywhere(inner: object, outer: object) -> None:
-    """Replace a function in every module that has it, also where it was imported by name."""
+    """Replace a function in every module that has it, including those that imported it by name."""
     for module in list(sys.modules.values()):
         namespace = getattr(module, "__dict__", {})
         names = [name for name, value in list(namespace.items()) if value is inner]
@@ -201,7 +201,7 @@ def replace_everywhere(inner: object, outer: object) -> None:
 
 
 def record_worker(path: str | Path, framework: str, module: str, watch: Callable[[Recorder], None]) -> None:
-    """Let ``watch`` record the losses of a worker's process, which ``module`` computes; only of rank 0."""
+    """Let ``watch`` record the losses that ``module`` computes in a worker's process; only rank 0 records."""
     if os.environ.get("RANK", "0") == "0":
         import_module(module)
         watch(Recorder(Path(path), framework=framework))

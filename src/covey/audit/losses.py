@@ -1,7 +1,7 @@
-"""Checks of losses: each is computed again from what the loss function was given, under the run's settings.
+"""Checks of losses: each is computed again from the inputs of the loss function, under the run's settings.
 
 An update of TRL is one case, and so is each recorded call of verl's and OpenRLHF's loss functions. A mistake
-is a variation of the algorithm: the one under which all losses are as they were found is the cause.
+is a variation of the algorithm: the cause is the variation that reproduces all recorded losses.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ LEAST_ADVANTAGE = 1e-3
 """An advantage below is the rounding of rewards that are equal."""
 COMMON_PART = 0.02
 """Part of the tokens with a gradient that is more than rounding to 0."""
-SMALLEST = 1e-30
-"""A weight below counts as this, so that its logarithm is a number."""
+MIN_WEIGHT = 1e-30
+"""Smaller weights count as this one, so that their logarithm is finite."""
 
 
 @lru_cache(maxsize=8)
 def differing(record: AuditRecord) -> tuple[tuple[LossCase, ...], ...]:
-    """Return the losses that are not covey's; for each algorithm that the run may have, () if one of them
-    explains all losses.
+    """Return, for each algorithm that the run may have, the losses that differ from covey's; () if one of the
+    algorithms explains all losses.
     """
     of_calls = tuple(_of_calls(record))
     alternatives = []
@@ -103,14 +103,14 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
 
 
 def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
-    """Whether a record has all that an update's loss is made of."""
+    """Whether a record holds everything from which an update's loss is computed."""
     rows = [use.row for use in uses]
     complete = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
     if not rows or not complete or len(rows) < len(update.rows):
         return False
     if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
         return False
-    # A mean over tokens is TRL's mean over a whole rollout, so the update must be all of one.
+    # TRL takes a mean over the tokens of a whole rollout, so the update must contain all of it.
     numbers = {r.rollout for r in rows}
     is_one_rollout = len(numbers) == 1 and len(rows) == _sampled(record, numbers)
     is_own = record.header.framework not in FRAMEWORKS
@@ -122,7 +122,7 @@ def _corrected(case: LossCase, rows: Sequence[Row] | Sequence[LossRow]) -> LossC
     weights = [row.corrections for row in rows if row.corrections is not None]
     if len(weights) < len(rows):
         return case
-    logs = [[math.log(max(w or 0.0, SMALLEST)) for w in row] for row in weights]
+    logs = [[math.log(max(w or 0.0, MIN_WEIGHT)) for w in row] for row in weights]
     return replace(case, mismatch=_padded(logs, case.inputs.mask))
 
 
@@ -147,7 +147,7 @@ def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
 
 
 def _totals_of(call: LossCall) -> dict[str, int] | None:
-    """Return the totals that a loss function divides by, where the caller says; None if one is not whole."""
+    """Return the totals by which a loss divides, if its caller gives any; None if one is no whole number."""
     totals = {"tokens": call.tokens, "completions": call.completions}
     recorded = {name: total for name, total in totals.items() if total is not None}
     rounded = {name: round(total) for name, total in recorded.items()}
@@ -155,7 +155,7 @@ def _totals_of(call: LossCall) -> dict[str, int] | None:
 
 
 def _rows_of(uses: Sequence[Use]) -> list[LossRow]:
-    """Return the completions of an update as its loss gets them. At first, old log-probs are the present."""
+    """Return the completions of an update as its loss gets them. Missing old log-probs equal the present."""
     return [
         LossRow(
             mask=_with_places(row.mask or [], row.gradients or ()),
@@ -183,7 +183,7 @@ def _gradients_of(uses: Sequence[Use], inputs: LossInputs) -> Tensor | None:
 def _inputs(
     rows: Sequence[LossRow], totals: Mapping[str, int], references: Sequence[Numbers] | None = None
 ) -> LossInputs:
-    """Return what a loss is made of. ``totals``: numbers that replace the counts of these rows."""
+    """Return the inputs of a loss. ``totals``: numbers that replace the counts of these rows."""
     mask = _padded([[float(on) for on in row.mask] for row in rows]).bool()
     counts = {
         "tokens": int(mask.sum()),
@@ -208,7 +208,7 @@ def _sampled(record: AuditRecord, numbers: set[int]) -> int:
 
 
 def _padded(rows: Sequence[Numbers] | Sequence[Sequence[float]], mask: Tensor | None = None) -> Tensor:
-    """Return rows of numbers as (N, T) float64, 0 behind their ends and where unknown."""
+    """Return rows of numbers as (N, T) float64, with 0 after their ends and for unknown values."""
     values = [torch.tensor([0.0 if v is None else v for v in row], dtype=torch.float64) for row in rows]
     padded = pad_sequence(values, batch_first=True)
     if mask is None:
@@ -231,7 +231,7 @@ def _explained(record: AuditRecord, words: str, explains: Callable[[LossCase], b
 
 
 def _unless_guessed(record: AuditRecord) -> MissingField | None:
-    """Return what is lacking where the settings do not say which loss is meant, so that any may be."""
+    """Return the missing setting if nothing says which loss the run has, so that none can be called wrong."""
     setting = None if convention_of(record) is not None or record.calls else algorithm_setting(record)
     return None if setting is None else MissingField(setting)
 
@@ -250,7 +250,7 @@ def _varied(record: AuditRecord, variation: Variation, words: str) -> Fault | No
 
 
 def explained_by(variation: Variation, words: str, condition: str) -> Callable[[AuditRecord], Fault | None]:
-    """Return the check that speaks if a variation explains all losses that differ."""
+    """Return the check that reports a fault if a variation explains all losses that differ."""
 
     def check(record: AuditRecord) -> Fault | None:
         return _varied(record, variation, words)
@@ -260,10 +260,10 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
 
 
 def correction_is_inverted(record: AuditRecord) -> Fault | MissingField | None:
-    """The importance correction is the sampler's probability over the trainer's: recorded weights are, or the
-    loss has such weights, or gets the two log-probs in the other order.
+    """The importance correction is the sampler's probability over the trainer's: the recorded weights are,
+    or the loss has such weights, or it gets the two log-probs in the other order.
     """
-    sentence = "the importance correction is the inverse of the right one"
+    sentence = "the importance correction is the inverse of the correct one"
     return (
         weights_are_inverted(record)
         or exchanged_weights(record)
@@ -272,7 +272,9 @@ def correction_is_inverted(record: AuditRecord) -> Fault | MissingField | None:
 
 
 def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
-    """The loss has another mean: over tokens, over completions, over all places and padding, or a sum."""
+    """The loss has another reduction than the settings ask for: a mean over tokens, over completions, or
+    over all places with the padding, or a sum.
+    """
     lacking = _unless_guessed(record)
     if lacking is not None:
         return lacking
@@ -288,12 +290,12 @@ def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
         fault = _explained(record, sentence.replace("_", " "), fits)
         if fault is not None:
             return fault
-    words = "the mean of the loss is over all places, the padding included"
+    words = "the mean of the loss is over all places, including the padding"
     return _varied(record, over_padding, words)
 
 
 def loss_is_negated(record: AuditRecord) -> Fault | None:
-    """The loss has the other sign than the one computed from its own numbers."""
+    """The loss has the opposite sign of the one computed from its own numbers."""
 
     def negated(case: LossCase) -> bool:
         shows = case.gradients is not None or abs(case.recorded) > 1e-3
@@ -303,7 +305,7 @@ def loss_is_negated(record: AuditRecord) -> Fault | None:
 
 
 def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
-    """The coefficient of the KL is negative, or its factor in the loss; or the loss is the expected one
+    """The coefficient of the KL, or its factor in the loss, is negative; or the loss is the expected one
     with the KL subtracted; or the KL is added to the rewards of tokens or completions.
     """
     name = "beta" if record.setting("beta") is not None else "kl_coef"
@@ -332,12 +334,12 @@ def kl_of_the_loss_is_exchanged(record: AuditRecord) -> Fault | None:
 
 
 def loss_is_scaled(record: AuditRecord) -> Fault | None:
-    """The loss is the expected one times the number of accumulated micro-batches, or over it."""
+    """The loss is the expected one multiplied or divided by the number of accumulated micro-batches."""
     count = record.number("gradient_accumulation_steps", 1)
 
     def scaled(case: LossCase) -> bool:
         sides = (case.recorded / count, case.recorded * count)
-        # The part of a rollout may be a mean over the rollout's tokens.
+        # An update on a part of a rollout may divide by the tokens of the whole rollout.
         return count > 1 and not case.is_part and any(case.agrees(side, case.due) for side in sides)
 
     sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
@@ -345,8 +347,8 @@ def loss_is_scaled(record: AuditRecord) -> Fault | None:
 
 
 def loss_differs(record: AuditRecord) -> Fault | MissingField | None:
-    """The loss differs from covey's loss of the same log-probs, masks and advantages."""
-    sentence = "the loss is not the one of its settings"
+    """The loss differs from covey's loss for the same log-probs, masks and advantages."""
+    sentence = "the loss is not the one that the settings ask for"
     return _unless_guessed(record) or _explained(record, sentence, lambda case: not case.is_part)
 
 
@@ -378,7 +380,7 @@ def _weighs_otherwise(case: LossCase) -> bool:
     if case.gradients is None:
         return False
     sides = (case.gradients, case.derivative)
-    lengths = [side.norm(dim=-1, keepdim=True).clamp(min=SMALLEST) for side in sides]
+    lengths = [side.norm(dim=-1, keepdim=True).clamp(min=MIN_WEIGHT) for side in sides]
     first, second = (side / length for side, length in zip(sides, lengths, strict=True))
     return bool(((first - second).norm(dim=-1) <= COMMON_PART).all())
 
@@ -406,26 +408,26 @@ DERIVATIVES: tuple[tuple[str, Callable[[LossCase], bool]], ...] = (
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
-    """The entropy is added to the loss and not subtracted, its coefficient being positive."""
+    """The entropy is added to the loss instead of subtracted, although its coefficient is positive."""
     words = "the entropy is added to the loss, which drives it down"
     return entropy_enters_with_the_wrong_sign(record) or _varied(record, entropy_added, words)
 
 
 def ratio_is_of_another_level(record: AuditRecord) -> Fault | None:
-    """The loss has the ratio of each token where the settings ask for the completion's, or the reverse; or
-    the product of the tokens' ratios where they ask for the geometric mean.
+    """The loss takes the ratio of each token where the settings ask for the completion's, or the reverse; or
+    it takes the product of the tokens' ratios where they ask for the geometric mean.
     """
-    words = "the ratio is of another level than the settings ask for, a token's or a completion's"
+    words = "the ratio is not of the level that the settings ask for (token or completion)"
     product = "the ratio of a completion is the product of its tokens' ratios, not their geometric mean"
     return _varied(record, of_another_level, words) or _varied(record, of_the_product, product)
 
 
 def clip_is_missing(record: AuditRecord) -> Fault | None:
-    """The loss is that without a clip, where the settings have one; or the clip takes the larger one of PPO's
-    two objectives, or the clipped one alone.
+    """The loss is not clipped although the settings ask for it; or the clip takes the larger of PPO's two
+    objectives, or the clipped one alone.
     """
-    larger = "the clip takes the larger objective: a ratio is held only where it went against its advantage"
-    alone = "the loss has the clipped objective alone: what is beyond a bound has no gradient back"
+    larger = "the clip takes the larger objective: it limits a ratio only if that moved against its advantage"
+    alone = "the loss has only the clipped objective: no gradient leads back from beyond a bound"
     return (
         _varied(record, not_clipped, "no ratio is clipped")
         or _varied(record, clipped_outside, larger)
@@ -448,7 +450,7 @@ CHECKS = {
     "correction_missing": explained_by(
         not_corrected,
         "the importance correction is left out of the loss",
-        "The loss is that without the importance correction of the settings.",
+        "The loss lacks the importance correction that the settings ask for.",
     ),
     "correction_inverted": correction_is_inverted,
     "reduction_differs": reduction_is_another,

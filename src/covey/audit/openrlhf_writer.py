@@ -1,7 +1,8 @@
-"""Write a record of OpenRLHF's trainer: `record_run(self, "run.jsonl")` ends `BasePPOTrainer.__init__`.
+"""Write a record of OpenRLHF's trainer: put `record_run(self, "run.jsonl")` at the end of
+`BasePPOTrainer.__init__`.
 
-Neither torch nor OpenRLHF is imported before. A batch is read in the trainer when its advantages are known.
-The actor's workers may cut it into several optimizer steps; here it is one update.
+Importing this module imports neither torch nor OpenRLHF. The trainer's process reads a batch once its
+advantages are known. The actor's workers may split it into several optimizer steps; here it is one update.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ VALUES = {
     "covey_rewards": "token_rewards",
     "covey_scores": "token_scores",
 }
-"""The name of an Experience -> the record's. `covey_...` is what its maker had and has not kept."""
+"""Attribute of an Experience -> field of the record. `covey_...`: a value that its maker drops."""
 LOSSES = "openrlhf.models.loss"
-"""The module with the policy loss. A worker's process that has it calls it."""
+"""The module with the policy loss, loaded only in processes that compute it."""
 PENALTIES = "openrlhf.models.utils"
 """The module with the KL, which the module with the loss imports."""
 SUMS = {"get_cumulative_returns": 0, "get_advantages_and_returns": 1}
-"""Methods of its experience maker that make returns of the rewards of tokens -> which argument these are."""
+"""Methods of its experience maker that sum the rewards of tokens -> the position of that argument."""
 LOSS_VALUES = {
     "log_probs": "logprobs",
     "old_log_probs": "old_logprobs",
@@ -60,11 +61,11 @@ MAKE_METHOD = "make_experience"
 def record_run(
     trainer: Any, path: str | Path, batches: int = 20, looks: int = 3, score: Callable[..., Any] | None = None
 ) -> None:
-    """Record the batches that a PPOTrainer, or the trainer of its async relative, is updated with.
+    """Record the batches on which a PPOTrainer, or its asynchronous variant, trains.
 
-    ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
-    batches whose log-probs the actor computes once more, before and after the update. ``score``: the
-    `reward_func`; it is called up to four more times for each completion of the first batch.
+    ``batches``: number of batches that are recorded; later ones add only metrics, or the file would grow too
+    large. ``looks``: batches whose log-probs the actor computes again, before and after the update.
+    ``score``: the `reward_func`; it is called up to four more times for each completion of the first batch.
     """
     writer = _OpenRlhfWriter(trainer, Path(path), batches, looks, score)
     maker = trainer.experience_maker
@@ -78,8 +79,8 @@ def record_run(
 
 
 def record_losses(path: str | Path) -> None:
-    """Record the first calls of the policy loss in this process, a worker's: `run.losses.jsonl` belongs to
-    `run.jsonl`. Only the first process writes.
+    """Record the first calls of the policy loss in this worker's process. The file `run.losses.jsonl` belongs
+    to `run.jsonl`. Only the first process writes.
     """
     record_worker(path, "openrlhf", LOSSES, _watch)
 
@@ -129,7 +130,7 @@ class _OpenRlhfWriter:
         return self.experiences
 
     def noticed(self, name: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the experience maker, and keep what it has and drops."""
+        """Call a method of the experience maker, and keep the values that the maker drops."""
         result = inner(*args, **kwargs)
         self.file.attempt(self._notice, name, [*args, *kwargs.values()], result)
         return result
@@ -142,12 +143,12 @@ class _OpenRlhfWriter:
         elif name == MAKE_METHOD:
             for experience, reference in zip(result, self.references, strict=False):
                 experience.covey_reference = reference
-                # A KL in the loss is the workers', who get the reference for it; here it is 0.
+                # For a KL in the loss, the workers get the reference, and the KL of the rewards is 0.
                 if experience.base_action_log_probs is None:
                     experience.covey_kl = experience.kl.clone()
             self.references, self.unpaid = [], list(result)
         elif name in SUMS and self.unpaid:
-            # Returns are made of one experience after the other.
+            # The maker computes the returns of one experience after the other, in their order.
             experience, rewards = self.unpaid.pop(0), arguments[SUMS[name]].clone()
             charged = getattr(experience, "covey_kl", None)
             coef = max(0.0, float(self.maker.kl_ctl.value))
@@ -167,27 +168,27 @@ class _OpenRlhfWriter:
         if self.score is not None and self.file.count == 0:
             # Its rewards read special tokens too, for example the end token.
             texts = [self.trainer.tokenizer.decode(c.sample["ids"]) for c in completions]
-            score_again(partial(_scored, self.score), "reward", completions, texts)
+            score_again(partial(_score_of, self.score), "reward", completions, texts)
         self.file.rollout(step, completions, self._logprobs_now())
 
     def _record_update(self, status: Mapping[str, object]) -> None:
         self.file.update(status, ("policy_loss", "actor_grad_norm", "actor_lr"), self._logprobs_now())
 
     def _logprobs_now(self) -> list[Any] | None:
-        """Return the actor's log-probs of each completion; None of a late batch, or of one with images."""
+        """Return the actor's log-probs of each completion; None for a late batch, or one with images."""
         images = any(image for e in self.experiences for image in e.mm_train_inputs or ())
         if self.file.count >= self.looks or images:
             return None
         names = ("sequences", "action_mask", "attention_mask")
         fields = {name: [getattr(e, name) for e in self.experiences] for name in names}
         deepspeed = self.trainer.args.ds
-        # Each rank of a ring or of a tensor group answers, all of them alike.
+        # All ranks of a ring or a tensor group give the same answer.
         copies = deepspeed.ring_attn_size * deepspeed.tensor_parallel_size
         answers = getattr(self.maker, FORWARD_METHOD)(self.trainer.actor_model_group, True, **fields)
         return [row for batch in getattr(self.maker, GATHER_METHOD)(answers, copies) for row in batch]
 
 
-def _scored(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt: str) -> Any:
+def _score_of(score: Callable[..., Any], text: str, row: Mapping[str, Any], prompt: str) -> Any:
     return score([prompt + text], [prompt], [row["label"]])["rewards"][0]
 
 

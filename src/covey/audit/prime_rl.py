@@ -45,7 +45,7 @@ def prime_rl_run(folder: Path) -> AuditRecord:
         rows.setdefault(step, []).extend(_rows(path, step, traces.get(step, ())))
     for step, sampled in traces.items():
         samples = [trace.sample for trace in sampled]
-        # Sampled after as many updates as its policy had; others may come before its own.
+        # The rollout goes before the update whose policy sampled it, which may be earlier than its own step.
         number = min((trace.version for trace in sampled), default=step)
         lines[number, 0, step] = Rollout(kind="rollout", number=step, step=number, completions=samples)
     for step in {*rows, *metrics}:
@@ -86,7 +86,7 @@ def _each(path: Path, kind: str, parts: Callable[[dict[str, object]], Iterable[T
 
 
 def _traces(path: Path, step: int) -> Iterator[_Trace]:
-    """Yield an episode's traces that are one conversation; a tree of them has no single completion."""
+    """Yield an episode's traces that are one conversation; a tree of messages has no single completion."""
     groups: dict[str, int] = {}
 
     def traces(episode: dict[str, Any]) -> Iterator[_Trace]:
@@ -108,7 +108,7 @@ def _sample(trace: dict[str, Any], row: dict[str, Any], group: int) -> tuple[Sam
     mask = [bool(on) for node in nodes for on in node["mask"]]
     start = mask.index(True)
     sampled = mask[start:]
-    # Log-probs and advantages are of sampled tokens alone.
+    # Only sampled tokens have log-probs and advantages.
     logprobs = iter(_values(nodes, "logprobs"))
     advantages = set(_values(nodes, "advantages"))
     scores, weighted_sum = _rewards(trace)
@@ -153,7 +153,7 @@ def _rows(path: Path, step: int, traces: Sequence[_Trace]) -> Iterator[Row]:
             start = len(traces[alike[0]].sample.prompt_ids or ())
             mask = [bool(on) for on in row["loss_mask"][start:]]
             used = {value for value, on in zip(row["advantages"][start:], mask, strict=True) if on}
-            # Two groups may have sampled the same tokens: a sequence is that of its advantage, if one has it.
+            # If two groups sampled the same tokens, the advantage tells which of them a sequence belongs to.
             advantages = [traces[n].sample.advantage for n in alike]
             matches = (n for n, credit in zip(alike, advantages, strict=True) if credit in used)
             index = next(matches, alike[0])

@@ -1,8 +1,9 @@
-"""Rewards asked once more: for a completion alone, with another problem's row, and for two other texts.
+"""Probes of reward functions: further calls with a completion alone, another problem's row, or other texts.
 
-A reward that answers otherwise than in its batch mixes rows up, or is random. A reward that pays another
-problem's row as well, or an empty text, does not read the answer. A reward that pays a list of all answers
-finds the correct answer anywhere in a text. Only the standard library is needed.
+A reward that scores a completion alone differently than in its batch mixes up rows, or is random. A reward
+that pays as much with another problem's row, or for an empty text, does not read the answer. A reward that
+pays a list of all answers finds the correct answer anywhere in a text. This module needs only the standard
+library, since it runs inside other trainers.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ ANSWERS = (
     "answer", "solution", "target", "label", "ground_truth", "gold", "gts", "expected", "reference_answer",
 )  # fmt: skip
 """Columns that are usually a row's answer; `gts` in a dump of verl."""
-MOST_LISTED = 64
-"""Answers of a list."""
-LONGEST_LISTED = 40
-"""Characters of an answer that is put into a list; proofs and programs are longer."""
+MAX_LISTED = 64
+"""Most answers in a list."""
+MAX_LISTED_CHARACTERS = 40
+"""Most characters of an answer in a list; longer ones are proofs or programs."""
 TEXT = ("completions", "completion_ids")
-"""Columns with a completion; the others are of its data row."""
+"""Columns with a completion; the others belong to its data row."""
 Score = Callable[..., Sequence[float | None]]
-"""A reward function as TRL calls it: lists, by keyword, to a value for each completion."""
+"""A reward function as TRL calls it: lists by keyword -> a value for each completion."""
 
 
 def probe(
@@ -32,15 +33,15 @@ def probe(
 ) -> list[dict[str, dict[str, float | None]]]:
     """Return `alone`, `elsewhere`, `empty` and `listed` of each completion: values by reward function.
 
-    ``columns`` have the completions and the data rows, a value each; ``extra`` is handed on as it is. A
-    function that fails on one completion has no value for it.
+    ``columns`` hold the completions and the data rows, a value for each; ``extra`` is passed on unchanged. A
+    function that fails on a completion gives it no value.
     """
     answers = _listed_answers(columns)
     results = []
     for i, prompt in enumerate(prompts):
         row = {name: values[i] for name, values in columns.items()}
         questions = {"alone": row, "empty": _with_text(row, "")}
-        # The next completion of another prompt gives the row of another problem.
+        # The next completion with another prompt has another problem's row.
         other_index = next(
             (j for j in [*range(i + 1, len(prompts)), *range(i)] if prompts[j] != prompt), None
         )
@@ -58,16 +59,16 @@ def probe(
 
 
 def _listed_answers(columns: Mapping[str, Sequence[object]]) -> str:
-    """Return the different answers of all rows as one text; '' if they are no short texts or numbers."""
-    # A trainer that hands a data row on as a whole has its columns in one value.
+    """Return the different answers of all rows as one text; '' if they are not short texts or numbers."""
+    # Some trainers pass a whole data row as one value, so its columns are inside.
     nested = [row for values in columns.values() for row in values if isinstance(row, Mapping)]
     answers = [value for name in ANSWERS for value in columns.get(name, ())]
     answers += [row[name] for row in nested for name in ANSWERS if name in row]
     short = [str(answer).strip() for answer in answers if isinstance(answer, str | int | float)]
     different = [answer for answer in dict.fromkeys(short) if answer]
-    if len(different) < 2 or max(map(len, different)) > LONGEST_LISTED:
+    if len(different) < 2 or max(map(len, different)) > MAX_LISTED_CHARACTERS:
         return ""
-    return " ".join(different[:MOST_LISTED])
+    return " ".join(different[:MAX_LISTED])
 
 
 def _with_text(row: Mapping[str, Any], text: str) -> dict[str, object]:

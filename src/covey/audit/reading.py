@@ -1,4 +1,4 @@
-"""Read a record from its file: JSON lines, each checked with its number and the order of all."""
+"""Read a record from its file of JSON lines, and check each line and the order of all lines."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from covey_verify.errors import DataError
 
 
 def read_record(path: Path) -> AuditRecord:
-    """Read a record. A last line without its end, of a run that was killed or still trains, is left out.
+    """Read a record. An incomplete last line, of a run that was killed or still trains, is left out.
 
-    Raises DataError, with file and line, for anything that is not of the format.
+    Raises DataError, with file and line, for anything that does not follow the format.
     """
     lines = read_regular(path, stream_bytes()).split(b"\n")
     last_line = lines.pop()
@@ -36,7 +36,7 @@ def read_record(path: Path) -> AuditRecord:
         )
     notes = []
     if last_line.strip() and not _is_json(last_line):
-        notes.append(f"{path}:{len(lines) + 1}: the last line is not complete and is left out")
+        notes.append(f"{path}:{len(lines) + 1}: the last line is incomplete and was left out")
     elif last_line.strip():
         lines.append(last_line)
     if not lines:
@@ -62,7 +62,10 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, object]:
     try:
         value = load_json(text)
     except ValueError as error:
-        raise DataError(f"{path}:{number}: not JSON ({error})") from None
+        raise DataError(
+            f"{path}:{number}: not JSON ({error}). A run of covey is a folder; a record of another trainer "
+            "has a JSON object on each line (docs/audit-record.md)"
+        ) from None
     if not isinstance(value, dict):
         raise DataError(f"{path}:{number}: {type(value).__name__} where an object is expected")
     return value
@@ -99,7 +102,7 @@ def _line(path: Path, number: int, text: bytes) -> tuple[int, Rollout | Update |
 
 
 def _misfit(sample: Sample, tokens: int | None) -> str:
-    """Return which list has another length than ``ids``; empty if none has."""
+    """Return the list whose length differs from that of ``ids``; empty if there is none."""
     for name in ("sampler_logprobs", "inserted", "model_logprobs", "model_logprobs_at_1"):
         values = getattr(sample, name)
         if values is not None and len(values) != tokens:
@@ -115,7 +118,7 @@ def _check_order(path: Path, lines: list[tuple[int, Rollout | Update]]) -> None:
             sizes[line.number] = len(line.completions)
             continue
         for index, row in enumerate(line.rows):
-            # A record may begin in the middle of a run, so a rollout before the first is unknown, not wrong.
+            # A record may begin in the middle of a run, so an unknown rollout is no fault.
             size = sizes.get(row.rollout)
             if size is not None and not 0 <= row.completion < size:
                 raise DataError(

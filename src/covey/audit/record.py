@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "covey-audit"
 VERSION: Final = 2
-MOTION = 0.01
-"""Fraction of changed weights from which an update counts as a move of the policy."""
-LEAST_CHANGE = 1e-4
-"""The same of its log-probs: nats per token, on average."""
+MIN_CHANGED_WEIGHTS = 0.01
+"""Fraction of changed weights above which an update counts as having moved the policy."""
+MIN_LOGPROB_CHANGE = 1e-4
+"""Mean change of the log-probs above which an update counts as having moved the policy, in nats per token."""
 
 Bit = Annotated[bool, BeforeValidator(lambda value: bool(value) if value in (0, 1) else value)]
 """1 or true; 0 or false."""
-Counted = Annotated[bool, BeforeValidator(lambda value: value != 0)]
+MaskValue = Annotated[bool, BeforeValidator(lambda value: value != 0)]
 """Whether a loss counts a token: a trainer may pass other numbers as a mask, by mistake."""
 Numbers = list[float | None]
 """A number for each token of a completion; null where it is unknown."""
@@ -39,7 +39,7 @@ class _Part(BaseModel):
 
 
 class SpecialTokens(_Part):
-    """The ids that a tokenizer sets apart."""
+    """The special tokens of a tokenizer, by their ids."""
 
     bos: int | None = None
     eos: list[int] = []
@@ -79,7 +79,7 @@ class Sample(_Part):
     text: str | None = None
     ids: list[int] | None = None
     group: int | None = None
-    """Number of the group with which the trainer compares it."""
+    """Number of the group within which the trainer compares the completion."""
     row: dict[str, object] = {}
     """The columns of its data row besides the prompt."""
     rewards: Scores = {}
@@ -87,16 +87,16 @@ class Sample(_Part):
     """The weighted sum."""
     advantage: float | None = None
     sampler_logprobs: Numbers | None = None
-    """(T,) as the sampler reported them."""
+    """(T,) the log-probs that the sampler reported."""
     inserted: list[Bit] | None = None
-    """(T,) tokens that a tool or an environment wrote."""
+    """(T,) true for tokens that a tool or an environment wrote."""
     model_logprobs: Numbers | None = None
-    """(T,) computed once more from the model before its next update, at the sampling temperature, by a plain
-    forward pass over this completion alone."""
+    """(T,) log-probs computed again with the model before its next update, at the sampling temperature, by a
+    plain forward pass over this completion alone."""
     model_logprobs_at_1: Numbers | None = None
-    """(T,) the same at temperature 1."""
+    """(T,) ``model_logprobs`` at temperature 1."""
     alone: Scores = {}
-    """Rewards of this completion scored once more, in a call of its own."""
+    """Rewards of this completion, scored again in a call of its own."""
     elsewhere: Scores = {}
     """Rewards of this completion with another problem's row."""
     empty: Scores = {}
@@ -114,34 +114,34 @@ class Row(_Part):
     """One completion as an update trains on it."""
 
     rollout: int
-    """``number`` of the line of its rollout."""
+    """``number`` in the line of its rollout."""
     completion: int
     """Index of the completion in that line, from 0."""
     ids: list[int] | None = None
     """Only if they differ from the sample's ids."""
     mask: list[Bit] | None = None
-    """(T,) or longer, if padding is trained: the tokens in the loss."""
+    """(T,), or longer if padding is trained: true for tokens in the loss."""
     logprobs: Numbers | None = None
-    """(T,) of the trained policy, the values in the loss."""
+    """(T,) log-probs of the trained policy, as they enter the loss."""
     old_logprobs: Numbers | None = None
     ref_logprobs: Numbers | None = None
     advantage: float | Numbers | None = None
     after_logprobs: Numbers | None = None
-    """(T,) after the update, computed like ``model_logprobs``."""
+    """(T,) log-probs after the update, computed like ``model_logprobs``."""
     prompt_trained: int | None = None
-    """Number of the prompt's tokens in the loss."""
+    """Number of tokens of the prompt in the loss."""
     token_rewards: Numbers | None = None
-    """(T,) or longer: what advantages are made of, a KL in the reward included."""
+    """(T,) or longer: the rewards from which advantages are computed, including any KL."""
     token_scores: Numbers | None = None
-    """(T,) or longer: the same without a KL."""
+    """(T,) or longer: ``token_rewards`` without the KL."""
     kl: Numbers | None = None
     """(T,) the KL to the reference that is charged, without its coefficient."""
     values: Numbers | None = None
-    """(T,) the critic's."""
+    """(T,) the critic's values."""
     returns: Numbers | None = None
-    """(T,) sums of the rewards from a token on, or what the critic learns."""
+    """(T,) sums of the rewards from each token on, or the targets of the critic."""
     corrections: Numbers | None = None
-    """(T,) weights in the loss for the sampler's log-probs."""
+    """(T,) importance weights in the loss that correct for the sampler's log-probs."""
     entropies: Numbers | None = None
     """(T,) of the trained policy's distribution at each token, in nats."""
     gradients: Numbers | None = None
@@ -166,26 +166,26 @@ class Update(_Part):
     rows: list[Row] = []
     loss: float | None = None
     grad_norm: float | None = None
-    """Before it is clipped."""
+    """The norm before clipping."""
     learning_rate: float | None = None
     weights_changed: float | None = None
-    """Fraction of the weights, of a few that are looked at, that have another value after it."""
+    """Fraction of a sample of the weights that the update changed."""
     metrics: dict[str, float | None] = {}
 
     @property
     def moved(self) -> bool:
-        """Whether it is known to have changed the policy: by its weights, or by the log-probs after it."""
+        """Whether the update is known to have changed the policy, by its weights or by its log-probs."""
         if self.weights_changed is not None:
-            return self.weights_changed > MOTION
+            return self.weights_changed > MIN_CHANGED_WEIGHTS
         pairs = (zip(row.logprobs or (), row.after_logprobs or (), strict=False) for row in self.rows)
         changes = [abs(a - b) for row in pairs for a, b in row if a is not None and b is not None]
-        return sum(changes) > LEAST_CHANGE * len(changes)
+        return sum(changes) > MIN_LOGPROB_CHANGE * len(changes)
 
 
 class LossRow(_Part):
-    """A completion as a loss function gets it. All values are (T,), those with mask 0 included."""
+    """A completion as a loss function gets it. All values are (T,), including those with mask 0."""
 
-    mask: list[Counted]
+    mask: list[MaskValue]
     logprobs: Numbers
     old_logprobs: Numbers
     advantage: Numbers
@@ -204,28 +204,28 @@ class LossCall(_Part):
     rows: list[LossRow]
     loss: float
     tokens: float | None = None
-    """Number of tokens that it divides by, where the caller says; else the tokens of the mask."""
+    """Number of tokens by which it divides, if its caller gives one; otherwise it counts the mask."""
     completions: float | None = None
-    """The same for completions."""
+    """Number of completions by which it divides, if its caller gives one."""
     moved: bool | None = None
-    """Whether a weight that is looked at has changed since the call before."""
+    """Whether an observed weight has changed since the previous call."""
 
 
 class Term(_Part):
-    """A line: a term of the loss of a call, of this `step`, by the gradient that came back to it."""
+    """A line: a term of the loss in the call with this `step`, with the gradient that came back to it."""
 
     kind: Literal["term"]
     call: int
     name: Literal["policy", "kl", "entropy"]
     factor: float
-    """The gradient: what the term is multiplied by in the whole loss."""
+    """The gradient, which is the factor of the term in the whole loss."""
     exchanged: bool | None = None
     """Whether a KL got the log-probs of the reference and of the policy exchanged."""
     gradient_kept: bool | None = None
-    """Whether the weight that is looked at had a gradient already."""
+    """Whether the observed weight already had a gradient."""
     gradient_scaled: float | None = None
-    """The number by which the gradient of earlier calls was multiplied since it was computed; None if that is
-    unknown, or if the gradient is no multiple of what it was.
+    """The number by which the gradient of earlier calls has been multiplied since; None if that is unknown,
+    or if the gradient is no longer a multiple of its old value.
     """
 
 
@@ -250,28 +250,28 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class AuditRecord:
-    """A run as it was written down."""
+    """A run as its trainer wrote it down."""
 
     header: Header
     lines: tuple[Rollout | Update, ...]
     """In the order in which they happened."""
     calls: tuple[LossCall, ...] = ()
-    """Of the loss function."""
+    """Calls of the loss function."""
     terms: tuple[Term, ...] = ()
-    """Of the losses of these calls."""
+    """Terms of the losses in these calls."""
     algorithm: Algorithm | None = None
-    """The run's own, where its reader knows it."""
+    """The algorithm of the run, if the reader of its files knows it."""
     notes: list[str] = field(default_factory=list)
-    """Remarks of the reader."""
+    """Remarks of the reader of its files."""
 
     @cached_property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """Lines of rollouts, in order."""
+        """The lines of rollouts, in order."""
         return tuple(line for line in self.lines if isinstance(line, Rollout))
 
     @cached_property
     def updates(self) -> tuple[Update, ...]:
-        """Lines of updates, in order."""
+        """The lines of updates, in order."""
         return tuple(line for line in self.lines if isinstance(line, Update))
 
     @cached_property
@@ -286,7 +286,7 @@ class AuditRecord:
 
     def _uses(self) -> Iterator[Use]:
         rollouts: dict[int, Rollout] = {}
-        # Number of updates, and of updates that changed the weights, by the time of each rollout.
+        # The number of updates, and of updates that changed the weights, before each rollout.
         updates_at: dict[int, tuple[int, int]] = {}
         updates = changes = 0
         for line in self.lines:
@@ -313,23 +313,23 @@ class AuditRecord:
         return tuple(dict.fromkeys(name for _, _, sample in self.samples for name in sample.rewards))
 
     def own_name(self, name: str) -> str:
-        """Return what the framework calls a setting, given the name that checks use."""
+        """Return the framework's name of a setting, given the name that checks use."""
         translation = words_of(self.header.framework).settings.get(name, name)
         return translation if self.header.settings.get(translation) is not None else name
 
     def setting(self, name: str, default: object = None) -> object:
-        """Return a setting of the framework, by the name that checks use or its own."""
+        """Return the value of a setting, by the name that checks use or the framework's own."""
         value = self.header.settings.get(self.own_name(name))
         return default if value is None else value
 
     def number(self, name: str, default: float) -> float:
-        """Return a setting that is a number, else the default."""
+        """Return the value of a setting if it is a number, or else the default."""
         value = self.setting(name)
         return float(value) if isinstance(value, int | float) else default
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """Names of the fields that any line has."""
+        """The names of all fields that occur in the record."""
         fields = {f"settings.{name}" for name, value in self.header.settings.items() if value is not None}
         names = words_of(self.header.framework).settings
         fields |= {f"settings.{name}" for name in names if self.setting(name) is not None}

@@ -1,6 +1,6 @@
-"""The base of writers of records, for those here and for your own.
+"""The recorder on which all writers of records are built, those here and your own.
 
-torch is imported late: a writer can be imported without it.
+torch is imported late, so that a writer can be imported without it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FINGERPRINT_WEIGHTS = 4096
-"""Most weights of each of a model's tensors that are compared before and after an update."""
-PLAIN = (str, int, float, list, tuple, type(None))
+"""Most weights of each tensor of a model that are compared before and after an update."""
+PLAIN_TYPES = (str, int, float, list, tuple, type(None))
 """Types of the settings that are recorded."""
 BEHIND = ("token_rewards", "token_scores", "gradients")
-"""Fields of a row that may lie behind a completion's end."""
-SECRET = ("key", "token", "secret", "password")
-"""Last words of settings that are not."""
+"""Fields of a row that may extend past the end of its completion."""
+SECRET_WORDS = ("key", "token", "secret", "password")
+"""Last words of settings that are not recorded, because they may be secrets."""
 TOKENIZER = ".tokenizer.json"
 """Ending of the file next to a record with its tokenizer."""
 T = TypeVar("T")
 
 
 class Recorder:
-    """A record that is being written: the header, then a line whenever something happens.
+    """Writes a record: the header, then a line whenever something happens.
 
-    An earlier record of this name is replaced. If recording fails, the record ends and training continues.
+    It replaces an earlier record of this name. If recording fails, the record ends and training continues.
     """
 
     def __init__(self, path: Path, **header: object) -> None:
@@ -63,7 +63,7 @@ class Recorder:
             return None
 
     def weights_changed(self, parameters: Iterable[Tensor]) -> float | None:
-        """Return the fraction of the trained weights that have changed since the last call; at first None."""
+        """Return the fraction of the trained weights that changed since the last call; None at first."""
         trained = [p.detach() for p in parameters if p.requires_grad]
         present = [p.flatten()[:FINGERPRINT_WEIGHTS].clone() for p in trained[:: max(1, len(trained) // 32)]]
         before = self._before
@@ -75,22 +75,22 @@ class Recorder:
 
 
 class RecordedCompletion(NamedTuple):
-    """One completion of a batch that is trained as a whole.
+    """A completion of a batch that is trained as a whole.
 
-    The tensors have a value for each of its tokens, behind ``start`` other places.
+    The tensors have a value for each of its tokens, after ``start`` other places.
     """
 
     sample: dict[str, Any]
-    """Fields of the line of the rollout, with `ids`."""
+    """The fields of its entry in the rollout's line, with `ids`."""
     mask: Tensor
     advantage: Tensor
     values: Mapping[str, Tensor | None]
-    """Fields of an update's row that have a number for each token, and `sampler_logprobs`."""
+    """The fields of its row in the update that have a number per token, and `sampler_logprobs`."""
     start: int = 0
 
 
 class BatchRecorder(Recorder):
-    """A record of a trainer that holds whole batches: for each of them a rollout, then an update."""
+    """Writes a record of a trainer that holds whole batches: a rollout and then an update for each batch."""
 
     def __init__(self, path: Path, **header: Any) -> None:
         with suppress(PackageNotFoundError):
@@ -104,9 +104,9 @@ class BatchRecorder(Recorder):
     def rollout(
         self, step: int, completions: Sequence[RecordedCompletion], logprobs: Sequence[Tensor] | None
     ) -> None:
-        """Write a batch that is trained next; no line without completions.
+        """Write the batch that is trained next; an empty batch writes no line.
 
-        ``logprobs``: each completion's log-probs, computed just before.
+        ``logprobs``: the log-probs of each completion, computed just before.
         """
         self._step, self._starts = step, [c.start for c in completions]
         self._rows = []
@@ -128,8 +128,8 @@ class BatchRecorder(Recorder):
     ) -> None:
         """Write the update on the last rollout.
 
-        ``named``: the names in ``metrics`` of the loss, the gradient norm and the learning rate.
-        ``logprobs``: log-probs, computed after it, of each completion.
+        ``named``: the names of the loss, the gradient norm and the learning rate in ``metrics``.
+        ``logprobs``: the log-probs of each completion, computed after the update.
         """
         numbers_by_name = plain_metrics(metrics)
         following_logprobs = () if logprobs is None else logprobs
@@ -142,7 +142,7 @@ class BatchRecorder(Recorder):
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that are numbers, or lists of numbers, of which the mean is taken."""
+    """Return the metrics that are numbers, and the means of those that are lists of numbers."""
     means = {}
     for name, value in metrics.items():
         values = getattr(value, "values", value)
@@ -159,9 +159,9 @@ def plain_logprobs(
     temperatures: Sequence[float],
     context: AbstractContextManager[object],
 ) -> list[list[float]]:
-    """Return the log-probs of one completion at each temperature, without padding and dropout.
+    """Return the log-probs of a completion at each temperature, without padding or dropout.
 
-    ``context`` is entered for the forward pass: the trainer's autocast.
+    The forward pass runs in ``context``, the trainer's autocast.
     """
     import torch
 
@@ -176,7 +176,7 @@ def plain_logprobs(
 
 
 def numbers(values: Tensor) -> list[float]:
-    """Return a tensor of one dimension as numbers of seven digits, which is float32's precision."""
+    """Return a one-dimensional tensor as numbers with seven digits, the precision of float32."""
     return [float(f"{value:.7g}") for value in values.tolist()]
 
 
@@ -187,11 +187,11 @@ def row_of(
     advantage: Tensor,
     values: Mapping[str, Tensor],
 ) -> dict[str, Any]:
-    """Return a row of an update: a completion of ``length`` tokens, at a (rollout, completion).
+    """Return the row of an update for a completion of ``length`` tokens; ``origin``: (rollout, completion).
 
-    ``mask`` and ``values`` have a value for each token and may be longer: after the last token that was
-    sampled or is trained they are left out, but rewards and gradients are not. ``advantage`` is one number,
-    or one for each token.
+    ``mask`` and ``values`` have a value for each token and may be longer. Values after the last token that
+    was sampled or is trained are left out, except rewards and
+    gradients. ``advantage`` is one number, or one per token.
     """
     trained = [n for n, on in enumerate(mask.tolist()) if on]
     end = max(length, *(n + 1 for n in trained[-1:]), 0)
@@ -210,11 +210,11 @@ def up_to(end: int, values: Tensor) -> list[float]:
 
 
 def settings_of(config: Any, name: str = "") -> dict[str, Any]:
-    """Return nested settings, of mappings or namespaces, by their dotted names; without secrets."""
+    """Return nested settings, in mappings or namespaces, by their dotted names, without secrets."""
     inner = config if hasattr(config, "items") else getattr(config, "__dict__", None)
     if inner is None:
-        secret = name.rpartition(".")[2].rpartition("_")[2] in SECRET
-        return {name: config} if isinstance(config, PLAIN) and not secret else {}
+        secret = name.rpartition(".")[2].rpartition("_")[2] in SECRET_WORDS
+        return {name: config} if isinstance(config, PLAIN_TYPES) and not secret else {}
     parts = [settings_of(_value(inner, key), f"{name}.{key}".strip(".")) for key in inner]
     return {key: value for part in parts for key, value in part.items()}
 
@@ -227,21 +227,21 @@ def _value(inner: Any, key: str) -> Any:
 
 
 def tokens_of(tokenizer: Any) -> dict[str, Any]:
-    """Return the header's `tokens` of a tokenizer of transformers."""
+    """Return the header's `tokens` for a tokenizer of transformers."""
     names = {str(i): token.content for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     ends = [tokenizer.eos_token_id]
     return {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
 
 
 def keep_tokenizer(tokenizer: Any, record: Path) -> None:
-    """Save a tokenizer of the tokenizers library next to a record: by it, pages show the text of tokens."""
-    # A record is whole without it, so a failure (another kind of tokenizer) does not end the record.
+    """Save a tokenizer of the tokenizers library next to a record, so that pages show the text of tokens."""
+    # The record is complete without it, so an unknown kind of tokenizer must not end the record.
     with suppress(Exception):
         tokenizer.backend_tokenizer.save(str(tokenizer_file(record)))
 
 
 def tokenizer_file(record: Path) -> Path:
-    """Return the path of the tokenizer of a record."""
+    """Return the path of the tokenizer that belongs to a record."""
     return record.with_name(record.name.partition(".")[0] + TOKENIZER)
 
 
@@ -253,8 +253,8 @@ def score_again(
 ) -> None:
     """Score each completion up to four more times, for `alone`, `elsewhere`, `empty` and `listed`.
 
-    ``score`` gets a text, a data row and a prompt; it returns a number, or a dict with one as `score`.
-    ``texts``: the completions as the trainer's rewards get them.
+    ``score`` gets a text, a data row and a prompt, and returns a number, or a dict with a number in `score`.
+    ``texts``: the completions in the form that the trainer's rewards get.
     """
 
     def function(
@@ -272,7 +272,7 @@ def score_again(
 
 
 def facts_of(prompts: Sequence[object], eval_prompts: Sequence[object]) -> Mapping[str, int]:
-    """Return the header's `data`: counts of rows and of prompts that occur twice, or in both lists."""
+    """Return the header's `data`: counts of rows, of different prompts, and of prompts in both lists."""
     train, held_out = (
         [json.dumps(p, sort_keys=True, default=str) for p in part] for part in (prompts, eval_prompts)
     )

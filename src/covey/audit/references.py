@@ -1,4 +1,4 @@
-"""Checks of the reference: the policy before the first update, which does not change."""
+"""Checks of the reference, which is the policy before the first update and must not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covey.audit.logprobs import (
     SAME_PROGRAM_NATS,
     UNEXPLAINED_PART,
     distance,
-    fresh,
+    first_uses,
     pairs,
     present,
     reference,
@@ -30,11 +30,11 @@ from covey.audit.tokens import MIN_COMPLETIONS, location
 KL = "kl/token_k3"
 """covey's name of the KL that trainers log."""
 LARGE_KL = 0.5
-"""More than the noise of log-probs adds to a KL, also if it is a sum over a completion."""
+"""A KL that is too large to be noise of the log-probs, even as a sum over a completion."""
 MEDIA = re.compile("image|img|vision|video|audio", re.IGNORECASE)
-"""Names of tokens in the place of what is no text."""
+"""Names of tokens that take the place of media."""
 MIN_TOKENS = 16
-"""Tokens that siblings share, after the same tokens: how exactly a reference repeats itself."""
+"""Fewest tokens with equal contexts among siblings that show how exactly a reference repeats itself."""
 
 
 def reference_is_another(record: AuditRecord) -> Fault | None:
@@ -46,7 +46,7 @@ def reference_is_another(record: AuditRecord) -> Fault | None:
         kl = max((v or 0.0 for name, v in update.metrics.items() if words.metric(name) == KL), default=0.0)
         if update.step == 0 and kl > LARGE_KL:
             return Fault(f"the KL is {kl:.3g} in the first update: the reference is another model", 0)
-    uses = [use for use in fresh(record) if use.update.step == 0]
+    uses = [use for use in first_uses(record) if use.update.step == 0]
     off = distance(uses, reference, present)
     if not off > SAME_PROGRAM_NATS:
         return None
@@ -60,10 +60,10 @@ def reference_is_another(record: AuditRecord) -> Fault | None:
 
 def reference_moves(record: AuditRecord) -> Fault | None:
     """After updates that changed the weights, the reference's log-probs equal the trainer's bit for bit. Or
-    they do so to a thousandth of a nat per token in an update, and were a hundred times as far away before.
-    Or they differ between rollouts by more than .02 nats per token, for at least four tokens that come after
-    the same row, prompt and tokens, and five times less for at least 16 within a rollout. Prompts with images
-    are not compared.
+    they come to within a thousandth of a nat per token in an update, and were a hundred times as far away
+    before. Or, for at least four tokens that follow the same row, prompt and tokens, they differ between
+    rollouts by more than .02 nats per token, and five times less within a rollout for at least 16 tokens.
+    Prompts with images are not compared.
     """
     if record.setting("sync_ref_model") is True:
         return None
@@ -84,7 +84,7 @@ def _reference_is_replaced(record: AuditRecord) -> Fault | None:
         off = distance(uses, trainer, reference)
         if off < EQUAL_NATS and off < 0.01 * farthest:
             sentence = (
-                f"the reference equals the policy, from which it was {farthest:.2g} nats per token away"
+                f"the reference equals the policy, although it was {farthest:.2g} nats per token away from it"
             )
             sentence += ": it was replaced in the middle of the run"
             return Fault(sentence, update.step, location(uses[0]))
@@ -93,7 +93,7 @@ def _reference_is_replaced(record: AuditRecord) -> Fault | None:
 
 
 class _Logprob(NamedTuple):
-    """A log-prob by the reference, and where it is recorded."""
+    """A log-prob of the reference, and its place in the record."""
 
     nats: float
     use: Use
@@ -101,11 +101,11 @@ class _Logprob(NamedTuple):
 
 
 Repetitions = Sequence[Sequence[_Logprob]]
-"""The log-probs that the reference gave one token after the same tokens, by rollout."""
+"""The log-probs that the reference gave to one token in the same context, by rollout."""
 
 
 def _has_media(record: AuditRecord, sample: Sample) -> bool:
-    """Whether a prompt has images or sounds, which are alike in its tokens."""
+    """Whether a prompt has images or sounds: different ones may have the same tokens."""
     if isinstance(sample.prompt, list) and any(isinstance(m.get("content"), list) for m in sample.prompt):
         return True
     names = record.header.tokens.names
@@ -113,9 +113,9 @@ def _has_media(record: AuditRecord, sample: Sample) -> bool:
 
 
 def _reference_drifts(record: AuditRecord) -> Fault | None:
-    """Compare log-probs of a token after the same tokens: a reference that stays gives the same ones."""
+    """Return a fault if the reference gives a token different log-probs in the same context."""
     repetitions = _repetitions(record)
-    # Siblings of one rollout show how exactly the reference repeats itself while it surely stays the same.
+    # Within a rollout the reference certainly stays the same, so siblings show its numerical noise.
     within = [abs(row[0].nats - other.nats) for rows in repetitions for row in rows for other in row[1:]]
     between = [(abs(rows[0][0].nats - row[0].nats), row[0]) for rows in repetitions for row in rows[1:]]
     if len(between) < MIN_COMPLETIONS or len(within) < MIN_TOKENS:
@@ -125,13 +125,13 @@ def _reference_drifts(record: AuditRecord) -> Fault | None:
         return None
     _, farthest = max(between, key=lambda pair: pair[0])
     sentence = f"the log-probs of the reference change between rollouts, by {off:.2g} nats per token,"
-    sentence += f" for {len(between)} tokens that come after the same tokens"
+    sentence += f" for {len(between)} tokens in equal contexts"
     return Fault(f"{sentence}: it moves", farthest.use.update.step, location(farthest.use, farthest.token))
 
 
 def _repetitions(record: AuditRecord) -> list[Repetitions]:
     by_context: dict[tuple[object, ...], dict[int, list[_Logprob]]] = defaultdict(lambda: defaultdict(list))
-    for use in fresh(record):
+    for use in first_uses(record):
         prompt = use.sample.prompt_ids
         ids = use.row.ids or use.sample.ids
         if not prompt or not ids or _has_media(record, use.sample):

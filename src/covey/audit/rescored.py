@@ -1,4 +1,4 @@
-"""Checks of rewards that were asked once more: for a completion alone, another row, and other texts."""
+"""Checks of rewards that were computed again: for a completion alone, another row, and other texts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from covey.audit.row_answers import rewards_of_other_texts, texts_are_paid_alike
 MIN_COMPLETIONS = 8
 """Completions that a check needs before it applies."""
 NOISE = 0.05
-"""Part of the variance of rewards that a judge may add by chance."""
-EQUAL = 1e-5
-"""Rewards that are closer than this are the same."""
+"""Fraction of the variance of rewards that a judge may add by chance."""
+EQUAL_REWARDS = 1e-5
+"""Rewards that are closer than this count as equal."""
 
 
 def sum_of(record: AuditRecord, scores: Mapping[str, float | None]) -> float:
@@ -49,17 +49,17 @@ class RepeatedScore(NamedTuple):
     paid: float
     """Reward in the batch."""
     alone: float
-    """Reward in a call for this completion alone."""
+    """Reward in a call with this completion alone."""
     length: int
     """Number of its tokens."""
 
     @property
     def added(self) -> float:
-        """The part that the trainer has added to the function's reward."""
+        """The part of the reward that the trainer added to the function's."""
         return round(self.paid - self.alone, 5)
 
 
-class ScoredTwice(NamedTuple):
+class RescoredFunction(NamedTuple):
     """A reward function with the completions that it scored twice."""
 
     name: str
@@ -67,20 +67,20 @@ class ScoredTwice(NamedTuple):
 
     @property
     def moved(self) -> list[RepeatedScore]:
-        """The scores that are not the same alone as in their batch."""
-        return [score for score in self.scores if abs(score.paid - score.alone) > EQUAL]
+        """The scores that differ between the call alone and the batch."""
+        return [score for score in self.scores if abs(score.paid - score.alone) > EQUAL_REWARDS]
 
     @property
     def is_noise(self) -> bool:
-        """Whether differences are small next to the differences between completions: a judge that samples."""
+        """Whether the differences are small next to those between completions, as those of a judge are."""
         mean = fmean(score.paid for score in self.scores)
         variance = fmean((score.paid - mean) ** 2 for score in self.scores)
-        # Two independent answers differ by twice the variance of one.
+        # The difference of two independent scores has twice the variance of one.
         return fmean((score.paid - score.alone) ** 2 for score in self.scores) < 2 * NOISE * variance
 
 
-def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
-    """Yield each function that has scored enough completions twice."""
+def _scored_twice(record: AuditRecord) -> Iterator[RescoredFunction]:
+    """Yield each function that scored enough completions twice."""
     for name in record.functions:
         scores = list[RepeatedScore]()
         for step, n, sample in record.samples:
@@ -88,21 +88,22 @@ def _scored_twice(record: AuditRecord) -> Iterator[ScoredTwice]:
             if paid is not None and alone is not None:
                 scores.append(RepeatedScore(step, n, paid, alone, len(sample.ids or ())))
         if len(scores) >= MIN_COMPLETIONS:
-            yield ScoredTwice(name, scores)
+            yield RescoredFunction(name, scores)
 
 
 def rewards_are_in_another_order(record: AuditRecord) -> Fault | None:
-    """A function's rewards are, in another order, the rewards that it gives to single completions. Or the
-    rewards of at least four completions do not fit their texts, which are the row's answer, or end with it:
-    each fits the completion one place or one group away, or they fit in another order of each rollout.
+    """A function's rewards are the rewards that it gives to single completions, in another order. Or the
+    rewards of at least four completions do not fit their texts, which count as correct if they are the row's
+    answer or end with it: each reward fits the completion one place or one group away, or each rollout's
+    rewards fit in another order.
     """
     for function in _scored_twice(record):
         scores, moved = function.scores, function.moved
         pairs = zip(sorted(s.paid for s in scores), sorted(s.alone for s in scores), strict=True)
-        if moved and all(math.isclose(paid, alone, abs_tol=EQUAL) for paid, alone in pairs):
+        if moved and all(math.isclose(paid, alone, abs_tol=EQUAL_REWARDS) for paid, alone in pairs):
             first = moved[0]
             sentence = (
-                f"{function.name} pays {len(moved)} of {len(scores)} completions what others have earned"
+                f"{function.name} gives {len(moved)} of {len(scores)} completions the rewards of others"
             )
             example = f"({first.paid:g} for {first.alone:g})"
             return Fault(f"{sentence} {example}", first.step, {"completion": first.completion})
@@ -110,8 +111,8 @@ def rewards_are_in_another_order(record: AuditRecord) -> Fault | None:
 
 
 def every_length_costs_reward(record: AuditRecord) -> Fault | None:
-    """A penalty for length, which the trainer adds to a function's rewards, reaches nine in ten completions,
-    the shortest quarter of them included.
+    """The trainer adds to a function's rewards a penalty for length that reaches nine in ten completions,
+    including the shortest quarter.
     """
     for function in _scored_twice(record):
         scores = sorted(function.scores, key=lambda score: score.length)
@@ -128,7 +129,7 @@ def every_length_costs_reward(record: AuditRecord) -> Fault | None:
 
 
 def _is_by_length(scores: Sequence[RepeatedScore]) -> bool:
-    """Whether what was added to rewards follows from the lengths of completions: the longer, the less."""
+    """Whether the additions to rewards depend on the lengths of completions: the longer, the smaller."""
     by_length: dict[int, set[float]] = {}
     for score in scores:
         by_length.setdefault(score.length, set()).add(score.added)
@@ -138,15 +139,15 @@ def _is_by_length(scores: Sequence[RepeatedScore]) -> bool:
 
 
 def rewards_depend_on_the_batch(record: AuditRecord) -> Fault | None:
-    """More than a tenth of the completions get another reward when they are scored alone. It is no penalty
-    for their lengths, and more than a judge's noise of a twentieth of the variance of rewards.
+    """More than a tenth of the completions get another reward when they are scored alone. The differences
+    are no penalty for length, and larger than a judge's noise, a twentieth of the variance of rewards.
     """
     for function in _scored_twice(record):
         scores, moved = function.scores, function.moved
         if len(moved) <= 0.1 * len(scores) or _is_by_length(scores) or function.is_noise:
             continue
         first = moved[0]
-        sentence = f"{function.name} pays {len(moved)} of {len(scores)} completions otherwise"
+        sentence = f"{function.name} gives {len(moved)} of {len(scores)} completions another reward"
         sentence += " when they are scored alone"
         example = f"({first.paid:g} in its batch, {first.alone:g} alone)"
         return Fault(f"{sentence} {example}", first.step, {"completion": first.completion})
@@ -157,10 +158,10 @@ def rewards_depend_on_the_batch(record: AuditRecord) -> Fault | None:
 
 
 def other_rows_are_paid_alike(record: AuditRecord) -> Fault | None:
-    """The rows have columns besides the prompt, and no completion is paid otherwise with another problem's
-    row, though at least eight are paid more than the least. Or at least four texts that are one row's answer
-    and not another's are paid alike for both, some of them the most, though nine in ten of the other texts
-    are paid the most exactly if they are their row's answer.
+    """The rows have columns besides the prompt, and no completion gets another reward with another problem's
+    row, although at least eight get more than the lowest reward. Or at least four texts that are the answer
+    of one row and not of another get the same reward for both, some of them the highest, although nine in
+    ten of the other texts get the highest reward exactly if they are their row's answer.
     """
     probed = [(step, n, s) for step, n, s in record.samples if s.alone and s.elsewhere and s.row]
     lowest = min((sum_of(record, s.alone) for _, _, s in probed), default=math.nan)
@@ -168,7 +169,7 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Fault | None:
     if len(paid) < MIN_COMPLETIONS or any(s.alone != s.elsewhere for _, _, s in probed):
         return texts_are_paid_alike_everywhere(record)
     columns = ", ".join(sorted({name for _, _, s in probed for name in s.row}))
-    sentence = "no reward changes if a completion is shown with another problem's row"
+    sentence = "no reward changes when a completion comes with another problem's row"
     step, n = paid[0]
     return Fault(
         f"{sentence}: nothing reads {columns}, or verdicts are cached by the text alone",
@@ -181,9 +182,9 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Fault | None:
 
 
 def empty_text_is_paid_most(record: AuditRecord) -> Fault | None:
-    """An empty text gets as much as the best completion of the run: in more than nine rows of ten, and not
-    all completions get that; or in two prompts and more, all of whose completions, at least eight, get that
-    too, while most completions of the others do not.
+    """An empty text earns as much as the best completion of the run: in more than nine of ten rows, if not
+    all completions earn as much; or in at least two prompts whose completions, at least eight, all earn as
+    much, while most completions of the other prompts do not.
     """
     rewards = rewards_of(record)
     best = max(rewards, default=math.nan)
@@ -203,7 +204,7 @@ def empty_text_is_paid_most(record: AuditRecord) -> Fault | None:
 
 
 def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample], best: float) -> bool:
-    """Whether any text is paid the most in some prompts, and most texts are not in the others."""
+    """Whether any text earns the highest reward in some prompts, and most texts do not in the others."""
     paid = [(s.prompt_text in prompts, float(totals(record, [s]).rewards[0]) >= best) for s in samples]
     free_are_best = [is_best for is_free, is_best in paid if is_free]
     others_are_best = [is_best for is_free, is_best in paid if not is_free]
@@ -214,13 +215,13 @@ def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample],
         or sum(others_are_best) > 0.5 * len(others_are_best)
     ):
         return False
-    # A reward that never reads the completion pays an empty text the same in every prompt.
+    # A reward that reads no completion at all gives the same reward in all groups; that is another fault.
     return any(len(set(group.rewards)) > 1 for group in scored_groups(record))
 
 
 def lists_are_paid_most(record: AuditRecord) -> Fault | None:
-    """A text that lists the answers of all rows gets from a function as much as the best completion of the
-    run, in more than nine rows of ten, though the function reads the row and pays an empty text less.
+    """A function gives a text that lists the answers of all rows as much as the best completion of the run,
+    in more than nine of ten rows, although it reads the row and gives an empty text less.
     """
     for name in record.functions:
         scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]

@@ -1,4 +1,4 @@
-"""Checks of what is made of rewards before an update: their places, the KL in them, their sums."""
+"""Checks of rewards on their way to returns: their places, the KL in them, their sums."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from covey.audit.tokens import location
 from covey.objective import penalties
 
 MIN_COMPLETIONS = 4
-"""Completions that must show a fault."""
+"""Fewest completions that must show a fault."""
 ESTIMATORS = {"kl": penalties.k1, "mse": penalties.k2, "low_var_kl": penalties.k3, "abs": penalties.absolute}
 ESTIMATORS |= {"k1": penalties.k1, "k2": penalties.k2, "k3": penalties.k3}
 """Names of verl and OpenRLHF -> covey's estimator of a KL."""
-LEAST = 1e-4
-"""A smaller score is what is left of a KL that was added and subtracted."""
-DROWNED = 10.0
-"""Times the variance of scores."""
+MIN_SCORE = 1e-4
+"""Smaller scores are rounding errors of a KL that was added and subtracted."""
+DROWNING_FACTOR = 10.0
+"""Multiple of the variance of scores above which a KL drowns them."""
 BOUND = 10.0
-"""Both frameworks clamp a token's KL at this; loops of no framework may not."""
+"""The bound at which both frameworks clamp the KL of a token; other loops may not clamp."""
 SUMS = {
     "verl": ("gae", "reinforce_plus_plus"),
     "openrlhf": ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"),
@@ -43,19 +43,21 @@ def rewards_are_on_padding(record: AuditRecord) -> Fault | None:
     shown = []
     for use in record.uses:
         scores = use.row.token_scores or ()
-        behind = [n for n in range(len(use.sample.ids or ()), len(scores)) if abs(scores[n] or 0.0) > LEAST]
+        behind = [
+            n for n in range(len(use.sample.ids or ()), len(scores)) if abs(scores[n] or 0.0) > MIN_SCORE
+        ]
         shown += [(use, behind[0])] if behind and use.sample.ids else []
     if len(shown) < MIN_COMPLETIONS:
         return None
     use, token = shown[0]
-    sentence = f"the reward of {len(shown)} completions stands behind their last token, on padding"
+    sentence = f"the reward of {len(shown)} completions comes after their last token, on padding"
     return Fault(sentence, use.update.step, location(use, token))
 
 
 def rewards_are_cut(record: AuditRecord) -> Fault | None:
-    """More than a tenth of the trained rewards stand at the bounds to which the settings cut them; or,
-    without such bounds, rewards are the weighted sums of their functions, but for more than a tenth, and at
-    least four, which stand at the highest or the lowest one though their sums are beyond.
+    """More than a tenth of the trained rewards lie at the bounds to which the settings clip them. Or,
+    without such bounds, rewards are the weighted sums of their functions, except for more than a tenth, and
+    at least four, which equal the highest or the lowest reward although their sums are beyond it.
     """
     bounds = record.setting("reward_bounds")
     if not isinstance(bounds, list) or len(bounds) != 2:
@@ -63,11 +65,11 @@ def rewards_are_cut(record: AuditRecord) -> Fault | None:
     low, high = map(float, bounds)
     scored = [(use, use.row.token_scores) for use in record.uses if use.row.token_scores]
     sums = [(use, sum(score or 0.0 for score in scores)) for use, scores in scored]
-    clipped = [use for use, score in sums if not low + LEAST < score < high - LEAST]
+    clipped = [use for use, score in sums if not low + MIN_SCORE < score < high - MIN_SCORE]
     if len(clipped) < MIN_COMPLETIONS or len(clipped) <= 0.1 * len(sums):
         return None
     name = record.own_name("reward_bounds")
-    sentence = f"{len(clipped)} of {len(sums)} rewards, less their baseline, are cut to {name}"
+    sentence = f"{len(clipped)} of {len(sums)} rewards, minus their baseline, are clipped to {name}"
     return Fault(f"{sentence}, {low:g} to {high:g}", clipped[0].update.step, location(clipped[0]))
 
 
@@ -76,12 +78,14 @@ def _sums_are_cut(record: AuditRecord) -> Fault | None:
     both = [(step, n, paid, due) for step, n, paid, due in sums if paid is not None and not math.isnan(due)]
     most = max((paid for _, _, paid, _ in both), default=0.0)
     least = min((paid for _, _, paid, _ in both), default=0.0)
-    beyond = [one for one in both if not least - LEAST <= one[3] <= most + LEAST]
-    follow = all(math.isclose(paid, min(max(due, least), most), abs_tol=LEAST) for _, _, paid, due in both)
+    beyond = [one for one in both if not least - MIN_SCORE <= one[3] <= most + MIN_SCORE]
+    follow = all(
+        math.isclose(paid, min(max(due, least), most), abs_tol=MIN_SCORE) for _, _, paid, due in both
+    )
     if not follow or len(beyond) < MIN_COMPLETIONS or len(beyond) <= 0.1 * len(both):
         return None
     step, n, paid, due = beyond[0]
-    sentence = f"{len(beyond)} of {len(both)} rewards are cut to {least:g} to {most:g}"
+    sentence = f"{len(beyond)} of {len(both)} rewards are clipped to {least:g} to {most:g}"
     return Fault(f"{sentence}: {paid:g} for a sum of {due:g}", step, {"completion": n})
 
 
@@ -91,9 +95,8 @@ def prompt_is_in_the_mask(record: AuditRecord) -> Fault | None:
     if not shown:
         return None
     use = shown[0]
-    sentence = (
-        f"{use.row.prompt_trained} tokens of the prompt are in the loss, and so in {len(shown)} completions"
-    )
+    sentence = f"{use.row.prompt_trained} tokens of the prompt are in the loss"
+    sentence += f", and {len(shown)} completions have such tokens"
     return Fault(sentence, use.update.step, location(use))
 
 
@@ -104,7 +107,7 @@ def _charged(record: AuditRecord) -> Iterator[tuple[Use, Tensor, Tensor]]:
     """Yield each completion with the KL that was charged and its log-ratio to the reference, (T,) each."""
     coef = record.number("algorithm.kl_ctrl.kl_coef", 0.0)
     fixed = record.setting("algorithm.kl_ctrl.type", "fixed") == "fixed"
-    # verl keeps the difference of two rewards; its coefficient is set where no KL is in the reward, too.
+    # verl records the difference of two rewards, and sets the coefficient even without a KL in the reward.
     derived = record.setting("algorithm.use_kl_in_reward") is True and fixed and coef > 0
     for use in record.uses:
         row = use.row
@@ -112,7 +115,7 @@ def _charged(record: AuditRecord) -> Iterator[tuple[Use, Tensor, Tensor]]:
         if kl is None and derived and row.token_scores and row.token_rewards:
             pairs = zip(row.token_scores, row.token_rewards, strict=False)
             kl = [None if a is None or b is None else (a - b) / coef for a, b in pairs]
-        # A KL in the reward is of the old policy, one in the loss of the present.
+        # A KL in the reward is that of the old policy; a KL in the loss is that of the present one.
         present = row.old_logprobs if derived or row.token_rewards else row.logprobs or row.old_logprobs
         values = (kl or (), present or (), row.ref_logprobs or (), row.mask or ())
         rows = [v for v in zip(*values, strict=False) if v[3] and None not in v]
@@ -127,8 +130,8 @@ def _fits(charged: Tensor, due: Tensor) -> bool:
 
 
 def _estimator(record: AuditRecord) -> Callable[[Tensor], Tensor] | None:
-    """Return the estimator of a run's KL; where a trainer of no known framework does not say, the one that
-    gives all that was charged.
+    """Return the estimator of a run's KL; for a trainer of no known framework that does not name one, the
+    estimator that reproduces all charged values.
     """
     named = record.setting("kl_estimator")
     if named is not None or record.header.framework in FRAMEWORKS:
@@ -139,9 +142,9 @@ def _estimator(record: AuditRecord) -> Callable[[Tensor], Tensor] | None:
 
 
 def kl_is_another(record: AuditRecord) -> Fault | None:
-    """The charged KL is not what the settings' estimator gives: its arguments are exchanged, or it comes from
-    another estimator. It is computed again from the log-probs of the policy and the reference. Or the loss
-    is the expected one with them exchanged in its KL.
+    """The charged KL, computed again from the log-probs of the policy and the reference, is not what the
+    settings' estimator gives: its arguments are exchanged, or it comes from another estimator. Or the loss
+    is the expected one with the arguments of its KL exchanged.
     """
     in_the_loss = kl_has_its_arguments_exchanged(record) or kl_of_the_loss_is_exchanged(record)
     if in_the_loss is not None:
@@ -154,7 +157,7 @@ def kl_is_another(record: AuditRecord) -> Fault | None:
         return None
     sentence = "the KL is not what its estimator gives"
     if all(_fits(kl, estimator(-d)) for _, kl, d in off):
-        sentence = "the KL has its arguments exchanged: it is the KL of the reference to the policy"
+        sentence = "the KL has its arguments exchanged: it goes from the reference to the policy"
     for name, alternative in ESTIMATORS.items():
         if alternative is not estimator and all(_fits(kl, alternative(d)) for _, kl, d in off):
             sentence = f"the KL is {name}, which the settings do not ask for"
@@ -165,8 +168,8 @@ def kl_is_another(record: AuditRecord) -> Fault | None:
 
 
 def kl_drowns_the_reward(record: AuditRecord) -> Fault | None:
-    """In half of the updates or more, and at least two, the KL in the rewards of completions varies ten times
-    as much as the scores of the whole run.
+    """In at least half of the updates, and in at least two, the KL in the rewards of completions varies ten
+    times as much as the scores of the whole run.
     """
     updates = [update for update in record.updates if any(row.token_rewards for row in update.rows)]
     scores = [_total(row.token_scores) for update in updates for row in update.rows]
@@ -178,7 +181,7 @@ def kl_drowns_the_reward(record: AuditRecord) -> Fault | None:
         )
         for update in updates
     ]
-    drowned = [(step, variance) for step, variance in charges if variance > DROWNED * spread > 0]
+    drowned = [(step, variance) for step, variance in charges if variance > DROWNING_FACTOR * spread > 0]
     if len(drowned) < 2 or len(drowned) < 0.5 * len(updates):
         return None
     step, variance = drowned[-1]
@@ -215,7 +218,7 @@ class Discounts(NamedTuple):
     lam: float
 
 
-class Summed(NamedTuple):
+class CompletionReturns(NamedTuple):
     """The returns of a completion, with what they are summed from, (T,) each."""
 
     use: Use
@@ -224,18 +227,18 @@ class Summed(NamedTuple):
     returns: Tensor
 
     def due(self, by: Discounts) -> Tensor:
-        """Return the returns that some settings give."""
+        """Return the returns under these settings."""
         return returns_of(self.rewards, self.values, by.gamma, by.lam)
 
     def follows(self, by: Discounts) -> bool:
-        """Whether the recorded returns follow from some settings."""
+        """Whether the recorded returns follow from these settings."""
         return torch.allclose(self.due(by), self.returns, 1e-2, 1e-3)
 
     def follows_to_the_last(self, by: Discounts) -> bool:
-        """Whether the returns before the last one follow from it, whatever it is."""
+        """Whether all returns follow from the last one under these settings, whatever the last one is."""
         *rewards, _ = self.rewards
         *values, last = self.values
-        # As if the last token's advantage were a reward that comes after its value.
+        # The last advantage is treated as a reward after the end, so that the last return fits by definition.
         rewards[-1:] = [r + by.gamma * last + by.gamma * by.lam * self._last_advantage for r in rewards[-1:]]
         due = returns_of(rewards, values, by.gamma, by.lam)
         return torch.allclose(due, self.returns[:-1], 1e-2, 1e-3)
@@ -245,8 +248,8 @@ class Summed(NamedTuple):
         return float(self.returns[-1]) - self.values[-1]
 
 
-def _summed(record: AuditRecord) -> Iterator[Summed]:
-    """Yield the returns of completions whose trained tokens have no gaps."""
+def _summed(record: AuditRecord) -> Iterator[CompletionReturns]:
+    """Yield the returns of completions whose trained tokens are contiguous."""
     for use in record.uses:
         row = use.row
         mask = row.mask or []
@@ -254,18 +257,18 @@ def _summed(record: AuditRecord) -> Iterator[Summed]:
         if size and all(mask[:size]) and row.returns and row.token_rewards is not None:
             rewards = _first(row.token_rewards, size)
             returns = torch.tensor(_first(row.returns, size), dtype=torch.float64)
-            yield Summed(use, rewards, _first(row.values or [], size), returns)
+            yield CompletionReturns(use, rewards, _first(row.values or [], size), returns)
 
 
 def _first(values: Numbers, size: int) -> list[float]:
-    """Return the first values; missing ones are 0."""
+    """Return the first ``size`` values, with 0 for missing ones."""
     numbers = [value or 0.0 for value in values[:size]]
     return numbers + [0.0] * (size - len(numbers))
 
 
 def returns_are_others(record: AuditRecord) -> Fault | MissingField | None:
-    """The returns are not the sums of rewards, and of the critic's values if there is one, that gamma and
-    lambda of the settings give; those of the next completion are none of them.
+    """The returns are not the sums that the settings' gamma and lambda give, of the completion's own rewards
+    and of the critic's values if there is a critic.
     """
     stranger = record.header.framework not in FRAMEWORKS
     if stranger and (record.setting("gamma") is None or record.setting("lam") is None):
@@ -281,14 +284,16 @@ def returns_are_others(record: AuditRecord) -> Fault | MissingField | None:
     if len(wrong) < MIN_COMPLETIONS:
         return None
     sentence = f"returns do not follow from gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
-    # One setting in the place of the other, or left out.
+    # The settings may have been exchanged, or one of them left out.
     for alternative in starmap(Discounts, product((lam, gamma, 1.0), (gamma, lam, 1.0))):
         if alternative != discounts and all(summed.follows(alternative) for summed in sums):
             sentence += f" but from gamma {alternative.gamma:g} and lambda {alternative.lam:g}"
             break
     else:
         if all(summed.follows_to_the_last(discounts) for summed in wrong):
-            sentence = "what comes after a completion's end is in its returns: they run on into the next row"
+            sentence = (
+                "returns include values after the end of their completion: they continue into the next row"
+            )
     first = wrong[0]
     due = first.due(discounts)
     token = int((due - first.returns).abs().argmax())

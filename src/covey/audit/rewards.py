@@ -1,4 +1,4 @@
-"""Checks of rewards: what is paid, and how the rewards of several functions are weighed."""
+"""Checks of rewards: their values, and the weights of several functions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from covey.system.text import percent
 MIN_COMPLETIONS = 8
 """Completions that a check needs before it applies."""
 PENALTY = re.compile("penalt|punish", re.IGNORECASE)
-"""Names of functions that take from a reward."""
+"""Matches names of functions that are meant to lower a reward."""
 MIN_COPIES = 4
-"""Copies of completions, of which most are meant."""
+"""Fewest copies of completions whose rewards are compared."""
 
 
 def copies_are_paid_differently(record: AuditRecord) -> Fault | None:
-    """More than a tenth of the completions that have a copy of the same prompt in the same rollout are paid
-    otherwise than that, by more than a judge's noise of a twentieth of the variance of rewards.
+    """More than a tenth of the completions that repeat another one, for the same prompt in the same rollout,
+    get another reward than it. The differences are larger than a judge's noise, a twentieth of the variance
+    of rewards.
     """
     rewards = torch.tensor(rewards_of(record), dtype=torch.float64)
     variance = float(rewards.var(correction=0)) if len(rewards) else 0.0
@@ -51,8 +52,9 @@ def copies_are_paid_differently(record: AuditRecord) -> Fault | None:
 
 
 def one_reward_drowns_the_others(record: AuditRecord) -> Fault | None:
-    """One function makes more than 99.9 % of the variance within groups, though another one varies too, over
-    less than a tenth of its range: a penalty of the same size that few completions incur is meant.
+    """One function makes up more than 99.9 % of the variance within groups, although another one varies too,
+    over less than a tenth of its range. A penalty of a similar size that few completions incur is taken to
+    be intended.
     """
     spread: dict[str, float] = {}
     for rollout in record.rollouts:
@@ -71,25 +73,26 @@ def one_reward_drowns_the_others(record: AuditRecord) -> Fault | None:
         return None
     others = ", ".join(name for name in varied if name != loud)
     share = percent(varied[loud] / sum(varied.values()), ".4g")
-    return Fault(f"{loud} makes {share} of the variance of the rewards: {others} counts for nothing")
+    return Fault(f"{loud} makes up {share} of the variance of the rewards: {others} has no influence")
 
 
 def _range(record: AuditRecord, name: str) -> float:
-    """Return the largest less the smallest score of a function."""
+    """Return the largest minus the smallest score of a function."""
     scores = [s.rewards.get(name) for _, _, s in record.samples]
     numbers = [score for score in scores if score is not None and not math.isnan(score)]
     return max(numbers) - min(numbers)
 
 
 def _squares_within(values: Tensor, groups: Tensor) -> float:
-    """Return the sum of squared distances from the mean of each group; NaN does not count."""
+    """Return the sum of squared distances from the mean of each group, without NaN."""
     of_groups = (values[rows] for _, rows in rows_of_groups(groups))
     return sum(float((members - members.nanmean()).square().nansum()) for members in of_groups)
 
 
 def one_reward_never_pays(record: AuditRecord) -> Fault | None:
-    """Of several functions, one has the weight 0, or gave each of at least 16 completions the same, while the
-    sum of all varied; or it was logged with the same mean and a std of 0 for at least eight updates.
+    """One of several functions has the weight 0, or gave each of at least 16 completions the same score
+    while the sum of all varied. Or its logged mean stayed the same, with a std of 0, for at least eight
+    updates.
     """
     if not record.samples:
         return _logged_alike(record)
@@ -100,7 +103,7 @@ def one_reward_never_pays(record: AuditRecord) -> Fault | None:
         if weight == 0 and len(scores) >= 2 * MIN_COMPLETIONS:
             return Fault(f"{name} has the weight 0: it has no effect")
         if len(scores) >= 2 * MIN_COMPLETIONS and len(set(scores)) == 1:
-            return Fault(f"{name} gave each of {len(scores)} completions {scores[0]:g}: it has no effect")
+            return Fault(f"{name} gave all {len(scores)} completions {scores[0]:g}: it has no effect")
     return None
 
 
@@ -120,8 +123,8 @@ def _logged_alike(record: AuditRecord) -> Fault | None:
 
 
 def penalty_pays(record: AuditRecord) -> Fault | None:
-    """A function that is named a penalty adds to the reward: it is above 0 for some of at least 16
-    completions, and below 0 for none, with a weight above 0.
+    """A function that is named a penalty adds to the reward: with a weight above 0, it is positive for some
+    of at least 16 completions and negative for none.
     """
     weight_of = dict(zip(record.functions, weights_of(record, record.functions), strict=True))
     for name in record.functions:
@@ -131,15 +134,16 @@ def penalty_pays(record: AuditRecord) -> Fault | None:
         if max(scores) * weight_of[name] > 0:
             worst = scores.index(max(scores))
             step, n, _ = record.samples[worst]
-            sentence = f"{name} adds to the reward, up to {max(scores):g}, and never takes from it"
+            sentence = f"{name} raises the reward, by up to {max(scores):g}, and never lowers it"
             return Fault(sentence, step, {"completion": n})
     return None
 
 
 def trained_reward_is_another(record: AuditRecord) -> Fault | None:
-    """In verl, without a KL in the reward, the reward that advantages are made of is not the score of its
-    function, in more than a tenth of the completions. Or tokens have no score in more than a tenth of the
-    completions with a reward, at least eight, and those of all others add up to the reward.
+    """In verl, without a KL in the reward, the reward from which advantages are computed is not the score of
+    its function in more than a tenth of the completions. Or more than a tenth of the completions with a
+    reward, and at least eight, have no score at any token, while the scores of all others add up to their
+    reward.
     """
     lost = _scores_are_lost(record)
     if lost is not None:
@@ -170,12 +174,12 @@ def _scores_are_lost(record: AuditRecord) -> Fault | None:
     if len(lost) < MIN_COMPLETIONS or len(lost) <= 0.1 * len(rewarded):
         return None
     use = lost[0]
-    sentence = f"{len(lost)} of {len(rewarded)} rewards have been lost on the way to the tokens"
-    return Fault(f"{sentence}: {use.sample.reward:.4g} has no token", use.update.step, location(use))
+    sentence = f"{len(lost)} of {len(rewarded)} rewards were lost on the way to the tokens"
+    return Fault(f"{sentence}: {use.sample.reward:.4g} is at no token", use.update.step, location(use))
 
 
 def rewards_are_constant(record: AuditRecord) -> Fault | None:
-    """Every completion of the run, of at least 16, got the same reward."""
+    """All completions of the run, at least 16, got the same reward."""
     values = rewards_of(record)
     if len(values) < 2 * MIN_COMPLETIONS or len(set(values)) > 1:
         return None
@@ -183,11 +187,13 @@ def rewards_are_constant(record: AuditRecord) -> Fault | None:
 
 
 def rewards_are_missing(record: AuditRecord) -> Fault | None:
-    """More than a twentieth of a function's scores are missing, of completions that others have scored."""
+    """More than a twentieth of the scores of a run's only function are missing, or all scores of one of
+    several functions.
+    """
     for name in record.functions:
         scores = [s.rewards.get(name) for _, _, s in record.samples if s.rewards]
         lacking = sum(score is None or math.isnan(score) for score in scores)
-        # One of several functions may have nothing to say of some completions.
+        # One of several functions may not apply to some completions.
         counts = lacking == len(scores) or len(record.functions) == 1
         if len(scores) >= MIN_COMPLETIONS and lacking > 0.05 * len(scores) and counts:
             return Fault(f"{name} gave {lacking} of {len(scores)} completions no number")

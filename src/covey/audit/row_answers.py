@@ -1,4 +1,4 @@
-"""Checks of rewards against the answers of their rows, without calling a reward function again.
+"""Checks of rewards against the answers of their rows, which need no further call of a reward function.
 
 A text is correct by a simple rule: it is the answer of its row, ends with it, or its last number is the
 answer. The reward function may have another rule, so a fault is reported only if a rule explains all rewards
@@ -18,9 +18,9 @@ from covey.audit.probes import ANSWERS
 from covey.audit.record import AuditRecord, Rollout, Sample
 
 MIN_UNLIKE = 4
-"""Completions that must show a fault."""
+"""Fewest completions that must show a fault."""
 MIN_ROLLOUTS = 4
-"""Rollouts in each of which as many texts are correct as are paid the most."""
+"""Fewest rollouts that must have as many correct texts as highest rewards."""
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 """A number as people write it."""
 
@@ -49,18 +49,18 @@ class FunctionRewards(NamedTuple):
     name: str
     rollout: Rollout
     best: list[bool]
-    """Whether a completion has the function's largest reward of the run."""
+    """Whether each completion has the function's highest reward of the run."""
 
 
 def answer_of(sample: Sample) -> str:
-    """Return the answer of a completion's row; '' without one, or with a long one."""
+    """Return the answer of a completion's row; '' if it has none or a long one."""
     answers = (sample.row[name] for name in ANSWERS if name in sample.row)
     answer = next((a for a in answers if isinstance(a, str | int | float)), "")
     return str(answer).strip()
 
 
 def scores_of_functions(record: AuditRecord) -> Iterator[list[FunctionRewards]]:
-    """Yield the rollouts of each function whose scores differ and are known, with answers and texts."""
+    """Yield the rollouts of each function whose scores are known and differ, with answers and texts."""
     if any(s.text is None or not answer_of(s) for _, _, s in record.samples):
         return
     for name in record.functions:
@@ -75,7 +75,7 @@ def scores_of_functions(record: AuditRecord) -> Iterator[list[FunctionRewards]]:
 def _correct(
     record: AuditRecord, rollout: Rollout, rule: Callable[[str, str], bool], ends: bool
 ) -> list[bool]:
-    """Return whether each text is correct by a rule. ``ends``: only with an end token, where it is known."""
+    """Return whether each text is correct by a rule. ``ends``: only if it has its end token, where known."""
     eos = record.header.tokens.eos
     return [
         rule(s.text or "", answer_of(s)) and not (ends and s.ids and eos and s.ids[-1] not in eos)
@@ -117,7 +117,7 @@ def _lags(function: Sequence[FunctionRewards]) -> tuple[int, ...]:
 def _unlike(
     best: Sequence[Sequence[bool]], correct: Sequence[Sequence[bool]], lag: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (rollout, place) of completions that are paid otherwise than the text some places before."""
+    """Yield (rollout, place) of completions whose reward does not fit the text ``lag`` places before."""
     for n, (of_rewards, of_texts) in enumerate(zip(best, correct, strict=True)):
         for i, is_best in enumerate(of_rewards):
             if 0 <= i - lag < len(of_texts) and is_best != of_texts[i - lag]:
@@ -125,7 +125,7 @@ def _unlike(
 
 
 def _is_another_order(best: Sequence[Sequence[bool]], correct: Sequence[Sequence[bool]], unlike: int) -> bool:
-    """Whether each rollout has as many correct texts as completions that are paid the most."""
+    """Whether each rollout has as many correct texts as completions with the highest reward."""
     pairs = [(sum(of_rewards), sum(of_texts)) for of_rewards, of_texts in zip(best, correct, strict=True)]
     mixed = [(a, len(row)) for (a, _), row in zip(pairs, best, strict=True) if 0 < a < len(row)]
     return all(a == b for a, b in pairs) and len(mixed) >= MIN_ROLLOUTS and unlike > 0.1 * sum(map(len, best))
@@ -150,18 +150,17 @@ def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
         follows_answer = [best == (a == text) for text, rows in others for a, best, *_ in rows]
         if sum(follows_answer) < 0.9 * len(follows_answer):
             continue
-        sentence = (
-            f"{function[0].name} gives {len(repeated)} texts one reward, whether they answer their row or not"
-        )
+        sentence = f"{function[0].name} gives {len(repeated)} texts the same reward"
+        sentence += ", whether or not they answer their row"
         _, _, step, i = repeated[0][0]
         return Fault(f"{sentence}: rewards are cached by the text alone", step, {"completion": i})
     return None
 
 
 def another_notation_is_not_paid(record: AuditRecord) -> Fault | None:
-    """Of the texts whose last number is their row's answer, at least four write it otherwise than the row, as
-    1,234 for 1234, and none of these is paid the most; at least four write it as the row does, and nine in
-    ten of these are paid the most.
+    """Of the texts whose last number is their row's answer, at least four write it in another notation than
+    the row, such as 1,234 for 1234, and none of these gets the highest reward. At least four write it as the
+    row does, and nine in ten of these get the highest reward.
     """
     for function in scores_of_functions(record):
         same = list[bool]()

@@ -1,7 +1,7 @@
-"""A run of another framework as a run folder of covey, which `covey ui` and `covey report` read.
+"""Write a run of another framework as a run folder of covey, which `covey ui` and `covey report` read.
 
-The folder holds what pages show: metrics, findings, completions with their tokens, settings. It has no model:
-nothing of it can be continued.
+The folder holds metrics, findings, completions with their tokens, and settings. It has no model, so the run
+cannot be continued.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from covey.runs.rollouts import packed, rollout_file
 from covey.system.integrity import sealed, sealed_line, sealed_text
 from covey_verify.errors import ConfigError, CoveyError
 
-LOOK = 5.0
-"""Least seconds between looks at whether a record has grown."""
-QUIET = 600.0
+MIN_PAUSE = 5.0
+"""Fewest seconds between two checks of whether a record has grown."""
+FINISHED_AFTER = 600.0
 """Seconds without a new line after which a run counts as finished."""
 
 
@@ -66,15 +66,15 @@ def readable(path: Path, follow: bool = False) -> Iterator[Path]:
 
 
 def _watch(runs: Sequence[ForeignRun], ended: Event) -> None:
-    """Look at records until the end, for at most a tenth of the time."""
-    pause = LOOK
+    """Follow records until ``ended``, and spend at most a tenth of the time on it."""
+    pause = MIN_PAUSE
     while not ended.wait(pause):
         start = monotonic()
         for run in runs:
-            # A file that is damaged, or gone, keeps the page that it had.
+            # If the file is damaged or gone, its page stays as it is.
             with suppress(CoveyError, OSError):
                 run.look()
-        pause = max(LOOK, 10 * (monotonic() - start))
+        pause = max(MIN_PAUSE, 10 * (monotonic() - start))
 
 
 class ForeignRun:
@@ -85,9 +85,9 @@ class ForeignRun:
         self._state = (0, 0.0, False)
 
     def look(self) -> None:
-        """Write what is new. Raises as ``open_run``."""
+        """Write the new parts of the run. Raises as ``open_run``."""
         size, changed = _size_and_time(self.source)
-        grows = self.follow and time() - changed < QUIET
+        grows = self.follow and time() - changed < FINISHED_AFTER
         state = (size, changed, grows)
         if state == self._state:
             return
@@ -105,7 +105,7 @@ def _size_and_time(source: Path) -> tuple[int, float]:
 
 
 def _foreign_runs(path: Path) -> dict[str, Path]:
-    """Return name -> run of the runs of other frameworks in a place; none if it has runs of covey."""
+    """Return the runs of other frameworks in a folder by name; none if the folder has runs of covey."""
     if path.is_file():
         return {path.name.partition(".")[0]: path}
     if not is_foreign(path) or Runs(path).folders():
@@ -128,10 +128,10 @@ def _is_record(file: Path) -> bool:
 
 
 def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = False) -> None:
-    """Write what a run folder of a record lacks. ``source``: where it was read, with its tokenizer beside it.
+    """Write the missing parts of a record's run folder. ``source``: the record's path, next to its tokenizer.
 
-    ``grows``: the record is being written, so its last step waits until the next one begins. Lines are
-    appended only, for example by a run that trains.
+    ``grows``: the record is still being written, so its last step is left out until the next one begins.
+    Lines are only appended, so a run that still trains can be followed.
     """
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     settings = {**record.header.settings, **_own_settings(record)}
@@ -157,7 +157,7 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
 
 
 def _written(stream: Path) -> list[dict[str, object]]:
-    """Return the lines of a stream that are there already."""
+    """Return the lines that a stream already has."""
     return [json.loads(line) for line in stream.read_text().splitlines()] if stream.exists() else []
 
 
@@ -167,19 +167,19 @@ def _append(stream: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def _say_whether_it_grows(record: AuditRecord, source: Path, folder: Path, grows: bool) -> None:
-    """Name this process as the owner, by which pages follow the folder, or a result."""
+    """Write this process as the owner, so that pages follow the folder, or write a result."""
     if grows:
         name_owner(folder)
         (folder / RESULT).unlink(missing_ok=True)
         return
     remark = f"{source}, as it was when this page was made: {len(record.updates)} updates, "
     remark += f"{len(record.samples)} completions. {lacking(record)}"
-    # Whole at once: pages may read it meanwhile.
+    # The file is replaced as a whole, because pages may be reading it.
     write_file(folder / RESULT, sealed({"remark": remark.strip()}))
 
 
 def _own_settings(record: AuditRecord) -> dict[str, object]:
-    """Return what every page names of a run: by what it was trained, which model, how many steps."""
+    """Return the settings that every page shows: the trainer, the model, the number of steps."""
     header = record.header
     steps = record.number("max_steps", 0)
     return {
@@ -196,14 +196,14 @@ def _write_step(record: AuditRecord, folder: Path, step: int) -> None:
     path.with_suffix(".npz").write_bytes(content)
     facts = {"step": step, "rows": len(log.rows), "arrays": hashlib.sha256(content).hexdigest()}
     facts |= {"greedy_reward": None, "lacks": lacking(record)}
-    # Last, and whole at once: the step counts as written once this file is there.
+    # This file comes last and as a whole: once it exists, the step counts as written.
     write_file(path, "".join(sealed_line({**row, **facts}) for row in log.rows))
 
 
 def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, object]]:
-    """Yield the audit's findings and those on the metrics, whose evidence is where the pages have it.
+    """Yield the findings of the audit and on the metrics, with evidence that points to places on the pages.
 
-    How many checks apply is known of a record that is complete.
+    The number of checks that apply is known only once a record is complete.
     """
     report = apply(CHECKS, record)
     places = _places(record)
@@ -224,8 +224,8 @@ def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, object]]:
 
 
 def _places(record: AuditRecord) -> dict[tuple[int, int], dict[str, int]]:
-    """Return (step, completion) as findings have them -> step, group and completion as pages have them."""
-    # A completion's place on the pages, by its place in the record.
+    """Return (step, completion) of a finding -> step, group and completion on the pages."""
+    # First from places in the record to places on the pages.
     of_sample: dict[tuple[int, int], dict[str, int]] = {}
     pages: dict[tuple[int, int], dict[str, int]] = {}
     for step, rollouts in by_step(record).items():

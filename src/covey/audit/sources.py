@@ -1,4 +1,4 @@
-"""Readers: a record, covey's own run folder, and what trainers write without any writer of ours."""
+"""Readers of runs: a record, covey's own run folder, and the files that trainers write by themselves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_bytes
 from covey_verify.errors import ConfigError, DataError
 
-MOST_STEPS = 20
-"""Steps of a covey run whose completions are read: the last of these and the first."""
+MAX_STEPS = 20
+"""Most steps of a covey run whose completions are read: the first one and the last ones."""
 LOSSES = ".losses.jsonl"
 """Ending of the file next to a record with calls of the loss function."""
 STATE = "trainer_state.json"
@@ -53,7 +53,7 @@ def open_run(path: Path) -> AuditRecord:
 
 
 def _with_losses(path: Path) -> AuditRecord:
-    """Read a record, with the calls of the loss function that its workers have written next to it."""
+    """Read a record, with the calls of the loss function that its workers wrote next to it."""
     record = read_record(path)
     path = path.with_suffix(LOSSES)
     if not path.is_file():
@@ -89,12 +89,12 @@ def _of_folder(folder: Path) -> AuditRecord:
 
 
 def covey_run(folder: Path) -> AuditRecord:
-    """Read a run folder of covey, of a pipeline its last stage's. Raises ConfigError without a run."""
+    """Read a run folder of covey; of a pipeline, its last stage. Raises ConfigError if it has no run."""
     stage = last_stage(folder)
     resolved = load_for_reading(stage)
     steps = recorded_steps(stage)
-    shown = sorted({*steps[: MOST_STEPS // 4], *steps[-MOST_STEPS:]})
-    notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps are looked at"]
+    shown = sorted({*steps[: MAX_STEPS // 4], *steps[-MAX_STEPS:]})
+    notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps were checked"]
     logs = {step: read_rollouts(stage, step) for step in shown}
     metrics = {int(m["step"]): m for m in read_numbers(stage, "metrics.jsonl")}
     lines: list[Rollout | Update] = []
@@ -154,7 +154,7 @@ def _covey_update(log: RolloutLog | None, metrics: Mapping[str, float], step: in
         if log is None or not row["trained"] or row["reward"] is None:
             continue
         arrays = log.of_completion(index)
-        # Tokens that entered a loss have a ratio.
+        # Only tokens that entered a loss have a ratio.
         mask = np.isfinite(arrays["ratios"]) if "ratios" in arrays else np.ones(len(arrays["tokens"]), bool)
         advantage = _numbers(arrays["advantages"])
         rows.append(Row(rollout=step, completion=index, mask=mask.tolist(), advantage=advantage))
@@ -190,7 +190,7 @@ def trl_state(path: Path) -> AuditRecord:
         ) from None
     if not lines:
         raise DataError(
-            f"{path}: its history has no step with a loss; set logging_steps below the steps done"
+            f"{path}: its history has no step with a loss; set logging_steps below the number of steps"
         )
     return AuditRecord(_header("trl"), tuple(lines), notes=[f"{path}: metrics only, no completions"])
 
@@ -217,7 +217,7 @@ def _has(line: bytes, *names: str) -> bool:
 
 
 def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
-    """Read what verl writes into trainer.rollout_data_dir, a file a step.
+    """Read the files that verl writes into trainer.rollout_data_dir, one per step.
 
     Raises DataError with file and line.
     """
@@ -245,8 +245,8 @@ def verl_dumps(paths: Iterable[Path]) -> AuditRecord:
 
 
 def _with_parts_of_scores(lines: Sequence[Rollout]) -> Iterator[Rollout]:
-    """Yield rollouts with the parts of their scores as rewards, where reward functions wrote columns whose
-    sum is the score of every completion.
+    """Yield rollouts with the parts of their scores as rewards, if reward functions wrote columns that add up
+    to the score of every completion.
     """
     samples = [sample for line in lines for sample in line.completions]
     names = [name for name in (samples[0].row if samples else ()) if PART.search(name)]

@@ -1,4 +1,4 @@
-"""All checks in their order, and the audit of a run."""
+"""The table of all checks in their order, and the audit of a run with them."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def _checks() -> tuple[Check, ...]:
 
 
 CHECKS = _checks()
-"""The most certain first: what is read off ids and masks, then what is computed again, then settings."""
+"""The most certain ones first: ids and masks are read, then values are computed again, then settings."""
 
 
 def audit(path: Path) -> tuple[AuditRecord, Report]:
-    """Read a run of any framework and apply all checks. Raises DataError for what is no record."""
+    """Read a run of any framework and apply all checks. Raises DataError if it cannot be read."""
     record = open_run(path)
     return record, apply(CHECKS, record)
 
@@ -92,7 +92,7 @@ def audit_as_json(record: AuditRecord, report: Report) -> dict[str, object]:
 
 
 def audit_lines(path: Path, record: AuditRecord, report: Report) -> Iterator[str]:
-    """Yield an audit in words: what was read, what is wrong, what could not be judged."""
+    """Yield an audit as lines: the run, its faults, and the fields without which checks cannot judge."""
     framework = f"{record.header.framework or 'unknown framework'} {record.header.framework_version}".strip()
     sizes = f"{len(record.updates)} updates, {len(record.samples)} completions"
     yield f"{path} ({framework}): {sizes}; {report.judged} of {len(CHECKS)} checks apply"

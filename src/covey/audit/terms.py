@@ -1,4 +1,4 @@
-"""Checks of the terms of a loss: the factor of each, by the gradient that came back to it."""
+"""Checks of the terms of a loss by their factors, read off the gradients that came back to them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from covey.audit.check import Fault
 from covey.audit.record import AuditRecord
 
 MIN_CALLS = 2
-"""Calls whose terms are known."""
+"""Fewest calls whose terms must be known."""
 MIN_STEPS = 3
-"""Optimizer steps of which all have the same number of calls."""
+"""Fewest optimizer steps that must have the same number of calls."""
 COEFFICIENTS = {"kl": "beta", "entropy": "algorithm.entropy.coef"}
-"""Term of a loss -> the setting with its coefficient."""
+"""Term of a loss -> setting of its coefficient."""
 
 
 def factor_of(record: AuditRecord, name: str) -> float | None:
-    """Return a term's factor, of which the policy's is 1; None if it is unknown."""
+    """Return a term's factor relative to the policy term's; None if it is unknown."""
     whole = {term.call: term.factor for term in record.terms if term.name == "policy" and term.factor}
     terms = [term for term in record.terms if term.name == name and term.call in whole]
     return median(term.factor / whole[term.call] for term in terms) if len(terms) >= MIN_CALLS else None
@@ -38,7 +38,7 @@ def kl_has_its_arguments_exchanged(record: AuditRecord) -> Fault | None:
     if len(exchanged) < MIN_CALLS or not all(exchanged):
         return None
     sentence = "the KL in the loss has its arguments exchanged"
-    return Fault(f"{sentence}: it is the KL of the reference to the policy")
+    return Fault(f"{sentence}: it goes from the reference to the policy")
 
 
 def entropy_enters_with_the_wrong_sign(record: AuditRecord) -> Fault | None:
@@ -52,10 +52,10 @@ def entropy_enters_with_the_wrong_sign(record: AuditRecord) -> Fault | None:
 
 
 def coefficient_is_another(record: AuditRecord) -> Fault | None:
-    """The KL or the entropy enters the loss with another factor than its coefficient."""
+    """The KL or the entropy enters the loss with a factor other than its coefficient."""
     for term, setting in COEFFICIENTS.items():
         factor, coef = factor_of(record, term), record.number(setting, 0.0)
-        # A controller adapts the coefficient to this target.
+        # With a target, a controller changes the coefficient during the run, so any factor may be right.
         adaptive = record.setting("kl_target") is not None and term == "kl"
         if factor is None or coef == 0 or adaptive or abs(abs(factor) - abs(coef)) <= 0.05 * abs(coef):
             continue
@@ -67,9 +67,9 @@ def coefficient_is_another(record: AuditRecord) -> Fault | None:
 
 
 def gradient_is_rescaled(record: AuditRecord) -> Fault | None:
-    """Between calls of the loss without a step of the optimizer, the gradient so far is multiplied by a
-    number other than 1: probably it was clipped after each micro-batch. Or it is set to 0, in every such call
-    of at least three optimizer steps of the same number of calls.
+    """Between calls of the loss without an optimizer step, the gradient so far is multiplied by a number
+    other than 1: probably it was clipped after each micro-batch. Or it is set to 0 in every such call of at
+    least three optimizer steps with the same number of calls.
     """
     if _gradient_is_dropped(record):
         sentence = (
@@ -91,14 +91,14 @@ def _gradient_is_dropped(record: AuditRecord) -> bool:
     sizes = {later - earlier for earlier, later in pairwise(steps)}
     kept = {term.call: term.gradient_kept for term in record.terms if term.name == "policy"}
     between = [kept.get(call.step) for call in record.calls if call.moved is False]
-    # Weights that are too coarse to move in each step would not be still for the same number of calls.
+    # Weights too coarse to move in every step would also seem to rest, but not for equal numbers of calls.
     is_regular = len(steps) >= MIN_STEPS and len(sizes) == 1 and max(sizes) > 1
     return is_regular and len(between) >= MIN_CALLS and all(value is False for value in between)
 
 
 def micro_batches_have_own_means(record: AuditRecord) -> Fault | None:
-    """In OpenRLHF, the loss divides by the tokens of its micro-batch and not of the update: in one call a
-    token counts 1.1 times as much as in another, though the two terms have the same factor.
+    """In OpenRLHF, the loss divides by the tokens of its micro-batch instead of the update's: a token counts
+    1.1 times as much in one call as in another, although the two terms have the same factor.
     """
     if record.header.framework != "openrlhf" or any(call.tokens is not None for call in record.calls):
         return None

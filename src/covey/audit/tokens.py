@@ -1,4 +1,4 @@
-"""Checks of token ids and masks: which tokens were sampled, which are trained."""
+"""Checks of token ids and masks: the tokens that were sampled and those that are trained."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from covey.audit.record import AuditRecord, Sample, Use
 MIN_COMPLETIONS = 4
 """Completions that a check needs before it applies."""
 MIN_CHARACTERS = 4
-"""Characters below which texts have a beginning or an end in common by chance."""
+"""Fewest characters of a common beginning or end that is not chance."""
 IMPOSSIBLE = -25.0
-"""Log-prob in nats of what nobody expects to see: e^-25."""
-MOSTLY = 0.75
-"""Fraction of completions without an end from which a run has too little room."""
+"""Log-prob in nats of a practically impossible event."""
+TRUNCATED_FRACTION = 0.75
+"""Fraction of truncated completions above which the limit is too small."""
 MIN_COMMON_START = 8
-"""Characters that prompts of one template begin with."""
+"""Fewest characters that all prompts of a template begin with."""
 MIN_COMMON_ENDING = 20
-"""Characters that they end with, of which a lost end is told."""
+"""Fewest characters that they all end with, so that a missing end shows."""
 MIN_LENGTH_RATIO = 0.8
-"""A prompt of the same number of tokens as another one has at least this part of its characters."""
+"""Smallest ratio of the characters of two prompts with the same number of tokens."""
 TOOL_ANSWER_MARKS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
-"""Marks around what a tool has said, in the templates of Qwen and Mistral."""
+"""Marks around a tool's answer in the templates of Qwen and Mistral."""
 
 
 def _trained(record: AuditRecord) -> Iterator[tuple[Use, list[int], list[bool]]]:
-    """Yield each completion in an update that trains on a token of it, with its ids and its mask."""
+    """Yield each completion of which an update trains a token, with its ids and its mask."""
     for use in record.uses:
         if use.row.mask is not None and use.sample.ids and any(use.row.mask):
             yield use, use.sample.ids, use.row.mask
@@ -42,7 +42,7 @@ def _most(
 ) -> Fault | None:
     """Return a fault if more than ``fraction`` of the trained completions show it.
 
-    ``shows`` returns the token of the fault, -1 if there is none, and None if a completion cannot show it.
+    ``shows`` returns the token of the fault, -1 if there is no fault, or None if it cannot tell.
     """
     answers = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
     able = [(use, token) for use, token in answers if token is not None]
@@ -54,7 +54,7 @@ def _most(
 
 
 def location(use: Use, token: int | None = None) -> dict[str, int | float]:
-    """Return the place of a completion: evidence."""
+    """Return the place of a completion, or of its token, as evidence."""
     group = {} if use.sample.group is None else {"group": use.sample.group}
     return {**group, "completion": use.row.completion, **({} if token is None else {"token": token})}
 
@@ -79,15 +79,15 @@ def other_tokens_are_trained(record: AuditRecord) -> Fault | None:
 
 
 def mask_is_shifted(record: AuditRecord) -> Fault | None:
-    """The mask leaves out the first token and reaches one place beyond the last, or the reverse, in more than
-    half of the completions.
+    """In more than half of the completions, the mask leaves out the first token and reaches one place past
+    the last, or the reverse.
     """
 
     def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
         if any(use.sample.inserted or ()) or len(ids) < 2:
             return None
         late = not mask[0] and all(mask[1 : len(ids)])
-        # Beyond the last place: the width of the batch may have truncated it.
+        # The mask's place past the last token may be missing if the batch is only as wide as the completion.
         early = all(mask[: len(ids) - 1]) and not any(mask[len(ids) - 1 :]) and _end(record, ids) is None
         return 0 if late else len(ids) - 1 if early else -1
 
@@ -95,8 +95,8 @@ def mask_is_shifted(record: AuditRecord) -> Fault | None:
 
 
 def end_is_untrained(record: AuditRecord) -> Fault | None:
-    """The end token is sampled and all tokens before it are trained, but the mask leaves it out, in more than
-    half of the completions that end.
+    """In more than half of the completions that end, the end token was sampled and all tokens before it are
+    trained, but the mask leaves it out.
     """
 
     def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
@@ -109,8 +109,9 @@ def end_is_untrained(record: AuditRecord) -> Fault | None:
 
 
 def end_is_appended(record: AuditRecord) -> Fault | None:
-    """An end token next behind the limit of tokens is trained, in more than a tenth of the completions that
-    end; or one without a log-prob of the sampler, which all other tokens and some other end tokens have.
+    """In more than a tenth of the completions that end, a trained end token directly follows the token
+    limit; or the trained end token has no log-prob from the sampler, while all other tokens and some other
+    end tokens have one.
     """
     limit = record.number("max_completion_length", math.inf)
     ends = [s.sampler_logprobs[-1] for _, _, s in record.samples if s.sampler_logprobs and _ends(record, s)]
@@ -118,7 +119,7 @@ def end_is_appended(record: AuditRecord) -> Fault | None:
 
     def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
         end = _end(record, ids)
-        # A dialogue may be longer than its turns, and what others have said has mask 0.
+        # A dialogue may exceed the limit of a turn, and its inserted tokens have mask 0.
         if end is None or any(use.sample.inserted or ()) or not all(mask[:end]):
             return None
         values = use.sample.sampler_logprobs or []
@@ -126,7 +127,7 @@ def end_is_appended(record: AuditRecord) -> Fault | None:
         is_trained = len(mask) > end and mask[end]
         return end if is_trained and (end == limit or (some_are_sampled and unsampled)) else -1
 
-    return _most(record, shows, "an end token that the model has not sampled is trained", 0.1)
+    return _most(record, shows, "an end token that the model did not sample is trained", 0.1)
 
 
 def _ends(record: AuditRecord, sample: Sample) -> bool:
@@ -143,8 +144,9 @@ def padding_is_trained(record: AuditRecord) -> Fault | None:
 
 
 def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
-    """Tokens that a tool wrote are trained: those declared as inserted, or two in a row whose log-prob the
-    sampler gives as 0 or not at all and the trainer as less than -1, where the two agree on the others.
+    """Tokens that a tool wrote are trained: tokens declared as inserted, or two in a row to which the
+    sampler gives a log-prob of 0 or none and the trainer less than -1, although the two agree on the other
+    tokens.
     """
 
     def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
@@ -153,7 +155,7 @@ def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
             not sampled and trained is not None and trained < -1
             for sampled, trained in zip(sampler or (), trainer or (), strict=False)
         ]
-        # Where the other tokens differ too, the log-probs are not of these ids, and say nothing of a tool.
+        # If the other tokens differ too, the log-probs belong to other ids and say nothing about a tool.
         both = zip(sampler or (), trainer or (), strange, strict=False)
         others = [
             abs(sampled - trained)
@@ -167,11 +169,11 @@ def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
             return None
         return next((n for n in sorted(foreign) if n < len(mask) and mask[n]), -1)
 
-    return _most(record, shows, "what a tool wrote is trained as if the model had written it", 0.1)
+    return _most(record, shows, "a tool's text is trained as if the model had written it", 0.1)
 
 
 def tools_answers_are_written_by_the_model(record: AuditRecord) -> Fault | None:
-    """Most completions have what stands between a template's marks of a tool's answer, and it is trained."""
+    """Most completions contain a tool's answer between the marks of its template, and it is trained."""
     names = {int(i): text for i, text in record.header.tokens.names.items()}
 
     def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
@@ -181,12 +183,12 @@ def tools_answers_are_written_by_the_model(record: AuditRecord) -> Fault | None:
             (n for start, end in spans for n in range(start + 1, end) if mask[n : n + 1] == [True]), -1
         )
 
-    return _most(record, shows, "a tool's answer, by its marks, is trained", 0.5)
+    return _most(record, shows, "a tool's answer (recognized by its marks) is trained", 0.5)
 
 
 def completions_begin_with_their_prompt(record: AuditRecord) -> Fault | None:
-    """Nine in ten completions begin with the last token of their prompt, though the model gives that a joint
-    probability below e^-25.
+    """Nine in ten completions begin with the last token of their prompt, although the model gives this a
+    joint probability below e^-25.
     """
     shown = []
     doubt = 0.0
@@ -220,7 +222,7 @@ def end_is_lost(record: AuditRecord) -> Fault | None:
 
 def nothing_ends(record: AuditRecord) -> Fault | None:
     """Most completions reach the limit without an end token: more than three in four, by 3.5 standard errors
-    over prompts; of fewer than three prompts, each by those over its completions.
+    over prompts. With fewer than three prompts, each is judged by the standard errors over its completions.
     """
     limit = record.number("max_completion_length", 0)
     truncated: dict[str, list[bool]] = {}
@@ -229,7 +231,7 @@ def nothing_ends(record: AuditRecord) -> Fault | None:
             is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
             truncated.setdefault(sample.prompt_text, []).append(is_cut)
     flags = [reached_limit for of_prompt in truncated.values() for reached_limit in of_prompt]
-    if len(flags) < 16 or _least_fraction([*truncated.values()]) <= MOSTLY:
+    if len(flags) < 16 or _least_fraction([*truncated.values()]) <= TRUNCATED_FRACTION:
         return None
     scope = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
     return Fault(f"{sum(flags)} of {len(flags)} completions{scope} reach the limit of {limit:.0f} tokens")
@@ -238,8 +240,8 @@ def nothing_ends(record: AuditRecord) -> Fault | None:
 def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
     """Return a lower bound of the fraction of completions that show something, given prompt by prompt.
 
-    Completions of one prompt are alike, so prompts are what is independent. One prompt has no spread among
-    prompts, and two have a poor estimate of it: only these are judged then, each by its completions.
+    Completions of one prompt are alike, so the prompts are the independent samples. One prompt has no spread
+    among prompts, and two give a poor estimate of it; then each prompt is judged by its own completions.
     """
     if len(by_prompt) == 2:
         return min(_least_fraction([of_prompt]) for of_prompt in by_prompt)
@@ -248,14 +250,15 @@ def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
     fraction = sum(map(sum, units)) / total
     squares = sum((sum(of_prompt) - fraction * len(of_prompt)) ** 2 for of_prompt in units)
     error = math.sqrt(squares * len(units) / max(len(units) - 1, 1)) / total
-    # A fraction of 1 has an error of 0 and the bound of the rule of three.
+    # A fraction of 1 has a standard error of 0; its bound comes from the rule of three.
     return min(fraction - 3.5 * error, 1 - 3 / total)
 
 
 def prompts_are_cut(record: AuditRecord) -> Fault | MissingField | None:
     """More than a quarter of the prompts, and at least four, are exactly as long as the limit, and none is
-    longer, though the settings cut prompts; or more than a tenth of the prompts, the longest, lack the end of
-    at least 20 characters that the others have in common, and have none in common, though all begin alike.
+    longer, although the settings truncate prompts. Or more than a tenth of the prompts, the longest ones,
+    lack an ending of at least 20 characters that all others share, and share no ending of their own,
+    although all prompts begin alike.
     """
     limit = record.number("max_prompt_length", 0)
     if not limit:
@@ -278,7 +281,7 @@ def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
     if len(prompts) < MIN_COMPLETIONS or len(common_start(prompts)) < MIN_COMMON_START:
         return None
     backwards = [prompt[::-1] for prompt in prompts]
-    # Shorter prompts share their end until the first one that was cut.
+    # From the shortest prompt on, all share their end up to the first truncated one.
     whole = next(
         (n for n in range(2, len(prompts)) if len(common_start(backwards[: n + 1])) < MIN_COMMON_ENDING),
         len(prompts),
@@ -288,7 +291,7 @@ def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
     if len(end) < MIN_COMMON_ENDING or len(lacking) <= 0.1 * len(prompts):
         return None
     longest = max(len(back) for back in backwards if back.startswith(end))
-    # Prompts of another kind have an end of their own in common, and prompts that were cut have none.
+    # Prompts of another kind would share an end of their own; truncated prompts share none.
     if len(common_start(lacking)) >= MIN_CHARACTERS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
         return None
     step, n = texts[lacking[0][::-1]]
@@ -299,7 +302,7 @@ def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
 
 
 def common_start(texts: Sequence[str]) -> str:
-    """Return what all texts begin with."""
+    """Return the common beginning of all texts."""
     first, last = min(texts), max(texts)
     return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
@@ -314,7 +317,7 @@ def begin_is_doubled(record: AuditRecord) -> Fault | None:
 
 
 def update_trains_no_token(record: AuditRecord) -> Fault | None:
-    """The masks of an update are 0 everywhere."""
+    """All masks of an update are 0."""
     for update in record.updates:
         masks = [row.mask for row in update.rows]
         if masks and not any(any(mask) for mask in masks if mask is not None) and None not in masks:
@@ -323,7 +326,7 @@ def update_trains_no_token(record: AuditRecord) -> Fault | None:
 
 
 def prompts_are_ended(record: AuditRecord) -> Fault | None:
-    """Every prompt, of at least four, ends with an end token."""
+    """All prompts, at least four, end with an end token."""
     ends = record.header.tokens.eos
     prompts = [(step, n, s.prompt_ids) for step, n, s in record.samples if s.prompt_ids]
     if len(prompts) < MIN_COMPLETIONS or not all(ids[-1] in ends for _, _, ids in prompts):
@@ -334,8 +337,8 @@ def prompts_are_ended(record: AuditRecord) -> Fault | None:
 
 
 def template_is_applied_twice(record: AuditRecord) -> Fault | None:
-    """A message of a prompt contains the text of the end token, which a template writes between messages;
-    or all prompts, of at least four, begin with a text of eight characters or more and the same once more.
+    """A message of a prompt contains the text of the end token, which a template writes between messages. Or
+    all prompts, at least four, begin with the same text of eight or more characters, twice in a row.
     """
     names = record.header.tokens.names
     ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
@@ -351,7 +354,9 @@ def template_is_applied_twice(record: AuditRecord) -> Fault | None:
         ]
         if shown:
             return Fault(
-                f"a user's message contains {shown[0]}: it is a prompt already", step, {"completion": n}
+                f"a user's message contains {shown[0]}: it already is a templated prompt",
+                step,
+                {"completion": n},
             )
     return None
 

@@ -1,4 +1,4 @@
-"""A check of tools: each call gets its own answer."""
+"""A check of tools: each call must get its own answer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from covey.audit.check import Fault
 from covey.audit.record import AuditRecord
 
 MIN_REPEATED = 3
-"""Calls that were made before, word for word."""
-LONGEST_LAG = 16
-"""Calls by which answers may come too late or too early."""
-CHANCE = 0.02
-"""Probability that answers fit other calls by chance."""
+"""Fewest calls that must repeat an earlier one word for word."""
+MAX_LAG = 16
+"""Most calls by which answers may come too late or too early."""
+MAX_CHANCE = 0.02
+"""Largest probability that answers fit other calls by chance."""
 
 
 class _Call(NamedTuple):
-    """The ids that the model wrote before the answer of a tool, and those of the answer."""
+    """A call of a tool: the ids that the model wrote before the answer, and the ids of the answer."""
 
     text: tuple[int, ...]
     answer: tuple[int, ...]
@@ -38,7 +38,7 @@ def _calls(record: AuditRecord) -> Iterator[_Call]:
 
 
 def _repeated(calls: Sequence[_Call], lag: int) -> list[bool]:
-    """Return of each repeated call whether its answer is the first one's; answers are some calls later."""
+    """Return for each repeated call whether its answer, ``lag`` calls later, equals the first call's."""
     first: dict[tuple[int, ...], tuple[int, ...]] = {}
     same = []
     for n, call in enumerate(calls):
@@ -50,23 +50,25 @@ def _repeated(calls: Sequence[_Call], lag: int) -> list[bool]:
 
 
 def answers_are_of_other_calls(record: AuditRecord) -> Fault | None:
-    """Calls of a tool that are equal, at least three after the first ones, have different answers; they would
-    all be equal if each call had the answer that stands some calls later or earlier. By chance this happens
-    less than once in fifty.
+    """At least three repeated calls of a tool have other answers than the first calls, and would all have
+    equal answers if each call took the answer some calls later or earlier. By chance this happens less than
+    once in fifty.
     """
     calls = list(_calls(record))
-    lags = [lag for lag in range(-LONGEST_LAG, LONGEST_LAG + 1) if lag]
+    lags = [lag for lag in range(-MAX_LAG, MAX_LAG + 1) if lag]
     by_lag = {lag: _repeated(calls, lag) for lag in lags}
     fitting = [lag for lag, same in by_lag.items() if len(same) >= MIN_REPEATED and all(same)]
     if sum(not same for same in _repeated(calls, 0)) < MIN_REPEATED or len(fitting) != 1:
         return None
     others = [same for lag, repeated in by_lag.items() if lag not in fitting for same in repeated]
     by_chance = len(lags) * (sum(others) / max(len(others), 1)) ** len(by_lag[fitting[0]])
-    if by_chance > CHANCE:
+    if by_chance > MAX_CHANCE:
         return None
     lag = fitting[0]
     where = f"{abs(lag)} calls {'later' if lag > 0 else 'earlier'}"
-    sentence = f"equal calls of a tool have different answers, and equal ones if each has the answer {where}"
+    sentence = (
+        f"equal calls of a tool have different answers, but equal ones if each takes the answer {where}"
+    )
     return Fault(sentence, calls[0].step, {"completion": calls[0].completion})
 
 

@@ -1,7 +1,7 @@
 """Write a record of TRL's GRPOTrainer or RLOOTrainer: `record_run(trainer, "run.jsonl")` before it trains.
 
-Neither torch nor TRL is imported before. The trainer's methods are called as they are, and what they get and
-return is copied. Only the first process writes. If recording fails, the record ends and training continues.
+Importing this module imports neither torch nor TRL. The trainer's methods run unchanged; their arguments and
+results are copied. Only the first process writes. If recording fails, the record ends and training continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.audit.probes import probe
 from covey.audit.recorder import (
-    PLAIN,
+    PLAIN_TYPES,
     Recorder,
     T,
     facts_of,
@@ -40,14 +40,14 @@ WRAPPED = (
 )
 Rows = list[dict[str, Any]]
 Tensors = dict[str, "Tensor"]
-KEPT = 8
-"""Rollouts whose completions are kept in memory."""
+MAX_KEPT_ROLLOUTS = 8
+"""Most rollouts whose completions are kept in memory."""
 
 
 def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = True) -> None:
-    """Record what a trainer does into a file, a line for each rollout and update.
+    """Record a trainer's work in a file, with a line for each rollout and update.
 
-    ``looks``: completions of each rollout whose log-probs are computed once more, before and after updates.
+    ``looks``: completions of each rollout whose log-probs are computed again, before and after updates.
     ``probes``: call the reward functions up to four more times for each completion of the first rollout.
     """
     if not trainer.accelerator.is_main_process:
@@ -73,7 +73,7 @@ class _TrlRecorder:
         tokens["eos"] = list(getattr(trainer, "eos_token_ids", tokens["eos"]))
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
-        settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN)}
+        settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN_TYPES)}
         settings["model"] = trainer.model.config.name_or_path
         settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
         self.file = Recorder(
@@ -98,7 +98,7 @@ class _TrlRecorder:
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
 
     def around(self, hook: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a method of the trainer, and give its result to ``hook``, which may return another one."""
+        """Call a method of the trainer, and pass its result to ``hook``, which may return another result."""
         result = inner(*args, **kwargs)
         replaced = self.file.attempt(hook, result, *args, **kwargs)
         return result if replaced is None else replaced
@@ -114,19 +114,21 @@ class _TrlRecorder:
         self.passes.clear()
         if not self.trainer.model.training:
             return output
-        # An update may use several rollouts, and a rollout several updates: the last ones are kept.
+        # An update may use several rollouts, and several updates one rollout, so the last ones are kept.
         number = self.count = self.count + 1
         samples = [self._sample(output, index) for index in range(len(inputs))]
-        # Those that are trained first: a completion without advantage says nothing about an update.
+        # A completion without an advantage says nothing about an update, so it comes last.
         for sample in sorted(samples, key=lambda sample: sample["advantage"] == 0)[: self.looks]:
             sample["model_logprobs"], sample["model_logprobs_at_1"] = self._looked(sample)
         for sample, answers in zip(samples, self._asked(), strict=False):
             sample.update(answers)
-        self.samples = {at: sample for at, sample in self.samples.items() if at[0] > number - KEPT}
+        self.samples = {
+            at: sample for at, sample in self.samples.items() if at[0] > number - MAX_KEPT_ROLLOUTS
+        }
         self.samples |= {(number, index): sample for index, sample in enumerate(samples)}
         step = self.trainer.state.global_step
         self.file.write(kind="rollout", number=number, step=step, completions=samples)
-        # TRL shuffles and splits all tensors of its batch alike: these numbers say where each row came from.
+        # TRL shuffles and splits all tensors of its batch alike, so these numbers tell where a row came from.
         places = [[number, index] for index in range(len(inputs))]
         origin = {"covey_origin": output["prompt_ids"].new_tensor(places)}
         return {**output, **_rloo_logprobs(output, passes), **origin}
@@ -158,7 +160,7 @@ class _TrlRecorder:
         return plain_logprobs(model, sample["prompt_ids"], sample["ids"], temperatures, context)
 
     def _asked(self) -> list[dict[str, Any]]:
-        """Return the answers of the reward functions to the probes, once in a run."""
+        """Return the rewards of the probes for the first rollout; none for later ones."""
         if not self.probes:
             return []
         self.probes = False
@@ -175,7 +177,7 @@ class _TrlRecorder:
         self.passes.append(result[0])
 
     def compute_loss(self, loss: Tensor, *_: object, **__: object) -> None:
-        # The outer of the two methods: a subclass that scales the loss does it there.
+        # This is the outer of two methods. A subclass that scales the loss overrides it.
         if self.trainer.model.training:
             self.update["loss"] += loss.item()
 
@@ -206,7 +208,7 @@ class _TrlRecorder:
         self.update["grad_norm"] = None if norm is None else float(norm)
 
     def before_step(self) -> None:
-        """Keep the learning rate of the update that comes, and a part of the weights before it."""
+        """Keep the learning rate of the next update, and some of the weights before it."""
         self.update["learning_rate"] = self.trainer.optimizer.param_groups[0]["lr"]
         self.file.weights_changed(self.trainer.model.parameters())
 
@@ -223,8 +225,8 @@ class _TrlRecorder:
 
 
 def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
-    """Return the log-probs of tokens that RLOOTrainer computes for a rollout and of which it keeps only sums:
-    first the policy's, then the reference's if there is one.
+    """Return the log-probs of tokens that RLOOTrainer computes for a rollout, of which it keeps only the
+    sums: first the policy's, then the reference's if there is a reference.
     """
     if "old_logps" not in output or not passes or passes[0].shape != output["completion_mask"].shape:
         return {}
@@ -239,10 +241,10 @@ def _keep_gradient(gradient: Tensor, rows: Rows) -> None:
 
 
 def _prompts(data: Any) -> list[Any]:
-    """Return the prompts of a dataset; none if the dataset is a stream."""
+    """Return the prompts of a dataset; none for a stream."""
     named = hasattr(data, "__len__") and "prompt" in getattr(data, "column_names", ())
     return list(data["prompt"]) if named else []
 
 
 def _ignore(*_: object, **__: object) -> None:
-    """Take what a reward function logs while it is probed."""
+    """Ignore the values that a reward function logs while it is probed."""

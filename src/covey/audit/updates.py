@@ -1,4 +1,4 @@
-"""Checks of updates: their direction, rates, norms and settings that undo it."""
+"""Checks of updates: their direction, learning rates, gradient norms, and settings without effect."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from covey.audit.tokens import location
 from covey.system.text import percent
 
 MIN_UPDATES = 2
-"""Updates that a check of all of them needs."""
+"""Fewest updates for a check of all of them."""
 FALLS = 4
-"""Updates over which a learning rate falls before it begins anew."""
+"""Fewest updates over which a learning rate falls before it restarts."""
 NO_GRADIENT = 1e-6
-"""A gradient norm that is the rounding of float32 in sums that cancel."""
-LEAST_ADVANTAGE = 0.1
-"""An advantage that has a gradient which is more than rounding."""
+"""Largest gradient norm that may be float32's rounding in sums that cancel."""
+MIN_ADVANTAGE = 0.1
+"""Smallest advantage whose gradient must exceed rounding."""
 IDLE_UPDATES = 4
-"""Updates without a learning rate that are more than the end of a schedule."""
-LEAST_RATE = 1e-10
-"""A learning rate below moves no weight, whatever its precision."""
+"""Fewest updates without a learning rate that are more than the end of a schedule."""
+MIN_RATE = 1e-10
+"""A lower learning rate moves no weight, whatever the precision."""
 
 
 def step_goes_the_wrong_way(record: AuditRecord) -> Fault | None:
     """Over the first updates on rollouts, completions with a positive advantage become less likely and those
-    with a negative one more likely: advantage times change is negative, beyond chance by 3.5 standard errors.
+    with a negative one more likely: the sum of advantage times change is negative, beyond chance by 3.5
+    standard errors.
     """
     terms = [(use, _gain(use)) for use in record.uses if use.first]
     gains = [gain for _, gain in terms if gain]
-    # As many independent terms of any size have this sum by chance: it is their sum over its standard error.
+    # Independent terms of any size have a sum within a few such errors of 0 by chance.
     error = math.sqrt(sum(gain**2 for gain in gains))
     if len(gains) < 16 or not sum(gains) < -3.5 * error:
         return None
@@ -50,11 +51,11 @@ def _gain(use: Use) -> float:
 
 
 def rate_is_zero(record: AuditRecord) -> Fault | None:
-    """The learning rate is at most 1e-10 in every update, or in all of the last quarter of the run, at least
+    """The learning rate is at most 1e-10 in every update, or in the whole last quarter of the run, at least
     four updates.
     """
     rates = [(u.step, u.learning_rate) for u in record.updates if u.learning_rate is not None]
-    idle = list(takewhile(lambda update: update[1] <= LEAST_RATE, reversed(rates)))
+    idle = list(takewhile(lambda update: update[1] <= MIN_RATE, reversed(rates)))
     if len(rates) >= MIN_UPDATES and len(idle) == len(rates):
         most = max(rate for _, rate in rates)
         return Fault(f"the learning rate is at most {most:g} in all {len(rates)} updates", rates[0][0])
@@ -71,20 +72,20 @@ def warmup_is_longer_than_the_run(record: AuditRecord) -> Fault | None:
     if not 0 < steps <= warmup or not rates:
         return None
     due = record.number("learning_rate", 0.0)
-    reached = f"the learning rate of {due:g} is never reached, {max(rates):.2g} at most"
+    reached = f"the learning rate reaches {max(rates):.2g} and never {due:g}"
     return Fault(
         f"the warm-up takes {warmup:g} steps and the run {steps:g}: {reached}", record.updates[0].step
     )
 
 
 def weights_do_not_move(record: AuditRecord) -> Fault | None:
-    """Weights are the same after updates with a gradient and a learning rate above 0; where they are unknown,
-    log-probs are the same bit for bit after updates with advantages, outside of a warm-up.
+    """Weights stay the same after updates with a gradient and a learning rate above 0. Where they are
+    unknown, log-probs stay the same bit for bit after updates with advantages, outside of a warm-up.
     """
     steps = [
         u
         for u in record.updates
-        if (u.learning_rate or 0) > LEAST_RATE and (u.grad_norm or 0) > 0 and u.weights_changed is not None
+        if (u.learning_rate or 0) > MIN_RATE and (u.grad_norm or 0) > 0 and u.weights_changed is not None
     ]
     if len(steps) >= MIN_UPDATES and not any(u.weights_changed for u in steps):
         return Fault("no weight has changed, though the gradient is not 0", steps[0].step)
@@ -95,7 +96,7 @@ def weights_do_not_move(record: AuditRecord) -> Fault | None:
 
 
 def _motions(record: AuditRecord, update: Update) -> list[float]:
-    """Return how far an update has moved each log-prob; [] if nothing should move them."""
+    """Return the change of each log-prob by an update; [] if nothing should change them."""
     uses = record.uses_of(update)
     full = record.number("learning_rate", 0.0)
     warms_up = update.learning_rate is not None and update.learning_rate < 0.5 * full
@@ -105,8 +106,8 @@ def _motions(record: AuditRecord, update: Update) -> list[float]:
 
 
 def gradients_are_kept(record: AuditRecord) -> Fault | None:
-    """After steps that have moved a weight, its gradient is not 0 when the next one is computed; or an update
-    whose advantages and loss are all 0, of a run without a KL, has a gradient, above a thousandth of the
+    """After steps that moved a weight, its gradient is not 0 when the next one is computed. Or, in a run
+    without a KL, an update whose advantages and loss are all 0 has a gradient above a thousandth of the
     largest.
     """
     without = _gradient_of_nothing(record)
@@ -135,8 +136,8 @@ def _gradient_of_nothing(record: AuditRecord) -> Fault | None:
 
 
 def rate_restarts(record: AuditRecord) -> Fault | None:
-    """The learning rate has fallen for at least four updates and is then a fifth higher or more, at least
-    twice, though the settings ask for no restarts.
+    """At least twice, the learning rate falls for at least four updates and is then a fifth higher or more,
+    although the settings ask for no restarts.
     """
     rates = [(u.step, u.learning_rate) for u in record.updates if u.learning_rate]
     jumps = []
@@ -148,7 +149,7 @@ def rate_restarts(record: AuditRecord) -> Fault | None:
     if len(jumps) < 2 or "restart" in str(record.setting("lr_scheduler_type", "")):
         return None
     step, low, high = jumps[0]
-    sentence = f"the learning rate falls and begins anew {len(jumps)} times"
+    sentence = f"the learning rate falls and restarts {len(jumps)} times"
     return Fault(f"{sentence}, first from {low:.3g} to {high:.3g}", step)
 
 
@@ -169,8 +170,8 @@ def weights_are_too_coarse(record: AuditRecord) -> Fault | None:
 
 
 def gradient_is_zero(record: AuditRecord) -> Fault | None:
-    """The gradient norm is 0 in every update, though advantages are not all 0; or at most 1e-6, though some
-    are above .1.
+    """The gradient norm is 0 in every update, although not all advantages are 0; or it is at most 1e-6,
+    although some advantages are above .1.
     """
     norms = [u.grad_norm for u in record.updates if u.grad_norm is not None]
     advantages = [use.row.advantage for use in record.uses if isinstance(use.row.advantage, float)]
@@ -178,9 +179,9 @@ def gradient_is_zero(record: AuditRecord) -> Fault | None:
         return None
     if not any(norms):
         return Fault("the gradient is 0 in every update", record.updates[0].step)
-    if max(norms) > NO_GRADIENT or max(map(abs, advantages), default=0.0) <= LEAST_ADVANTAGE:
+    if max(norms) > NO_GRADIENT or max(map(abs, advantages), default=0.0) <= MIN_ADVANTAGE:
         return None
-    sentence = f"the gradient is {max(norms):.2g} at most, in every update: advantages cancel in the loss"
+    sentence = f"the gradient is at most {max(norms):.2g} in every update: advantages cancel in the loss"
     return Fault(sentence, record.updates[0].step)
 
 
@@ -204,18 +205,18 @@ def clipping_cannot_act(record: AuditRecord) -> Fault | None:
 
 
 def penalties_are_not_trained(record: AuditRecord) -> Fault | None:
-    """Sampling has a repetition penalty, or draws from the likelier half of the probability alone (top_p up
-    to .5), which no trainer applies.
+    """Sampling has a repetition penalty, or draws only from the likelier half of the probability (top_p up
+    to .5), which no trainer takes into account.
     """
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         neutral = 1.0 if name == "repetition_penalty" else 0.0
         value = record.number(name, neutral)
         if value != neutral:
-            return Fault(f"tokens are sampled with {name} {value:g}, and log-probs are without it")
+            return Fault(f"tokens are sampled with {name} {value:g}, but log-probs are computed without it")
     top_p = record.number("top_p", 1.0)
     if 0 < top_p <= 0.5:
         name = record.own_name("top_p")
-        return Fault(f"tokens are sampled with {name} {top_p:g}, and log-probs are of all tokens")
+        return Fault(f"tokens are sampled with {name} {top_p:g}, but log-probs are over all tokens")
     return None
 
 

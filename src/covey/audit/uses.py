@@ -1,4 +1,4 @@
-"""Checks of what updates make of a rollout's completions: which are trained, with whose advantages."""
+"""Checks of how updates use a rollout's completions: which of them they train, with whose advantages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from covey.audit.check import Fault, MissingField
 from covey.audit.record import AuditRecord, Use
 
 MIN_BELOW = 16
-"""Completions with a negative advantage, of which some would be trained."""
+"""Fewest completions with a negative advantage of which some should be trained."""
 
 
 def negatives_are_dropped(record: AuditRecord) -> Fault | MissingField | None:
-    """The advantages are the expected ones, but 0 where they are negative: nothing becomes less likely. Or no
-    completion with a negative advantage is trained, of at least 16, and all with a positive one are.
+    """The advantages are the expected ones with the negative ones set to 0, so no completion becomes less
+    likely. Or all completions with a positive advantage are trained, and none of at least 16 with a negative
+    one.
     """
     trained = {(use.row.rollout, use.row.completion) for use in record.uses if any(use.row.mask or (True,))}
     used = {rollout for rollout, _ in trained}
@@ -33,12 +34,12 @@ def negatives_are_dropped(record: AuditRecord) -> Fault | MissingField | None:
 
 
 def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
-    """An update uses another advantage than the completion got from its rollout, and the update's numbers
-    are among the rollout's numbers.
+    """An update uses another advantage than the completion got in its rollout, and the update's numbers are
+    among the rollout's numbers.
     """
     for rollout in record.rollouts:
         rollout_values = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
-        # Each use of a completion: the advantage in its update, and in its rollout.
+        # For each use of a completion, the advantage in its update and in its rollout.
         used = [
             (use, common_advantage(use.row), use.sample.advantage)
             for use in record.uses
@@ -54,7 +55,9 @@ def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
 
 
 def rows_are_reordered_alone(record: AuditRecord) -> Fault | None:
-    """The ids of an update belong to other completions of the rollout, whose advantages stayed behind."""
+    """The token ids of an update belong to other completions of the rollout, while the advantages stayed in
+    place.
+    """
     for rollout in record.rollouts:
         sampled = {tuple(s.ids): n for n, s in enumerate(rollout.completions) if s.ids}
         uses = [use for use in record.uses if use.row.rollout == rollout.number]

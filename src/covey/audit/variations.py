@@ -1,4 +1,4 @@
-"""A loss that a run computed, and the variations of its algorithm that a mistake would make of it."""
+"""Variations of a loss: a loss that a run computed, and the same loss with one mistake in its algorithm."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ DIRECTION = 0.02
 TINY = 1e-30
 """A square of a derivative that is 0."""
 ENTROPY_PART = 0.1
-"""A mean of the entropy over completions differs from that over tokens by at most this part."""
+"""Largest relative difference between the means of the entropy over completions and over tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossCase:
-    """A loss that a run computed, with what it was computed from."""
+    """A loss that a run computed, with its inputs."""
 
     step: int
     words: str
-    """Which loss it is, in words."""
+    """The place of the loss in the run, in words."""
     recorded: float
-    """The value that the run has computed."""
+    """The value that the run computed."""
     algorithm: Algorithm
     inputs: LossInputs
     mismatch: Tensor | None = None
-    """(N, T) log-ratio of trainer and sampler; None where the loss has no correction for that."""
+    """(N, T) log-ratio of trainer and sampler; None if the loss does not correct for it."""
     weigh: Callable[[Tensor], Tensor] = torch.exp
     """Mismatch -> the weight of each token's loss."""
     bonus: float = 0.0
     """The entropy times its coefficient, which is subtracted."""
     is_part: bool = False
-    """Whether the update trains a part of its rollout, whose mean need not be over this part alone."""
+    """Whether the update trains only a part of its rollout; the mean may then be over the whole rollout."""
     precision: float = 5e-3
-    """Relative difference that rounding may make; a fiftieth of it, absolute."""
+    """Largest relative difference by rounding; the largest absolute one is a fiftieth of it."""
     gradients: Tensor | None = None
     """(N, T) derivative of the recorded loss by the log-probs, times any number; None where it is unknown."""
 
@@ -73,7 +73,7 @@ class LossCase:
         return derivative
 
     def agrees(self, recorded: float, due: float) -> bool:
-        """Whether two losses are equal as far as rounding, and the kind of the entropy's mean, tell."""
+        """Whether two losses are equal up to rounding and the kind of the entropy's mean."""
         rounding = self.precision * (0.02 + abs(due))
         return abs(recorded - due) <= rounding + ENTROPY_PART * abs(self.bonus)
 
@@ -94,7 +94,7 @@ class LossCase:
 
 
 Variation = Callable[[LossCase], LossCase | None]
-"""A case as a mistake would make it; None where it would make no difference."""
+"""Returns a case with a mistake; None if the mistake would make no difference."""
 
 
 def bounds_exchanged(case: LossCase) -> LossCase | None:
@@ -121,7 +121,7 @@ def clipped_outside(case: LossCase) -> LossCase | None:
         return None
 
     def larger(ratio: Tensor, advantages: Tensor) -> Tensor:
-        # With the other sign of the advantages, the larger objective is the smaller one.
+        # With the opposite sign of the advantages, the larger objective becomes the smaller one.
         return -surrogates.clip(ratio, -advantages, **rule.settings)
 
     return varied(case, surrogate=bind(larger))
@@ -168,7 +168,7 @@ def of_the_product(case: LossCase) -> LossCase | None:
 
 
 def kl_exchanged(case: LossCase) -> LossCase | None:
-    """Return the case with the KL of the reference to the policy."""
+    """Return the case with the KL from the reference to the policy."""
     kl = case.algorithm.kl
     if kl is None:
         return None

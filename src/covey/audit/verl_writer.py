@@ -1,7 +1,8 @@
-"""Write a record of verl's trainer: `record_run(trainer, "run.jsonl")` before `trainer.fit(...)`.
+"""Write a record of verl's trainer: call `record_run(trainer, "run.jsonl")` before `trainer.fit(...)`.
 
-Neither torch nor verl is imported before. A batch is read in the driver when its advantages are known, just
-before it goes to the actor's workers. These may cut it into several optimizer steps; here it is one update.
+Importing this module imports neither torch nor verl. The driver reads a batch once its advantages are known,
+just before it goes to the actor's workers. These may split it into several optimizer steps; here it is one
+update.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ VALUES = {
     "returns": "returns",
     "values": "values",
 }
-"""verl's name -> the record's."""
+"""verl's name of a field -> the record's name."""
 OF_TOKENS = ("prompts", "responses", "attention_mask", "response_mask", "advantages", *VALUES)
 OF_REWARDS = ("token_level_rewards", "token_level_scores", "rm_scores")
-"""The first that a batch has is what advantages are made of, the last one before any KL."""
+"""Names of rewards: advantages are computed from the first one in a batch; the last one is before any KL."""
 LOSSES = "verl.trainer.ppo.core_algos"
-"""The module with the policy losses. A worker's process that has it calls them."""
+"""The module with the policy losses, loaded only in processes that compute them."""
 LOSS_VALUES = {
     "log_prob": "logprobs",
     "old_log_prob": "old_logprobs",
@@ -62,11 +63,11 @@ OF_ROWS = ("uid", "score", "data_source", "reward_model", "extra_info")
 def record_run(
     trainer: Any, path: str | Path, batches: int = 20, looks: int = 3, score: Callable[..., Any] | None = None
 ) -> None:
-    """Record the batches that the actor of RayPPOTrainer, or of 0.9's PPOTrainer, is updated with.
+    """Record the batches on which the actor of RayPPOTrainer, or of 0.9's PPOTrainer, trains.
 
-    ``batches``: how many; of later ones the metrics alone, or the file would grow too large. ``looks``:
-    batches whose log-probs RayPPOTrainer's actor computes once more, before and after the update.
-    ``score``: the function of `custom_reward_function`; it is called up to four more times for each
+    ``batches``: number of batches that are recorded; later ones add only metrics, or the file would grow too
+    large. ``looks``: batches whose log-probs RayPPOTrainer's actor computes again, before and after the
+    update. ``score``: the function of `custom_reward_function`; it is called up to four more times for each
     completion of the first batch.
     """
     writer = _VerlWriter(trainer, Path(path), batches, looks, score)
@@ -76,8 +77,8 @@ def record_run(
 
 
 def record_losses(path: str | Path) -> None:
-    """Record the first calls of the policy loss in this process, a worker's: `run.losses.jsonl` belongs to
-    `run.jsonl`. Only the first process writes.
+    """Record the first calls of the policy loss in this worker's process. The file `run.losses.jsonl` belongs
+    to `run.jsonl`. Only the first process writes.
     """
     record_worker(path, "verl", LOSSES, _watch)
 
@@ -124,7 +125,7 @@ class _VerlWriter:
     def update_actor(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.file.attempt(self._record_rollout, batch)
         result = self.inner(batch, *args, **kwargs)
-        # 0.9 puts its metrics into a dict that it is given; RayPPOTrainer returns them.
+        # verl 0.9's trainer puts its metrics into a dict argument; RayPPOTrainer returns them.
         metrics = [*args, *kwargs.values()] or [result.meta_info["metrics"]]
         self.file.attempt(self._record_update, batch, metrics[0])
         return result
@@ -145,7 +146,7 @@ class _VerlWriter:
         self.file.update(metrics, names, self._logprobs_now(batch))
 
     def _logprobs_now(self, batch: Any) -> Any:
-        """Return the actor's log-probs of a batch; None of a late one, or of one in the transfer queue."""
+        """Return the actor's log-probs of a batch; None for a late one, or one in the transfer queue."""
         if self.file.count >= self.looks or not hasattr(batch, "non_tensor_batch"):
             return None
         return getattr(self.trainer, LOGPROB_METHOD)(batch)[0].batch["old_log_probs"]
@@ -199,6 +200,6 @@ def _without_padding(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _prompts(dataset: Any) -> list[Any]:
-    """Return the prompts of an RLHFDataset; none of another one."""
+    """Return the prompts of an RLHFDataset; none for another kind of dataset."""
     frame = getattr(dataset, "dataframe", None)
     return [] if frame is None else list(frame[dataset.prompt_key])

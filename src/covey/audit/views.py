@@ -1,4 +1,4 @@
-"""`covey show`, `diff` and `rescore` of another framework's run, by the views of covey's own runs."""
+"""`covey show`, `diff` and `rescore` for runs of other frameworks, in the views of covey's own runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show_record(path: Path, step: int | None, group: int | None) -> tuple[ShownR
 
 
 def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
-    """Compare run B with run A, of which one at least is another framework's: settings, curves, problems."""
+    """Compare the settings, curves and problems of runs A and B, at least one of another framework."""
     records = [open_run(path) for path in (a, b)]
     settings = [record.header.settings for record in records]
     names = [n for n in {**settings[0], **settings[1]} if settings[0].get(n) != settings[1].get(n)]
@@ -63,10 +63,10 @@ def difference_of_records(a: Path, b: Path) -> tuple[Mapping[str, object], list[
 
 
 def rescore_record(path: Path, rewards: Rewards, steps: int, say: Say) -> list[RescoredGroup]:
-    """Score the completions of a run's last ``steps`` rollouts again, by the columns of its rows.
+    """Score the completions of a run's last ``steps`` rollouts again, with the columns of its rows.
 
-    A column named like an answer is also the column `answer`. ``say`` is told that thoughts are read by their
-    usual tags. Raises DataError without completions, texts or columns.
+    A column named like an answer is also available as `answer`. ``say`` reports that thoughts are read by
+    their usual tags. Raises DataError if the run lacks completions, texts or columns.
     """
     record = open_run(path)
     if "text" not in record.fields:
@@ -86,14 +86,14 @@ def rescore_record(path: Path, rewards: Rewards, steps: int, say: Say) -> list[R
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, object]:
-    """Return the columns of a completion's row, its answer also by the name that rewards usually ask for."""
+    """Return the columns of a completion's row, with its answer also under the name that rewards expect."""
     columns = dict(row["columns"])
     named = next((columns[name] for name in ANSWERS if name in columns), None)
     return columns if named is None else {"answer": named, **columns}
 
 
 def _rewards(record: AuditRecord) -> dict[str, float]:
-    """Return the text of each prompt -> the mean reward of its completions."""
+    """Return the mean reward of each prompt's completions by the prompt's text."""
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for row in log_of(Path(), record, record.rollouts).rows:
         if row["reward"] is not None:
@@ -124,6 +124,6 @@ def with_prompts_of_first(means: Sequence[Mapping[str, float]]) -> tuple[dict[st
 
 
 def _contains(first: str, second: str) -> bool:
-    """Return whether one text is in the other, and does not begin or end within a word or number there."""
+    """Return whether one text contains the other as whole words and numbers."""
     short, long = sorted((first.strip(), second.strip()), key=len)
     return bool(short) and re.search(rf"(?<!\w){re.escape(short)}(?!\w)", long) is not None

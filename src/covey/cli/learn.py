@@ -34,7 +34,7 @@ def command_lab(
     """Open an interactive page on GRPO: enter rewards and see advantages, by the library's own functions.
 
     :param runs: Runs whose groups can be opened, as for `covey ui`.
-    :param port: On 127.0.0.1; 0 takes any that is free.
+    :param port: Port on 127.0.0.1; 0 takes any free one.
     :param static: Write a copy with the worked examples into this folder instead; it needs no server.
     """
     if static is not None:

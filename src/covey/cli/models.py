@@ -95,8 +95,8 @@ def command_serve(
     """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
 
     :param model: A folder or hub id.
-    :param host: Address to listen on; others than this machine need a token, in COVEY_TOKEN.
-    :param port: 0 takes a free one.
+    :param host: Address to listen on. If other machines can reach it, set a token in COVEY_TOKEN.
+    :param port: Port to listen on; 0 takes any free one.
     :param weights: Folder with new weights, from which the server updates itself: a run's `sync`.
     :param name: Name of the model for callers; by default the folder's name.
     :param tinker: Speak Tinker's protocol: clients train adapters, kept in the folder of --output.

@@ -65,7 +65,7 @@ class RunFlags:
     """Command-line options that are not part of the config."""
 
     max_minutes: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
-    """End after this long with the state saved (exit code 75)."""
+    """Save the state and end after this many minutes (exit code 75)."""
     strict: bool = False
     """Refuse a damaged checkpoint, or anything else that would not continue exactly."""
     inject: str = ""

@@ -26,9 +26,9 @@ def command_show(
 ) -> int:
     """Show a run in the terminal: its course, the groups of a STEP, or all completions of a GROUP.
 
-    :param run: Its folder; of several stages, the last one's is taken. Or whatever `covey audit` reads.
+    :param run: The run's folder; of several stages, the last one is shown. Or whatever `covey audit` reads.
     :param step: Counted from 0.
-    :param group: Its number in the step.
+    :param group: Number of the group in the step.
     """
     from covey.audit.sources import is_foreign
     from covey.insight import show
@@ -51,7 +51,7 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Find what went wrong in a run and the setting that helps, or explain a setting, metric or finding.
 
     :param what: The folder of a run, or a file that `covey audit` reads; or a setting or section such
-        as train.lr, a metric such as kl/start, a function of the algorithm, a finding, or a name of TRL's;
+        as train.lr, a metric such as kl/start, a function of the algorithm, a finding, or a TRL name;
         without it every setting is listed.
     """
     from covey.audit.sources import is_foreign
@@ -94,7 +94,7 @@ def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
     """Compare two runs: settings, curves, and the problems that both have seen, with intervals.
 
     :param a: Folder of a run, or whatever `covey audit` reads.
-    :param b: That of the other; differences are B's less A's.
+    :param b: The other run; differences are B minus A.
     """
     from covey.audit.sources import is_foreign
 
@@ -148,9 +148,9 @@ def command_diagnose(
 def command_audit(run: Path, *, as_json: Json = False) -> int:
     """Find mistakes in a run of any framework: masks, log-probs, advantages, rewards, loss.
 
-    All of it is computed again from the trainer's records. Exit code 1 if a severe mistake was found.
+    covey computes all of these again from the trainer's record. Exit code 1 if it finds a severe mistake.
 
-    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one of TRL's trainer), an output
+    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one for TRL), an output
         folder of TRL, prime-rl or covey, `trainer_state.json`, verl's rollout dumps, or a log: an export of
         Weights & Biases (CSV, JSON), an event file of TensorBoard, trackio's database.
     """
@@ -187,10 +187,10 @@ def command_pairs(
     """Write preference pairs from a run's completions: the best of each group against the worst.
 
     :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
-    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it; by default
+    :param output: The file to write, one pair per line, as `method: dpo` and TRL read it; by default
         `pairs.jsonl` in the run's folder.
     :param margin: Least difference of the two rewards.
-    :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
+    :param per_problem: Most pairs per group: the best against the worst, then the next of each.
     """
     from covey.runs.examples import write_pairs
 
@@ -233,8 +233,8 @@ def command_ui(
     """Look at runs in a browser: live curves, groups, completions token by token.
 
     :param runs: The folder of a run, or one with runs in it; or whatever `covey audit` reads, and a folder of
-        its records, also while they are written.
-    :param port: On 127.0.0.1; 0 takes any that is free.
+        its records, even while they are being written.
+    :param port: Port on 127.0.0.1; 0 takes any free one.
     :param read_only: No run can be tagged or deleted from the pages.
     """
     tell(as_json, [f"pages of {runs}: loading ..."])

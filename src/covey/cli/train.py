@@ -63,7 +63,10 @@ def command_demo(
 def command_train(
     config: Path, *settings: Settings, flags: RunFlags = NO_FLAGS, as_json: Json = False
 ) -> int:
-    """Train by a YAML file. After an interruption the same command continues."""
+    """Train as a YAML file says. After an interruption, the same command continues.
+
+    :param config: A YAML file.
+    """
     return _train(_start(config, settings), flags, as_json)
 
 
@@ -148,7 +151,7 @@ def command_launch(
 ) -> int:
     """Write the files that start a run on several devices or machines: for torchrun, Slurm and Ray.
 
-    :param config: A YAML file; its `launch` has the numbers of processes a machine and of all samplers.
+    :param config: A YAML file; its `launch` gives the number of processes per machine and of all samplers.
     :param print_: Print them instead.
     :param nodes: Number of machines.
     :param output: Folder for the files.

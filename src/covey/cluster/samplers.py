@@ -22,7 +22,7 @@ from covey.models.policy import Policy, save_policy
 from covey.runs.atomic import committed_folder
 from covey.sampling.server_client import SHORT_TIMEOUT
 from covey_verify.errors import ConfigError
-from covey_verify.web import MOST_MESSAGE, StatusError, TooLong, ask
+from covey_verify.web import MAX_MESSAGE, StatusError, TooLong, ask
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -169,7 +169,7 @@ class PlacedSamplers:
         except RayError as error:
             raise OSError(ray_message(error)) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise StatusError(status, text[:MOST_MESSAGE].decode(errors="replace"))
+            raise StatusError(status, text[:MAX_MESSAGE].decode(errors="replace"))
         if len(text) > largest:
             raise TooLong(f"the reply has more than {largest} bytes")
         return json.loads(text) if text.strip() else None

@@ -53,7 +53,7 @@ from covey_verify.errors import ConfigError, CoveyError
 
 STEPS = 10
 """Smallest number of steps of a trial, unless the user says otherwise."""
-LONGEST_NAME = 80
+MAX_NAME_LENGTH = 80
 """Characters of a folder's name before it is shortened."""
 LINKED = ("rollouts", "checkpoints")
 """Folders of a run whose files nobody changes in place."""
@@ -88,7 +88,7 @@ class Plan:
         if change is None:
             return self.home / UNCHANGED
         name = change.line.replace(": ", "=")
-        plain = re.sub(r"[^\w.+=-]+", "_", name)[:LONGEST_NAME]
+        plain = re.sub(r"[^\w.+=-]+", "_", name)[:MAX_NAME_LENGTH]
         # A name that lost characters gets a hash, so that two changes never share a folder.
         digest = "" if plain == name else f",{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         return self.home / f"{plain}{digest}"

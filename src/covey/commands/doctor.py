@@ -11,14 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from covey.system.machine import MOST_THREADS, asked_threads, available_memory, available_threads
+from covey.system.machine import MAX_THREADS, asked_threads, available_memory, available_threads
 from covey.types import VERSION
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.machine import available_cpus, processor_name
 
-LEAST_MEMORY = 2e9
+MIN_MEMORY = 2e9
 """Bytes of memory that the demo needs."""
-LEAST_DISK = 1e9
+MIN_DISK = 1e9
 """Bytes of disk for a few checkpoints of a small model."""
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = {"peft": "lora", "sympy": "math", "trl": "bench"}
@@ -146,7 +146,7 @@ def threads() -> Diagnosis:
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.strip() and asked_threads() is None:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
-        fault = f"OMP_NUM_THREADS={setting:.30} is not a number from 1 to {MOST_THREADS}, so it is ignored"
+        fault = f"OMP_NUM_THREADS={setting:.30} is not a number from 1 to {MAX_THREADS}, so it is ignored"
         return Diagnosis("threads", "WARN", f"{words}; {fault}", step)
     if count > cpus:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
@@ -169,7 +169,7 @@ def memory() -> Diagnosis:
     except (OSError, StopIteration):
         pass
     space = f"{free / 1e9:.1f} GB free of {limit / 1e9:.1f}"
-    if free < LEAST_MEMORY:
+    if free < MIN_MEMORY:
         return Diagnosis("memory", "WARN", space, "close other programs; the demo needs about 1 GB")
     return Diagnosis("memory", "OK", space)
 
@@ -183,7 +183,7 @@ def disk() -> Diagnosis:
         )
     free = shutil.disk_usage(folder).free
     space = f"{free / 1e9:.1f} GB free in {folder}"
-    if free < LEAST_DISK:
+    if free < MIN_DISK:
         return Diagnosis(
             "disk", "WARN", space, "free some space, or set --output to a folder on another disk"
         )

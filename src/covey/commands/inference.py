@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from covey.rollouts.learned import rewards_of
 from covey.runs.arithmetic import arithmetic_notes, compute_as_run, source_run
 from covey.runs.estimates import Evaluation
 from covey.runs.reader import retry_with_newest
-from covey.sampling.base import SamplingParams
+from covey.sampling.base import SamplerMonitor, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import EncodedProblem, dropped_rows, encode, texts_of
@@ -27,6 +27,7 @@ from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
 from covey.system.text import Say
+from covey.tasks.files import check_characters
 from covey.tasks.source import Source, load_test_source
 from covey.training.evaluation import evaluate_by
 from covey.types import Problem
@@ -81,13 +82,24 @@ def evaluate_once(resolved: ResolvedConfig, console: RunConsole) -> Evaluation:
         ):
             warn(note)
         rewards = replace(rewards, reader=reader_by(policy))
-        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer_running=console.fewer_running)
+        sampler = LocalSampler(policy, config.rollout.max_running, monitor=ConsoleMonitor(console))
         console.begin("evaluating", 1)
         try:
             speaker = with_tools(sampler, policy, toolbox)
             return evaluate_by(resolved, problems, speaker, rewards, console.show_sampling)
         finally:
             console.end()
+
+
+@dataclass(frozen=True)
+class ConsoleMonitor(SamplerMonitor):
+    """Shows on the console that memory ran out."""
+
+    console: RunConsole
+
+    def fewer_running(self, running: int) -> None:
+        """Show how many completions run at once from now on."""
+        self.console.fewer_running(running)
 
 
 def one_answer_each(
@@ -124,7 +136,7 @@ def sample_once(
     """Return ``n`` completions of each prompt by a config's model; arguments as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
-    _check_request(prompts, n, max_tokens, temperature)
+    _check_request(prompts, system, n, max_tokens, temperature)
     messages = [_chat(text, system) if chat else text for text in prompts]
     template = chat_template_kwargs or {}
     problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, messages, strict=True)]
@@ -158,7 +170,7 @@ def _chat(text: str, system: str) -> Messages:
     return [*before, {"role": "user", "content": text}]
 
 
-def _check_request(prompts: Sequence[str], n: int, max_tokens: int, temperature: float) -> None:
+def _check_request(prompts: Sequence[str], system: str, n: int, max_tokens: int, temperature: float) -> None:
     if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
         raise ConfigError(
             f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: n and max_tokens must be at "
@@ -168,6 +180,13 @@ def _check_request(prompts: Sequence[str], n: int, max_tokens: int, temperature:
         raise ConfigError("prompts must be a list of texts, not one text")
     if not prompts:
         raise ConfigError("prompts is empty; give at least one")
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise ConfigError(
+                f"prompts: {str(prompt)[:60]!r} is a {type(prompt).__name__}, not a text. Of a chat, give "
+                "the user's message with chat=True, and the system message as system"
+            )
+    check_characters([*prompts, system], "prompts")
 
 
 def _encode(policy: Policy, problem: Problem, max_tokens: int) -> np.ndarray:

@@ -59,9 +59,9 @@ STOPPING = "stopping; the results so far will be shown. {} stops at once and sho
 """The answer to Ctrl-C. The name of a second Ctrl-C goes between the braces."""
 SLOW_SAMPLES = 4
 """Completions of a problem if the model is slow."""
-FEWEST_SAMPLES = 8
+MIN_SAMPLES = 8
 """Completions of a problem if the run's groups are smaller than this."""
-MOST_SAMPLES = 16
+MAX_SAMPLES = 16
 """Completions of a problem if the run's groups are larger than this."""
 
 
@@ -145,7 +145,7 @@ def _group_sizes(extent: Extent, size: int) -> range:
     """Return the numbers of completions that a problem may get."""
     if extent.samples is not None:
         return range(extent.samples, extent.samples + 1)
-    most_samples = min(MOST_SAMPLES, max(FEWEST_SAMPLES, size))
+    most_samples = min(MAX_SAMPLES, max(MIN_SAMPLES, size))
     return range(most_samples if extent.groups else SLOW_SAMPLES, most_samples + 1)
 
 

@@ -29,10 +29,10 @@ from covey.types import Completion, Group, Problem
 T = TypeVar("T")
 TIMED_COMPLETIONS = 16
 """Number of completions on which each reward is timed alone."""
-MOST_CONTINUED = 16
+MAX_CONTINUED = 16
 """Truncated completions that are continued, at most."""
-FEWEST_CONTINUED = 4
-MOST_REREAD = 48
+MIN_CONTINUED = 4
+MAX_REREAD = 48
 """Most completions whose answers the verdict gets in other forms."""
 SLOW_VERDICT_SECONDS = 0.02
 """Seconds per completion beyond which a verdict does not get them."""
@@ -156,7 +156,7 @@ def reread_answers(
         for c, ok in zip(g.completions, g.correct, strict=True)
         if not ok
     ]
-    rejected = _spread(rejected, MOST_REREAD)
+    rejected = _spread(rejected, MAX_REREAD)
     scorer = Scorer(pilot.run.rewards)
 
     def paid(problem: Problem, completion: Completion) -> AnswerVariant | None:
@@ -187,7 +187,7 @@ def continue_truncated(pilot: Pilot, samples: SampledGroups, seconds: float) -> 
     limit = config.rollout.max_tokens
     # As many tokens as fit, at the pace of the groups.
     room = seconds / (samples.seconds / max(sampled_tokens(samples.groups), 1))
-    truncated = _some_truncated(samples.groups, most=max(FEWEST_CONTINUED, int(room / limit)))
+    truncated = _some_truncated(samples.groups, most=max(MIN_CONTINUED, int(room / limit)))
     longest = max(len(group.prompt) for group, _ in truncated) + limit
     more = min(limit, int(room / len(truncated)), pilot.run.learner.network.context - longest)
     if more < limit / 4 or config.rollout.tools is not None:
@@ -211,7 +211,7 @@ def _continue(pilot: Pilot, truncated: Sequence[tuple[Group, int]], more: int) -
         prefixes[stream] = (completion, len(completion.tokens) - 1)
     params = replace(sampling_params(config.rollout), max_tokens=more)
     sampler = PrefixSampler(pilot.run.sampler, prefixes, pilot.run.rewards.reader.decode)
-    return score_all(requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.on_sample)
+    return score_all(requests, sampler, params, Scorer(pilot.run.rewards), pilot.run.monitor.on_sample)
 
 
 def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int]]:
@@ -222,7 +222,7 @@ def _some_truncated(groups: Sequence[Group], most: int) -> list[tuple[Group, int
         for sample, completion in enumerate(group.completions)
         if completion.finish == "length"
     ]
-    truncated = _spread(truncated, MOST_CONTINUED)
+    truncated = _spread(truncated, MAX_CONTINUED)
     return truncated[:: max(1, len(truncated) // most)]
 
 

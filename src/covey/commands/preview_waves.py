@@ -22,7 +22,7 @@ from covey.training.run import Run
 from covey.types import Group
 
 FIRST_WAVE_PROBLEMS = 2
-SHORTEST_COMPLETION = 16
+MIN_COMPLETION = 16
 """Tokens of a completion that are sampled however slow the model is."""
 MAX_SLOWDOWN = 2.0
 """Times that the first wave may take its seconds if all completions have the full length."""
@@ -146,7 +146,7 @@ def _fit_samples(group_sizes: range, limit: int, room: float) -> tuple[int, int]
     fits = room * group_sizes[-1] / limit
     count = max(group_sizes[0], min(group_sizes[-1], int(fits)))
     if fits < NEARLY_FULL_FRACTION * count:
-        limit = min(limit, max(SHORTEST_COMPLETION, int(limit * fits / count)))
+        limit = min(limit, max(MIN_COMPLETION, int(limit * fits / count)))
     return count, limit
 
 
@@ -208,7 +208,7 @@ def _draw_groups(
     """Yield the groups of problems in the order in which they are complete."""
     params = replace(sampling_params(pilot.config.rollout), temperature=temperature, max_tokens=limit)
     requests = [GroupRequest(_request(pilot, p, group_size), scorer) for p in problems]
-    for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.on_sample):
+    for _, pending in GroupSampler(pilot.run.sampler, params)(requests, pilot.run.monitor.on_sample):
         yield with_credit(pending.scoring.result(), pilot.run.resolved.algorithm.credit)
 
 

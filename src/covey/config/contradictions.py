@@ -44,6 +44,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
         _kl_problems(algorithm),
         _bound_problems(algorithm),
         _token_problems(algorithm),
+        _mean_problems(algorithm),
         _critic_problems(algorithm),
     )
     return [message for rule in rules for message in rule]
@@ -349,6 +350,17 @@ def _token_problems(algorithm: Algorithm) -> Iterator[str]:
         )
     if algorithm.select_tokens is not None and "selected" not in algorithm.needs:
         yield "algorithm.select_tokens marks tokens that nothing reads: add token_weights or remove it"
+
+
+def _mean_problems(algorithm: Algorithm) -> Iterator[str]:
+    advantage = algorithm.advantage
+    absent = [name for name in ("decay", "by") if name not in advantage.all_settings]
+    if "running_mean" in advantage.needs and absent:
+        yield (
+            f"algorithm.advantage {advantage.name} needs running_mean, but has no setting "
+            f"{' and '.join(absent)}. Add keyword-only parameters that say which mean it gets, for example "
+            "decay=0.95, by=None"
+        )
 
 
 def _critic_problems(algorithm: Algorithm) -> Iterator[str]:

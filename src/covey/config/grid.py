@@ -15,9 +15,9 @@ from covey.config.start import Start
 from covey.system.processes import started_together
 from covey_verify.errors import ConfigError
 
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 """Largest number of runs in a sweep."""
-LONGEST_NAME = 150
+MAX_NAME_LENGTH = 150
 """Characters from which on the name of a folder is shortened."""
 OWN_KEYS = {
     "seed": "use --seeds N; every combination gets the same N seeds",
@@ -114,10 +114,10 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     choices = swept_settings(sets)
     base = start.load().config
     cells = list(product(*(c.values for c in choices)))
-    if seeds < 1 or len(cells) * seeds > MOST_RUNS:
+    if seeds < 1 or len(cells) * seeds > MAX_RUNS:
         raise ConfigError(
             f"--seeds {seeds} with {len(cells)} combinations: give at least 1 seed and at most "
-            f"{MOST_RUNS:,} runs"
+            f"{MAX_RUNS:,} runs"
         )
     if base.launch.processes > 1 or started_together():
         raise ConfigError(
@@ -149,7 +149,7 @@ def _folder_name(choices: Sequence[SweepAxis], cell: Sequence[str], seed: int) -
     name = ",".join(f"{key}={value}" for key, value in (*named, ("seed", seed)))
     # A name that lost characters or is too long gets a hash, so that it stays unique.
     complete = list(cell) == [slug for _, slug in named]
-    if not complete or len(name) > LONGEST_NAME:
+    if not complete or len(name) > MAX_NAME_LENGTH:
         digest = hashlib.sha256("\0".join(cell).encode()).hexdigest()[:8]
-        name = f"{name[:LONGEST_NAME]},{digest},seed={seed}"
+        name = f"{name[:MAX_NAME_LENGTH]},{digest},seed={seed}"
     return name

@@ -58,7 +58,7 @@ class RowsObject(PythonObject):
         super().__init__(f"{len(self.rows)} rows")
 
 
-MOST_STREAMED = 1_000_000
+MAX_STREAMED = 1_000_000
 """Largest number of rows that are read from an iterator, which may be endless."""
 
 
@@ -72,10 +72,10 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object]:
         return [{name: _cell(value) for name, value in row.items()} for row in rows.to_dict(orient="records")]
     if hasattr(rows, "__len__"):
         return list(rows)
-    items = list(islice(rows, MOST_STREAMED + 1))
-    if len(items) > MOST_STREAMED:
+    items = list(islice(rows, MAX_STREAMED + 1))
+    if len(items) > MAX_STREAMED:
         raise ConfigError(
-            f"{key}: the iterator has more than {MOST_STREAMED:,} rows and may be endless. Give as many "
+            f"{key}: the iterator has more than {MAX_STREAMED:,} rows and may be endless. Give as many "
             "as the run needs, as itertools.islice(rows, 10_000), or write the rows to a file"
         )
     return items

@@ -42,7 +42,7 @@ from covey.config.section import (
     StepsOrZero,
     setting,
 )
-from covey.system.machine import MOST_THREADS
+from covey.system.machine import MAX_THREADS
 from covey_verify.types import Fraction, NonNegative, OpenFraction, Positive
 from covey_verify.web import plain_address
 
@@ -399,7 +399,7 @@ class Config(Section):
         0,
         "CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use.",
         ge=0,
-        le=MOST_THREADS,
+        le=MAX_THREADS,
         resume="safe",
     )
     data: Data = setting(Data(), resume="refused", read_by=ALL)

@@ -39,9 +39,6 @@ def trl_fields(config: str) -> Fields:
 
 DEFAULTS: Mapping[str, object] = {name: default for name, (_, default) in trl_fields("GRPOConfig").items()}
 """GRPOConfig's defaults."""
-OF_SCRIPTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
-CHECKED_IN = frozenset(DEFAULTS).union(*(trl_table(name) for name in OF_SCRIPTS))
-"""All names of GRPOConfig, and of the configs that scripts have besides."""
 
 SAME: Mapping[str, str] = {name: row.key for row in schema_rows() for name in row.setting.trl_names}
 """TRL's name -> the setting with the same meaning, to which it is renamed with a note."""

@@ -9,7 +9,7 @@ from covey.config import trl
 
 LIKELY = 0.7
 """Least similarity of two names, 0 to 1, with which one is suggested for the other."""
-MOST_GUESSES = 3
+MAX_GUESSES = 3
 
 
 def explain_unknown(path: str, value: object, keys: Sequence[str], kind: str = "setting") -> str:
@@ -33,14 +33,14 @@ def suggestion(names: Sequence[str]) -> str:
     """Return '; did you mean a, b or c?', or '' without names."""
     if not names:
         return ""
-    *others, last = names[:MOST_GUESSES]
+    *others, last = names[:MAX_GUESSES]
     choice = f"{', '.join(others)} or {last}" if others else last
     return f"; did you mean {choice}?"
 
 
 def near(word: str, candidates: Sequence[str], likely: float = LIKELY) -> list[str]:
     """Return similar names, the most similar first. Names that are clearly less similar are left out."""
-    names = get_close_matches(word, candidates, n=MOST_GUESSES, cutoff=likely)
+    names = get_close_matches(word, candidates, n=MAX_GUESSES, cutoff=likely)
     similarity = {name: SequenceMatcher(a=name, b=word).ratio() for name in names}
     return [name for name in names if similarity[name] > similarity[names[0]] - 0.1]
 

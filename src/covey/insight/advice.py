@@ -6,12 +6,11 @@ import numpy as np
 
 from covey.insight.answers import Advice, habits, quote_completion
 from covey.insight.odds import reward_counts, tie_chances
-from covey.insight.preview import MANY_TRUNCATED, MOST_DEAD, Longer, Preview
+from covey.insight.preview import MANY_TRUNCATED, MAX_DEAD, Longer, Preview
 from covey.objective.diagnostics import sampled_entropy
-from covey.objective.texts import answers_inside, short_answer
+from covey.objective.texts import answers_inside
 from covey.runs.estimates import Estimate, gain
 from covey.system.text import percent
-from covey_verify.extract import NUMBER
 
 MUCH_UNREAD = 0.2
 """Completions with the correct answer in the text, minus correct ones and ones with another's answer."""
@@ -84,7 +83,7 @@ def _unread_answers(preview: Preview) -> Advice | None:
     if containing < by_chance + rate + MUCH_UNREAD:
         return None
     reader = "a verdict that reads it"
-    if all(NUMBER.fullmatch(short_answer(group)) for group in groups if short_answer(group)):
+    if rates.get("text/reference_number") == 1:
         reader += ", such as rewards: [{math_answer: {rule: last_number}}]"
     return Advice(
         f"{percent(containing)} of the completions contain the correct answer, and {percent(rate)} are "
@@ -103,13 +102,13 @@ def _limit(preview: Preview) -> Advice | None:
     looping = float(np.mean([_loops(c.tokens) for c in texts]))
     ended = preview.ended
     finding = f"{percent(fraction)} are truncated at {limit} tokens"
-    if looping > MOST_DEAD:
+    if looping > MAX_DEAD:
         finding += f", and {percent(looping)} of these repeat themselves, so more tokens would not help"
     if len(ended):
         finding += f". 90 % of the others needed at most {np.quantile(ended, 0.9):.0f}"
     else:
         finding += ". None ended by itself: perhaps the end token is never produced"
-    if looping > MOST_DEAD:
+    if looping > MAX_DEAD:
         return Advice(finding, _instead(preview), quote_completion(texts[0].text))
     if preview.longer is None:
         return Advice(finding, f"rollout.max_tokens {2 * limit}", quote_completion(texts[0].text))
@@ -210,7 +209,7 @@ def _one_text(preview: Preview) -> Advice | None:
     """Advise a larger temperature if the completions of most groups are one text, and not all are correct."""
     groups = preview.samples.groups
     copies = sum(g.dead and len({c.text for c in g.completions}) == 1 for g in groups)
-    if copies <= MOST_DEAD * len(groups) or preview.pass_rate().value > 0.95:
+    if copies <= MAX_DEAD * len(groups) or preview.pass_rate().value > 0.95:
         return None
     finding = f"in {copies} of {len(groups)} groups all completions are identical"
     is_cold = preview.stage.config.rollout.temperature < 1
@@ -221,16 +220,16 @@ def _one_text(preview: Preview) -> Advice | None:
 def _size(preview: Preview) -> Advice | None:
     """Advise the smallest group size with enough live groups, or say why none has."""
     dead_share = preview.dead(preview.group_size)
-    if dead_share.value <= MOST_DEAD:
+    if dead_share.value <= MAX_DEAD:
         return None
     rate = preview.pass_rate().value
     finding = f"{dead_share} of the groups of {preview.group_size} are dead"
     # Larger groups are dead less often; the smallest of them is the cheapest.
-    sufficient = [n for n in SIZES if n > preview.group_size and preview.dead(n).value <= MOST_DEAD]
+    sufficient = [n for n in SIZES if n > preview.group_size and preview.dead(n).value <= MAX_DEAD]
     if sufficient and preview.promise != "no":
         comparison = f"{finding}, against {preview.dead(sufficient[0])} of groups of {sufficient[0]}"
         return Advice(comparison, f"rollout.group_size {sufficient[0]}")
-    if rate > MOST_DEAD:
+    if rate > MAX_DEAD:
         return Advice(f"{finding} because all answers are correct", "harder problems")
     if rate > 0 or preview.promise != "no":
         return Advice(
@@ -247,7 +246,7 @@ def _size(preview: Preview) -> Advice | None:
 def _loops(tokens: np.ndarray) -> bool:
     """Whether most windows of ``LOOP`` tokens occurred before in the text: it loops."""
     windows = [tuple(tokens[i : i + LOOP].tolist()) for i in range(len(tokens) - LOOP + 1)]
-    return bool(windows) and len(set(windows)) < (1 - MOST_DEAD) * len(windows)
+    return bool(windows) and len(set(windows)) < (1 - MAX_DEAD) * len(windows)
 
 
 def _round_up(tokens: float) -> int:

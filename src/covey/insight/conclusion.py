@@ -15,7 +15,7 @@ from covey.runs.reader import conclusion_record
 from covey.system.text import duration, percent
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
-SMALLEST_GAIN = 0.05
+MIN_GAIN = 0.05
 """An interval within this distance of zero is evidence of no learning."""
 ACCURACIES = ("greedy", "sampled")
 ONE_CLAIM = 2.2414
@@ -88,7 +88,7 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
     """Judge by the reward, if neither accuracy has clearly changed."""
     reward = changes["reward"]
     # Both ends of both intervals are near 0: not only no proof of a change, but proof of none that matters.
-    is_still = all(max(-changes[n].low, changes[n].high) < SMALLEST_GAIN for n in ACCURACIES)
+    is_still = all(max(-changes[n].low, changes[n].high) < MIN_GAIN for n in ACCURACIES)
     if reward.high < 0:
         return "got worse", f"; the reward fell by {-reward}"
     if reward.low > 0 and (_is_saturated(before, after) or not is_still):

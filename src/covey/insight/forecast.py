@@ -129,10 +129,20 @@ def pace_at(paces: Mapping[int, float], width: int) -> float:
     """Return the seconds per token of ``width`` completions at once, from those of other widths.
 
     With B completions a token takes about a / B + b seconds, because B completions read the weights once.
-    Beyond the widths that were measured, the nearest one counts.
+    This also holds beyond the widths that were measured. But more completions never take less time
+    together, nor more time each, than fewer.
     """
-    widths = sorted(paces, reverse=True)
-    return float(np.interp(1 / width, [1 / w for w in widths], [paces[w] for w in widths]))
+    widths = sorted(paces, key=lambda measured: 1 / measured)
+    nearest = min(widths, key=lambda measured: abs(1 / measured - 1 / width))
+    pace = paces[nearest]
+    if len(widths) > 1:
+        # The two measured widths around this one, or else the two on its side.
+        place = int(np.searchsorted([1 / w for w in widths], 1 / width).clip(1, len(widths) - 1))
+        wide, narrow = widths[place - 1 : place + 1]
+        slope = (paces[narrow] - paces[wide]) / (1 / narrow - 1 / wide)
+        pace = paces[wide] + slope * (1 / width - 1 / wide)
+    lowest, highest = sorted((paces[nearest], paces[nearest] * nearest / width))
+    return min(highest, max(lowest, pace))
 
 
 def seconds_text(seconds: float) -> str:

@@ -21,11 +21,11 @@ from covey.runs.estimates import Estimate, wilson
 from covey.system.text import percent
 from covey.types import Completion, Group
 
-MOST_DEAD = 0.5
+MAX_DEAD = 0.5
 """Fraction of dead groups above which more than half of the sampling is wasted."""
 FEW_LIVE = 2.0
 """Least number of live groups in a step: with fewer, its gradient is the accident of one problem."""
-MOST_UNFINISHED = 0.5
+MAX_UNFINISHED = 0.5
 """Fraction of unfinished completions above which the finished ones prove nothing."""
 MANY_TRUNCATED = 0.1
 """Fraction of truncated completions above which it matters what would have become of them."""
@@ -172,7 +172,7 @@ class Preview:
     @property
     def unfinished(self) -> bool:
         """Whether most completions could not be awaited, so that their rewards mean nothing."""
-        return self.samples.limit is not None and float(self.truncated.mean()) > MOST_UNFINISHED
+        return self.samples.limit is not None and float(self.truncated.mean()) > MAX_UNFINISHED
 
     @cached_property
     def length(self) -> float:
@@ -199,7 +199,7 @@ class Preview:
             return "no"
         live = 1 - self.dead(self.group_size).value
         enough = self.stage.config.rollout.prompts_per_step * live >= FEW_LIVE
-        return "yes" if enough and live >= 1 - MOST_DEAD else "barely"
+        return "yes" if enough and live >= 1 - MAX_DEAD else "barely"
 
     @cached_property
     def work(self) -> Workload:

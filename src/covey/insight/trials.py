@@ -64,7 +64,7 @@ LEARNING_RATES: tuple[Remedy, ...] = (
     much_larger_lr(1000),
 )
 """Other learning rates, which are tried in any case."""
-MOST_CHANGES = 8
+MAX_CHANGES = 8
 """Largest number of changes that are tried, unless the user names them."""
 RANGE = "out of range"
 """The reason for a trial of a setting that is far from usual values."""
@@ -104,7 +104,7 @@ class Change(NamedTuple):
 def changes_worth_trying(
     stage: Path, findings: Sequence[Finding], setting: SettingOf, seed: int
 ) -> list[Change]:
-    """Return at most ``MOST_CHANGES`` changes: remedies of the findings, settings out of range, learning
+    """Return at most ``MAX_CHANGES`` changes: remedies of the findings, settings out of range, learning
     rates, and another order of the data.
     """
     metrics = read_numbers(stage, "metrics.jsonl")
@@ -122,7 +122,7 @@ def changes_worth_trying(
             reasons.setdefault(line, reason)
     changes = [Change(line, reason) for line, reason in reasons.items()]
     other_order = Change(yaml_line("seed", seed + 1), CHANCE)
-    return [*changes[: MOST_CHANGES - 1], other_order]
+    return [*changes[: MAX_CHANGES - 1], other_order]
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,19 @@ class Trainable(Protocol):
 M = TypeVar("M", bound=Trainable)
 
 
+class LearnerMonitor:
+    """Callbacks for what follows a learner's work. The base class does nothing."""
+
+    def micro_batch_begins(self) -> None:
+        """Called before each micro-batch; it may raise to stop."""
+
+    def micro_batch_halved(self, tokens: int) -> None:
+        """Called with the new micro-batch size after memory ran out."""
+
+    def out_of_memory(self, tokens: int) -> None:
+        """Called with the size for a new start, if one of several processes cannot continue."""
+
+
 class Learner(Generic[M]):
     """The weights under training and their optimizer.
 
@@ -113,6 +126,7 @@ class Learner(Generic[M]):
         *,
         head: nn.Module | None = None,
         pace: float = 1.0,
+        monitor: LearnerMonitor | None = None,
     ) -> None:
         """``head`` learns at ``pace`` times the rate."""
         if world_size() > 1:
@@ -127,12 +141,7 @@ class Learner(Generic[M]):
         """Optimizer steps that moved the weights."""
         self.micro_tokens = train.tokens_per_micro_batch
         """Tokens in the model at once; halved when memory runs out."""
-        self.on_micro_batch: Callable[[], None] = lambda: None
-        """Called before each micro-batch; it may raise to stop."""
-        self.on_micro_batch_halved: Callable[[int], None] = lambda _: None
-        """Called with the new micro-batch size after memory ran out."""
-        self.on_out_of_memory: Callable[[int], None] = lambda _: None
-        """Called with the size for a new start, if one of several processes cannot continue."""
+        self.monitor = monitor or LearnerMonitor()
         self.activations = Activations()
 
     @torch.no_grad()
@@ -148,7 +157,7 @@ class Learner(Generic[M]):
         rows = torch.zeros(len(TokenOutputs._fields), *batch.mask.shape)
         for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=world_size()):
             # An error in one process is raised on all of them here, before they would wait for it.
-            run_on_all(self.on_micro_batch)
+            run_on_all(self.monitor.micro_batch_begins)
             # No row is left out here, so a micro-batch is a run of consecutive rows.
             longest = micro.packed.place.shape[1]
             span = slice(micro.numbers[0], micro.numbers[-1] + 1)
@@ -198,7 +207,7 @@ class Learner(Generic[M]):
             rank=rank(),
             processes=world_size(),
         ):
-            run_on_all(self.on_micro_batch)
+            run_on_all(self.monitor.micro_batch_begins)
             micro = replace(piece, packed=piece.packed.to(self.network.device))
             reference = self.reference if requires.reference else None
             compared = reference.hidden_and_head(micro.packed) if reference is not None else None
@@ -302,7 +311,7 @@ class Learner(Generic[M]):
 
     def _begin_again(self) -> RestartRequired:
         half = max(1, self.micro_tokens // 2)
-        self.on_out_of_memory(half)
+        self.monitor.out_of_memory(half)
         return RestartRequired(
             "out of memory in the middle of a micro-batch, for which other processes wait. From the last "
             f"checkpoint the run continues with micro-batches of {half} tokens"
@@ -319,4 +328,4 @@ class Learner(Generic[M]):
             )
         self.micro_tokens //= 2
         torch.cuda.empty_cache()
-        self.on_micro_batch_halved(self.micro_tokens)
+        self.monitor.micro_batch_halved(self.micro_tokens)

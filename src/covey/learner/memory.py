@@ -13,8 +13,9 @@ import torch
 from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.models.load import device_memory
-from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS, chunk_logits
+from covey.models.logprobs import CHUNK_LOGITS, chunk_logits, rows_at_once
 from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
+from covey.system.allocator import give_back_freed_memory
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
     if recompute:
         temporaries += _layer_numbers(shape)
     if shape.compiled:
-        logits = min(tokens, max(FEWEST_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
+        logits = rows_at_once(tokens, shape.vocabulary) * shape.vocabulary
     else:
         logits = 4 * min(tokens * shape.vocabulary, shape.chunk_logits)
     bytes_per_token = token_bytes(shape, recompute) + temporaries * shape.bytes_each
@@ -150,7 +151,7 @@ class Load(NamedTuple):
     """The completions of a step, or of an evaluation."""
 
     requests: int
-    """Number of prompts, a prompt of both sampled and greedy completions twice."""
+    """Number of prompts."""
     completions: int
 
 
@@ -210,7 +211,7 @@ def largest_step(
     longest = max(prompts, default=0)
     rollout = config.rollout
     evaluated = min(config.eval.problems, held_out)
-    loads = [Load(2 * evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
+    loads = [Load(evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
     if examples and config.method not in SAMPLES:
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
@@ -332,7 +333,10 @@ def program_bytes(device: torch.device, held: int) -> int:
 
     What loading a model has taken and given back does not count.
     """
-    return _PROGRAM.setdefault(device.type, max(0, _present_bytes(device) - held))
+    if device.type not in _PROGRAM:
+        give_back_freed_memory()
+        _PROGRAM[device.type] = max(0, _present_bytes(device) - held)
+    return _PROGRAM[device.type]
 
 
 def _present_bytes(device: torch.device) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from covey.config.schema import Train
+from covey.models.internals import give_master
 from covey.models.live_memory import alive_bytes
 from covey.models.sharded import copy_into, full_tensor, local_part
 from covey_verify.errors import ConfigError
@@ -60,6 +61,8 @@ class Optimizer:
         self.train = train
         # A float32 parameter is its own master.
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
+        for master, parameter in self._copies():
+            give_master(parameter, master)
         body_count = len(parameters)
         self.groups = [
             (part, p)
@@ -77,7 +80,7 @@ class Optimizer:
         """
 
     def accumulate(self) -> None:
-        """Add the gradients of a micro-batch, in float32."""
+        """Add the gradients of a micro-batch, in float32; the compiled operations have added most."""
         for master, parameter in self._copies():
             if parameter.grad is not None:
                 # Micro-batches add up in float32; in bfloat16 small terms would be lost.

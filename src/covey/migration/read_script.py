@@ -32,7 +32,7 @@ OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 }
 DEEPEST = 20
 """Largest depth of a value, variables included."""
-MOST_PARTS = 100_000
+MAX_PARTS = 100_000
 """Largest number of parts that are read: lists of lists of one variable grow without end."""
 
 
@@ -81,7 +81,7 @@ class _Reader:
     """Reads expressions of a script."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.left = MOST_PARTS
+        self.left = MAX_PARTS
         self.assigned = dict[str, ast.expr]()
         self.functions = set[str]()
         # Only the running script knows which value holds of a variable that it sets in several places.

@@ -16,7 +16,7 @@ from covey.config.sources import parse_yaml
 from covey.migration.read_script import read_script
 from covey_verify.errors import ConfigError
 
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 ASSIGNED = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)$", re.DOTALL)
 """An override of Hydra's: a dotted key and its value; `+` and `++` add a key."""
@@ -34,7 +34,7 @@ OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 def read_settings(file: Path) -> dict[str, object]:
     """Return dotted key -> value. Raises ConfigError if the file has no settings."""
     try:
-        content = file.read_bytes()[:MOST_BYTES]
+        content = file.read_bytes()[:MAX_BYTES]
         text = content.decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None

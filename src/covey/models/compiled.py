@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.models.flex import FlexOps
+from covey.models.internals import master_of
 from covey.models.kernels.calls import (
     DTYPES,
     LANES,
@@ -21,7 +22,7 @@ from covey.models.kernels.calls import (
     same_bits,
 )
 from covey.models.linear import FusedLinear
-from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenOutputs, exclude
+from covey.models.logprobs import TokenOutputs, exclude, rows_at_once
 from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
 
@@ -46,7 +47,11 @@ class CompiledOps:
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Look up rows of the table; their gradients are added in place."""
-        return _apply(_Embed, tokens, module.weight) if type(module) is nn.Embedding else module(tokens)
+        if not (type(module) is nn.Embedding or type(module).__name__.endswith("TextScaledWordEmbedding")):
+            return module(tokens)
+        rows = _apply(_Embed, tokens, module.weight)
+        scale = getattr(module, "embed_scale", None)  # Gemma's
+        return rows if scale is None else rows * scale.to(rows.dtype)
 
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
         """Multiply by the layers' joined weight, packed if no gradient is wanted."""
@@ -62,7 +67,7 @@ class CompiledOps:
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """Add and norm in one pass over each row."""
-        return _apply(_AddNorm, x, delta, norm.weight, norm.variance_epsilon)
+        return _apply(_AddNorm, x, delta, norm.weight, norm.constants)
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Split, norm and rotate in one pass over each row."""
@@ -94,7 +99,7 @@ class AutogradContext:
     layer: FusedLinear
     tokens: Tensor
     weight: Tensor
-    eps: float
+    constants: tuple[float, float]
     added: bool
     sizes: tuple[int, ...]
     rotation: Rotation
@@ -121,19 +126,20 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
 
 
 def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
-    """Let ``add`` sum into a float32 gradient in place; for other dtypes return the sum to autograd.
+    """Let ``add`` sum into a float32 gradient in place: the parameter's, or that of its master copy.
 
-    A gradient that autograd adds would be in memory twice. ``add`` always sums in float32.
+    A gradient that autograd adds, as it does without a master, is in memory twice. ``add`` sums in float32.
     """
     if not parameter.requires_grad:
         return None
-    if parameter.dtype != torch.float32:
+    master = master_of(parameter)
+    if master is None:
         gradient = torch.zeros(parameter.shape)
         add(gradient)
         return gradient.to(parameter.dtype)
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    add(parameter.grad)
+    if master.grad is None:
+        master.grad = torch.zeros_like(master)
+    add(master.grad)
     return None
 
 
@@ -184,13 +190,13 @@ class _Embed(torch.autograd.Function):
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: AutogradContext, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+        ctx: AutogradContext, x: Tensor, delta: Tensor | None, weight: Tensor, constants: tuple[float, float]
     ) -> tuple[Tensor, Tensor]:
         total = torch.empty_like(x)
         normed = torch.empty_like(x)
-        call("add_norm", x, delta, weight, eps, total, normed, *x.shape, dtype=x.dtype)
+        call("add_norm", x, delta, weight, *constants, total, normed, *x.shape, dtype=x.dtype)
         ctx.save_for_backward(total, weight)
-        ctx.eps = eps
+        ctx.constants = constants
         ctx.added = delta is not None
         return total, normed
 
@@ -200,7 +206,7 @@ class _AddNorm(torch.autograd.Function):
         # The operations overwrite dx and add to dw, which is float32 whatever the weights are.
         dx = torch.empty_like(total)
         dw = torch.zeros(len(weight))
-        arguments = (total, weight, ctx.eps, dtotal.contiguous(), dnormed.contiguous(), dx, dw)
+        arguments = (total, weight, *ctx.constants, dtotal.contiguous(), dnormed.contiguous(), dx, dw)
         call("add_norm_back", *arguments, *total.shape, dtype=total.dtype)
         # total = x + delta: both get the same gradient, here the same tensor.
         return dx, dx if ctx.added else None, dw.to(weight.dtype), None
@@ -219,11 +225,11 @@ class _SplitHeads(torch.autograd.Function):
         tokens = len(qkv)
         h, k, e = heads[:3]  # query heads, key heads, head width
         q, key, value = (qkv.new_empty(tokens, n, e) for n in (h, k, k))
-        eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
-        call("split_heads", qkv, qw, kw, eps, *rotation, q, key, value, tokens, h, k, e, dtype=qkv.dtype)
+        inputs = (qkv, qw, kw, *heads.norm_constants, *rotation)
+        call("split_heads", *inputs, q, key, value, tokens, h, k, e, dtype=qkv.dtype)
         ctx.save_for_backward(qkv, qw, kw)
         ctx.sizes = (tokens, h, k, e)
-        ctx.eps = eps
+        ctx.constants = heads.norm_constants
         ctx.rotation = rotation
         return q, key, value
 
@@ -233,7 +239,7 @@ class _SplitHeads(torch.autograd.Function):
         dqkv = torch.empty_like(qkv)
         dqw = torch.zeros(ctx.sizes[3])
         dkw = torch.zeros(ctx.sizes[3])
-        inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation)
+        inputs = (qkv, qw, kw, *ctx.constants, *ctx.rotation)
         parts = (g.contiguous() for g in grads)
         call("split_heads_back", *inputs, *parts, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
         # One gradient an argument of forward: qkv, both norms' weights, heads and rotation.
@@ -345,7 +351,7 @@ class _TokenOutputsFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
         # The only memory for logits, (chunk, V): every chunk overwrites it, in the backward pass too.
-        buffer = hidden.new_empty(_rows_at_once(len(hidden), len(weight)), len(weight))
+        buffer = hidden.new_empty(rows_at_once(len(hidden), len(weight)), len(weight))
         for x, rows in _chunks(hidden, buffer):
             logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start, drawable_ids)
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
@@ -396,11 +402,6 @@ def _logits(layer: FusedLinear, x: Tensor, buffer: Tensor, cap: float) -> Tensor
     if cap:
         call("soft_cap", logits, cap, logits, *logits.shape, dtype=logits.dtype)
     return logits
-
-
-def _rows_at_once(total: int, vocabulary: int) -> int:
-    """Number of rows whose logits are in memory at once."""
-    return min(total, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
 
 
 def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:

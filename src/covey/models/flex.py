@@ -15,7 +15,7 @@ from covey.models.ops import Attention, Heads, Sequences, TorchOps, soft_cap
 
 BLOCK = 128
 """Tokens in a block of the mask; blocks without a visible pair are skipped."""
-FEWEST_BLOCKS = 2
+MIN_BLOCKS = 2
 """Short packings are padded to this many, because torch compiles a size of 1 as a case of its own."""
 NARROWEST_HEAD = 16
 """Features of a head; torch has no kernel for fewer."""
@@ -72,7 +72,7 @@ def group_mask(sequences: Sequences) -> BlockMask:
     # (T, 4): the span of each token's sequence.
     rows = spans.repeat_interleave(spans[:, 3], dim=0)
     tokens = len(rows)
-    block_count = max(FEWEST_BLOCKS, -(-len(rows) // BLOCK))
+    block_count = max(MIN_BLOCKS, -(-len(rows) // BLOCK))
     # Whole blocks: kernels differ below one, and look up all queries of the last. The padding sees itself.
     size = block_count * BLOCK
     rows = F.pad(rows, (0, 0, 0, size - tokens), value=tokens)

@@ -17,10 +17,10 @@ CONFIG_BYTES = 16 << 20
 TEXT_BYTES = 256 << 20
 """Most bytes of a file with a vocabulary."""
 VOCABULARIES = {"tokenizer.json", "vocab.json", "added_tokens.json", "model.safetensors.index.json"}
-LONGEST_TOKEN = 1 << 16
+MAX_TOKEN_BYTES = 1 << 16
 """Most bytes of a token, or of a pattern."""
-LONG_STRING = re.compile(rb'"[^"]{%d,}"' % LONGEST_TOKEN)
-MOST_ENDS = 1000
+LONG_STRING = re.compile(rb'"[^"]{%d,}"' % MAX_TOKEN_BYTES)
+MAX_ENDS = 1000
 """Largest number of end-of-sequence tokens that a model may have."""
 TRIAL_SECONDS = 120.0
 """Seconds until the trial of a file is killed."""
@@ -44,7 +44,7 @@ def refuse_unusable(folder: Path) -> None:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         if path.name == "tokenizer.json" and LONG_STRING.search(content):
-            raise ValueError(f"{path}: it has a token, or a pattern, of more than {LONGEST_TOKEN:,} bytes")
+            raise ValueError(f"{path}: it has a token, or a pattern, of more than {MAX_TOKEN_BYTES:,} bytes")
 
 
 def try_texts(folder: Path) -> None:
@@ -64,8 +64,8 @@ def _texts(folder: Path) -> tuple[tuple[Path, int, int], ...]:
 
 def _check_ends(config: object) -> None:
     ends = config.get("eos_token_id") if isinstance(config, dict) else None
-    if isinstance(ends, list) and len(ends) > MOST_ENDS:
-        raise ValueError(f"eos_token_id has {len(ends):,} tokens, and at most {MOST_ENDS:,} end a completion")
+    if isinstance(ends, list) and len(ends) > MAX_ENDS:
+        raise ValueError(f"eos_token_id has {len(ends):,} tokens, and at most {MAX_ENDS:,} end a completion")
 
 
 @cache

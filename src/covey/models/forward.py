@@ -10,7 +10,7 @@ Shapes: T flat tokens, D model width, H query heads, K key/value heads, E head w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Family(NamedTuple):
     """The norms before attention and feed-forward, by their names in a layer."""
     after: tuple[str | None, str | None] = (None, None)
     """The norms after each of them, before its result is added."""
-    norm_offset: float = 0.0
+    norm_shift: float = 0.0
     """A constant that is added to every norm's weight."""
     interleaved: bool = False
     """Whether rotation pairs neighbouring features instead of the two halves."""
@@ -64,7 +64,7 @@ LOGITS_CAP = "final_logit_softcapping"
 GEMMA2 = Family(
     ("input_layernorm", "pre_feedforward_layernorm"),
     AFTER,
-    norm_offset=1.0,
+    norm_shift=1.0,
     caps=(SCORES_CAP, LOGITS_CAP),
     activation="hidden_activation",
 )
@@ -74,7 +74,7 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("internlm3", "iquestcoder"), LLAMA),
     "granite": Family(factors=True),
     **dict.fromkeys(("mistral", "phi3"), Family(slides=True)),
-    "gemma": Family(norm_offset=1.0),
+    "gemma": Family(norm_shift=1.0),
     "gemma2": GEMMA2,
     "vaultgemma": GEMMA2._replace(after=(None, None)),
     "gemma3_text": GEMMA3,
@@ -156,29 +156,10 @@ def _factor(config: PretrainedConfig, name: str) -> float:
     return float(getattr(config, name)) if FAMILIES[config.model_type].factors else 1.0
 
 
-class ShiftedNorm:
-    """A norm whose weight is stored as its difference from ``offset``."""
-
-    def __init__(self, norm: Any, offset: float) -> None:
-        self.norm = norm
-        self.offset = offset
-        self.variance_epsilon = float(norm.eps)
-
-    @property
-    def weight(self) -> Tensor:
-        """The full weight, read at each call, in float32 so that the difference is not lost."""
-        weight: Tensor = self.norm.weight
-        return weight.float() + self.offset
-
-
-def _norm(owner: nn.Module, name: str | None, offset: float) -> Norm | None:
+def _norm(owner: nn.Module, name: str | None, shift: float) -> Norm | None:
     """A norm that some families have. Raises AttributeError for a module that is not one."""
-    norm = getattr(owner, name, None) if name else None
-    if norm is None:
-        return None
-    result: Norm = ShiftedNorm(norm, offset) if offset else norm
-    _ = (result.weight, result.variance_epsilon)
-    return result
+    module = getattr(owner, name, None) if name else None
+    return None if module is None else Norm(module, shift)
 
 
 def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:
@@ -206,9 +187,9 @@ class Layer(nn.Module):
         attention = block.self_attn
         mlp = block.mlp
         # In tuples, so that torch does not register the norms a second time.
-        self.before = tuple(_norm(block, name, family.norm_offset) for name in family.before)
-        self.after = tuple(_norm(block, name, family.norm_offset) for name in family.after)
-        norms = [_norm(attention, name, family.norm_offset) for name in ("q_norm", "k_norm")]
+        self.before = tuple(_norm(block, name, family.norm_shift) for name in family.before)
+        self.after = tuple(_norm(block, name, family.norm_shift) for name in family.after)
+        norms = [_norm(attention, name, family.norm_shift) for name in ("q_norm", "k_norm")]
         # A weight wider than a head norms all heads together, before they are split.
         norms_rows = norms[0] is not None and len(norms[0].weight) != attention.head_dim
         self.row_norms = tuple(norm for norm in norms if norms_rows and norm is not None)
@@ -298,7 +279,7 @@ class Decoder(nn.Module):
         body = model.get_decoder()
         config = model.config.get_text_config()
         self.embed = body.embed_tokens
-        final_norm = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
+        final_norm = _norm(body, "norm", FAMILIES[config.model_type].norm_shift)
         assert final_norm is not None, "every family has one"
         self.last_norms = (final_norm,)  # not registered either
         layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,19 @@ def has_hooks(module: nn.Module) -> bool:
 def version_of(tensor: Tensor) -> int:
     """Count the times that a tensor was written to in place."""
     return tensor._version  # noqa: SLF001 - no public name
+
+
+def give_master(parameter: Tensor, master: Tensor) -> None:
+    """Let a low-precision parameter know its float32 copy, as long as an optimizer has that."""
+    parameter.master = weakref.ref(master)  # type: ignore[attr-defined]
+
+
+def master_of(parameter: Tensor) -> Tensor | None:
+    """The float32 tensor that learns for a parameter: itself, or its copy; None if it has no copy."""
+    if parameter.dtype == torch.float32:
+        return parameter
+    reference = getattr(parameter, "master", None)
+    return None if reference is None else reference()
 
 
 def all_finite(values: Tensor) -> bool:

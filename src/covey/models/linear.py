@@ -107,14 +107,13 @@ PLAIN_LORA = "peft.tuners.lora.layer"
 def _low_rank(module: nn.Module) -> LowRank | None:
     """The update of a LoRA layer, if our products can do it; None otherwise.
 
-    The weight has to be float32, because a bfloat16 sum loses small updates; its outputs fill whole vectors.
-    Relatives of LoRA compute something else: with `use_dora` a variant, with `lora_bias` a bias as well.
+    The weight's outputs have to fill whole vectors. Relatives of LoRA compute something else: with `use_dora`
+    a variant, with `lora_bias` a bias as well.
     """
     if not (type(module).__module__ == PLAIN_LORA and type(module.base_layer) is nn.Linear):
         return None
     layer = cast("LoraLayer", module)
-    weight = module.base_layer.weight
-    fills_vectors = weight.dtype == torch.float32 and len(weight) % LANES == 0
+    fills_vectors = len(module.base_layer.weight) % LANES == 0
     return (
         LowRank(layer)
         if fills_vectors and not layer.lora_variant and not any(layer.lora_bias.values())
@@ -149,12 +148,14 @@ class FusedLinear:
         self.is_product = all(
             adapter or type(m) is nn.Linear for m, adapter in zip(modules, self.low_rank, strict=True)
         )
-        """Whether it is a plain product plus bias (LoRA merged in); otherwise its modules compute."""
+        """Whether it is a plain product plus bias, LoRA included; otherwise its modules compute."""
         self.fleeting = False
         """Whether no packed copy is kept: its weights are gathered for each call, or are a reference's."""
         self._state: tuple[int, ...] = ()
         self._held: list[Tensor] = []
         self._forward: PackedWeight | None = None
+        self._down: PackedWeight | None = None
+        """A of the adapters that are not merged, packed."""
         self._bias: Tensor | None = None
 
     @property
@@ -191,8 +192,11 @@ class FusedLinear:
         self._refresh()
         if self._forward is None or self._forward.numbers != numbers:
             self._forward = PackedWeight.pack(self._joined_weight(x.dtype), numbers)
+            columns = self._column_adapters()
+            self._down = PackedWeight.pack(self._factors(columns, x.dtype)[0]) if columns else None
             self._bias = self._joined_bias()
-        return self._forward.product(x, self._bias)
+        wide = x if self._down is None else torch.cat((x, self._down.product(x, None)), 1)
+        return self._forward.product(wide, self._bias)
 
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the same bits without a kept copy, for training: with many rows packing costs little."""
@@ -201,12 +205,19 @@ class FusedLinear:
         if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
         weight = self._joined_weight(x.dtype)
+        wide = self._widened(x)
         out = x.new_empty(len(x), len(weight)) if out is None else out
-        call("product_once", x, weight, 0, self._joined_bias(), out, len(x), *weight.shape, dtype=numbers)
+        call("product_once", wide, weight, 0, self._joined_bias(), out, len(x), *weight.shape, dtype=numbers)
         return out
+
+    def _widened(self, x: Tensor) -> Tensor:
+        """The inputs, with those that adapters make of them: [X | X A^T]; X if all adapters are merged."""
+        columns = self._column_adapters()
+        return torch.cat((x, multiply(x, self._factors(columns, x.dtype)[0], x.dtype)), 1) if columns else x
 
     def _by_torch(self, x: Tensor) -> Tensor:
         weight = self._joined_weight(x.dtype)
+        x = self._widened(x)
         bias = self._joined_bias()
         # Our products read whole panels of a bias, so it is padded; torch wants its own length.
         return F.linear(x, weight, None if bias is None else bias[: len(weight)].to(x.dtype))
@@ -238,14 +249,10 @@ class FusedLinear:
         through_adapters = None
         if active:
             numbers = self.numbers(x)
-            a = torch.cat([adapter.a for adapter, _, _ in active])
-            # Each adapter's B stands in the rows of its layer's outputs and the columns of its own ranks.
-            b = torch.zeros(grad.shape[1], len(a))
-            for adapter, outputs, ranks in active:
-                b[outputs, ranks] = adapter.scaled_b
+            a, b = self._factors(active, x.dtype)
             grad_by_rank = multiply(grad, b, numbers, transposed=True)
             x_by_rank = multiply(x, a, numbers)
-            da = torch.zeros_like(a)
+            da = torch.zeros(a.shape)
             outer_sum(grad_by_rank, x, da, numbers)
             for adapter, outputs, ranks in active:
                 db = adapter.b_gradient(x_by_rank[:, ranks], grad[:, outputs], numbers)
@@ -253,6 +260,19 @@ class FusedLinear:
             through_adapters = multiply(grad_by_rank, a, numbers, transposed=True)
         adapters = [adapter for adapter in self.low_rank if adapter]
         return through_adapters, [g for adapter in adapters for g in gradients.get(adapter, [None, None])]
+
+    def _factors(self, active: Sequence[ActiveAdapter], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A of all these adapters, (ranks, in), and s B, (outputs, ranks)."""
+        a = torch.cat([adapter.a for adapter, _, _ in active]).to(dtype)
+        # Each adapter's B stands in the rows of its layer's outputs and the columns of its own ranks.
+        b = torch.zeros(sum(self.sizes), len(a), dtype=dtype)
+        for adapter, outputs, ranks in active:
+            b[outputs, ranks] = adapter.scaled_b.to(dtype)
+        return a, b
+
+    def _column_adapters(self) -> list[ActiveAdapter]:
+        """The adapters that are not merged, as a sum with bfloat16 weights would lose small updates."""
+        return [] if self.modules[0].weight.dtype == torch.float32 else self._active_adapters()
 
     def _active_adapters(self) -> list[ActiveAdapter]:
         active = list[ActiveAdapter]()
@@ -281,9 +301,15 @@ class FusedLinear:
         return (p for table in tables for p in table.values() if p is not None)
 
     def _joined_weight(self, dtype: torch.dtype, merged: bool = True) -> Tensor:
-        """The weights of all layers, (sum of outputs, in), with what adapters add to them if ``merged``."""
-        adapters = [a if merged and a and a.enabled else None for a in self.low_rank]
+        """The weights of all layers, (sum of outputs, in), with what adapters add to them if ``merged``.
+
+        That of bfloat16 weights are further columns, [W | s B], whose inputs are ``_widened``.
+        """
+        columns = self._column_adapters() if merged else []
+        adapters = [a if merged and not columns and a and a.enabled else None for a in self.low_rank]
         weights = [module.weight.detach().to(dtype) for module in self.modules]
+        if columns:
+            return torch.cat((torch.cat(weights), self._factors(columns, dtype)[1]), 1)
         if len(weights) == 1 and adapters == [None]:
             return weights[0]  # without a copy
         joined = torch.empty(sum(self.sizes), weights[0].shape[1], dtype=dtype)

@@ -10,6 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from covey.models.internals import has_hooks
 
+BLOCK_NUMBERS = 1 << 22
+"""Numbers of a weight that are converted to float32 at once: 16 MiB."""
+
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
     """Compute the logits of an output layer, in float32 if its weights are bfloat16. (..., D) -> (..., V).
@@ -39,7 +42,10 @@ class _Float32Product(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         if x.device.type == "cuda" and hasattr(torch.ops.aten.mm, "dtype"):  # from torch 2.8 on, not on a CPU
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
-        return x.float() @ weight.float().t()
+        # Blocks of the vocabulary, since a float32 copy of the weight would take twice its memory.
+        x = x.float()
+        blocks = weight.split(max(1, BLOCK_NUMBERS // x.shape[1]))
+        return torch.cat([x @ block.float().t() for block in blocks], 1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +19,27 @@ from covey.models.linear import FusedLinear
 from covey.models.logits import logits_of
 
 
-class Norm(Protocol):
-    """An RMS norm of the Hugging Face model; operations read its weight when they are called."""
+class Norm:
+    """An RMS norm of the Hugging Face model: (weight + shift) x / sqrt(mean(x^2) + epsilon)."""
+
+    def __init__(self, module: Any, shift: float = 0.0) -> None:
+        """``shift``: 1 in families that store weights as their difference from 1. Raises AttributeError."""
+        self.module = module
+        self.shift = shift
+        _ = self.weight  # a module that is no norm has none
+        # The names of Gemma and of Llama; another module's are not taken, since it may be another norm.
+        self.epsilon = float(module.eps if shift else module.variance_epsilon)
 
     @property
     def weight(self) -> Tensor:
-        """Weight (D,)."""
+        """The stored weight (D,), read at each call, since sharding replaces it."""
+        weight: Tensor = self.module.weight
+        return weight
 
-    variance_epsilon: float
+    @property
+    def constants(self) -> tuple[float, float]:
+        """Shift and epsilon, in the compiled operations' order."""
+        return self.shift, self.epsilon
 
 
 class Heads(NamedTuple):
@@ -49,6 +62,11 @@ class Heads(NamedTuple):
     """Whether rotation pairs neighbouring features instead of the two halves."""
     cap: float | None = None
     """Bound on the scores (`soft_cap`); None: no bound."""
+
+    @property
+    def norm_constants(self) -> tuple[float, float]:
+        """The constants of both norms, which are of one kind."""
+        return self.query_norm.constants if self.query_norm else (0.0, 0.0)
 
     @property
     def factor(self) -> float:
@@ -195,10 +213,12 @@ class TorchOps:
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
-    """The RMS norm weight * x / sqrt(mean(x^2) + eps), the mean in float32. (..., D) -> (..., D)."""
+    """The RMS norm, its mean in float32. (..., D) -> (..., D)."""
     x32 = x.float()
-    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + norm.variance_epsilon)
-    return (norm.weight * (x32 * scale).to(x.dtype)).to(x.dtype)
+    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + norm.epsilon)
+    # In float32, the difference from 1 is not lost.
+    weight = norm.weight.float() + norm.shift if norm.shift else norm.weight
+    return (weight * (x32 * scale).to(x.dtype)).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

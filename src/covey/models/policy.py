@@ -285,7 +285,7 @@ class Policy:
 
     @property
     def adapted_apart(self) -> bool:
-        """Whether peft's modules add the adapters to products, in float32; our products merge them in."""
+        """Whether peft's modules add the adapters to products, in float32; our products include them."""
         if self.decoder is None or not self.decoder.ops.compiled:
             return self.adapter is not None
         return not all(linear.is_product for linear in self._linears())

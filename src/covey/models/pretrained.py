@@ -34,7 +34,7 @@ INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
-LARGEST: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
+MAX_SIZES: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
 """Largest sizes: beyond them config.json has a mistake or is an attack, and even a skeleton takes forever."""
 WRITES = "ForCausalLM"
 HEADS = {
@@ -43,9 +43,9 @@ HEADS = {
     WRITES: "it writes and judges nothing",
 }
 """End of a class's name -> the purpose of its models, for messages."""
-LEAST_BYTES = 1 / 4
+MIN_BYTES = 1 / 4
 """Fewest bytes that a weight takes, however it is quantized."""
-MOST_BYTES = 64
+MAX_BYTES = 64
 """Most bytes of a file for each weight, including parts that covey does not load, such as image encoders."""
 HEADER_BYTES = 1 << 26
 """Allowance for a file's header, however few weights it has."""
@@ -266,7 +266,7 @@ def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
 
 def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
     """Raise ConfigError, before memory is taken, if the model does not fit or its files are too small."""
-    for name, largest in LARGEST.items():
+    for name, largest in MAX_SIZES.items():
         value = getattr(config, name, None)
         if isinstance(value, int) and not 0 < value <= largest:
             raise ConfigError(f"model: {folder / 'config.json'}: {name} is {value}, not 1 to {largest}")
@@ -283,12 +283,12 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
     sizes = {p: p.stat().st_size for p in folder.glob("*.safetensors")} if folder.is_dir() else {}
     size_of_files = sum(sizes.values())
     for path, size in sizes.items():
-        if size > MOST_BYTES * count + HEADER_BYTES:
+        if size > MAX_BYTES * count + HEADER_BYTES:
             raise ConfigError(
                 f"model: {path} has {size:,} bytes, but {folder / CONFIG} describes {count:,} weights; they "
                 "belong to different models"
             )
-    if size_of_files and count * LEAST_BYTES > size_of_files:
+    if size_of_files and count * MIN_BYTES > size_of_files:
         raise ConfigError(
             f"model: {folder / 'config.json'} describes {count:,} weights, but the weight files have "
             f"{size_of_files:,} bytes; they belong to different models"

@@ -5,7 +5,8 @@ These are group functions, like ``advantages``'s, but return (G, T): an advantag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from covey.objective.advantages import Ddof, Eps, centered, group_zscore, leave_one_out
@@ -54,11 +55,7 @@ def process_zscore(
         scores = weight * group_zscore(flat, ddof=ddof, eps=eps)
         parts = scores.split([len(s.values) for s in step_rewards])
         for row, s, part in zip(total, step_rewards, parts, strict=True):
-            start = 0
-            for value, end in zip(_step_advantages(part, credit), s.ends, strict=True):
-                # A step reaches from the end of the one before to its own last token.
-                row[start : end + 1] += value
-                start = end + 1
+            _add_by_segment(row, _step_advantages(part, credit), s.ends)
     return total * mask
 
 
@@ -91,11 +88,16 @@ def process_leave_one_out(
         for row, s, r in zip(total, step_rewards, shifted, strict=True):
             # The mean of the siblings' means. Where r is empty it is NaN, and no step reads it.
             baseline = (means.sum() - r.mean()) / count if len(r) and len(means) > 1 else r.mean()
-            start = 0
-            for value, end in zip(discounted_sum(r - baseline, gamma), s.ends, strict=True):
-                row[start : end + 1] += weight * value
-                start = end + 1
+            _add_by_segment(row, weight * discounted_sum(r - baseline, gamma), s.ends)
     return total * mask
+
+
+def _add_by_segment(row: Tensor, values: Iterable[Tensor | float], ends: Sequence[int]) -> None:
+    """Add a value to the tokens of each segment, from the end of the one before to its own last token."""
+    start = 0
+    for value, end in zip(values, ends, strict=True):
+        row[start : end + 1] += value
+        start = end + 1
 
 
 def _step_advantages(scores: Tensor, credit: str) -> Tensor:
@@ -180,13 +182,10 @@ def segment_difference(
     gains = rewards.new_zeros(mask.shape)
     mean = rewards[0] + (rewards - rewards[0]).mean()  # the mean of equal rewards is exactly their value
     for row, reward, parts in zip(gains, rewards, segments, strict=True):
-        before = mean
-        start = 0
         # The last segment ends with the row and its value is the completion's reward.
-        for value, end in zip((*parts.values, reward), (*parts.ends, mask.shape[-1] - 1), strict=True):
-            row[start : end + 1] = value - before
-            before = value
-            start = end + 1
+        values = (mean, *parts.values, reward)
+        differences = [after - before for before, after in pairwise(values)]
+        _add_by_segment(row, differences, (*parts.ends, mask.shape[-1] - 1))
     return gains * mask
 
 

@@ -124,7 +124,8 @@ class GroupData:
     values: Tensor | None = None
     """(G, T) float64: the critic's value of the text before each token."""
     running_mean: Tensor | None = None
-    """(G,) float64: mean of the rewards before each completion; see ``advantages.running_baseline``."""
+    """(G,) float64: mean of the rewards before each completion, by the function's settings ``decay`` and
+    ``by``; see ``advantages.running_baseline``."""
     segments: Sequence[StepRewards] = ()
     """(G,): the values after each segment but the last; see ``credit.segment_difference``."""
 

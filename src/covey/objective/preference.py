@@ -74,15 +74,15 @@ def divergence_slope(log_ratio: Tensor, divergence: Divergence, alpha: float) ->
     r^(a - 1) / (a - 1) of the alpha divergence. f-DPO, arXiv 2309.16240, table 1, whose alpha is 1 - a.
     """
     if divergence == "forward_kl":
-        return -(-log_ratio).clamp(max=LARGEST).exp()
+        return -(-log_ratio).clamp(max=MAX_EXPONENT).exp()
     if divergence == "jensen_shannon":
         return log_sigmoid(log_ratio)
     if divergence == "alpha":
-        return ((alpha - 1) * log_ratio).clamp(max=LARGEST).exp() / (alpha - 1)
+        return ((alpha - 1) * log_ratio).clamp(max=MAX_EXPONENT).exp() / (alpha - 1)
     return log_ratio
 
 
-LARGEST = 80.0
+MAX_EXPONENT = 80.0
 """Largest exponent of e in a divergence; e^89 is not a number of float32."""
 
 

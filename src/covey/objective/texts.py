@@ -9,6 +9,7 @@ import numpy as np
 
 from covey.objective.signs import known_mean, mixes_scripts, repeated_windows
 from covey.types import Group
+from covey_verify.extract import NUMBER
 
 REFLECTION = {
     "doubt": re.compile(r"\b(?:wait|hmm+|hold on)\b", re.IGNORECASE),
@@ -16,7 +17,7 @@ REFLECTION = {
     "alternative": re.compile(r"\b(?:alternatively|another way|on second thought)\b", re.IGNORECASE),
     "correction": re.compile(r"\b(?:actually|i made a mistake|that's wrong)\b", re.IGNORECASE),
 }
-LONGEST_ANSWER = 32
+MAX_ANSWER = 32
 """Longest reference answer, in characters, for which texts are searched; a longer one is a text itself."""
 
 
@@ -41,8 +42,8 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
 def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     """Return how often a completion contains its problem's answer, and how often another problem's.
 
-    The answer counts wherever it occurs as a number or word of its own, whatever the verdict is. Empty if no
-    problem has a short `answer`.
+    The answer counts wherever it occurs as a number or word of its own, whatever the verdict is. The third
+    value is the fraction of the answers that are numbers. Empty if no problem has a short `answer`.
     """
     contain_answer = list[bool]()
     contain_other = list[bool]()
@@ -59,6 +60,7 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
     return {
         "text/reference": float(np.mean(contain_answer)),
         "text/reference_elsewhere": float(np.mean(contain_other)),
+        "text/reference_number": float(np.mean([bool(NUMBER.fullmatch(a)) for a in answers if a])),
     }
 
 
@@ -72,4 +74,4 @@ def _contains_answer(answer: str, texts: Sequence[str]) -> list[bool]:
 def short_answer(group: Group) -> str:
     """Return the reference answer, the part after the last #### if there is one; empty if it is long."""
     answer = str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip()
-    return answer if len(answer) <= LONGEST_ANSWER else ""
+    return answer if len(answer) <= MAX_ANSWER else ""

@@ -18,9 +18,9 @@ from covey_verify.sandbox.wire import Attributes
 from covey_verify.types import Row, Score
 
 WORKER_PROCESS = "covey.rewards.worker_process"
-LARGEST_REWARD = 1e18
+MAX_REWARD = 1e18
 """Largest weight and largest reward of a completion: its square has to fit into float32."""
-LONGEST_EXTRA = 2_000
+MAX_EXTRA = 2_000
 """Number of characters kept of a text that a function logs for a completion."""
 
 
@@ -51,7 +51,7 @@ class Context:
 
     def log_extra(self, column: object, values: Sequence[object]) -> None:
         """Log a value for each completion of the call, as TRL's ``log_extra`` does."""
-        self.extra[writable(column)] = [writable(v)[:LONGEST_EXTRA] for v in values]
+        self.extra[writable(column)] = [writable(v)[:MAX_EXTRA] for v in values]
 
     def with_extra(self, scores: list[Score]) -> list[Score]:
         """Return the scores of a call, each with the texts that were logged for its completion."""

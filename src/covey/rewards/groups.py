@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from covey.rewards.contract import LARGEST_REWARD, Reward
+from covey.rewards.contract import MAX_REWARD, Reward
 from covey.rng import key, uniforms
 from covey.types import Completion, Component, Credit, Group, Problem
 from covey_verify.errors import RewardError
@@ -39,10 +39,10 @@ def assemble(
     unknown = [any(_is_unknown(reward, scores, sample) for reward in rewards) for sample in samples]
     totals = np.where(unknown, np.nan, combine(values, weights))
     scored = totals[~np.isnan(totals)]
-    if not (np.abs(scored) <= LARGEST_REWARD).all():
+    if not (np.abs(scored) <= MAX_REWARD).all():
         raise RewardError(
             f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
-            f"is above {LARGEST_REWARD:g}, whose square no float32 holds; pay less"
+            f"is above {MAX_REWARD:g}, whose square no float32 holds; pay less"
         )
     return Group(problem, prompt, tuple(completions), totals, components)
 

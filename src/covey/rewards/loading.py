@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.algorithm import checked_settings, hint, parameters_of
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
-from covey.rewards.contract import LARGEST_REWARD, Origin, Reward, verdict_of
+from covey.rewards.contract import MAX_REWARD, Origin, Reward, verdict_of
 from covey.rewards.environments import environment_reward
 from covey.rewards.scorer import Rewards
 from covey_verify.contract import PROVIDED, Options
@@ -155,9 +155,9 @@ def _load(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Fu
     # The settings of covey itself (name, weight, verdict, gated_by) are popped one by one; the rest are the
     # function's.
     weight = settings.pop("weight", reward.options.weight)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST_REWARD:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= MAX_REWARD:
         raise ConfigError(
-            f"rewards: the weight of {target} must be a number up to {LARGEST_REWARD:g}, not {weight!r}"
+            f"rewards: the weight of {target} must be a number up to {MAX_REWARD:g}, not {weight!r}"
         )
     if wrong := _options_fault(reward):
         raise ConfigError(f"rewards: @reward of {target}: {wrong}")

@@ -40,7 +40,7 @@ FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """Limits of a worker: a call that it does not answer ends it, not its age."""
 IMPORT_SECONDS = 600.0
 """Seconds that importing the user's file may take."""
-MOST_LOST = 3
+MAX_LOST = 3
 """Number of machines that may be lost during one call."""
 ASYNC_CALLS = 256
 """Largest number of calls of an async function under way at once."""
@@ -165,7 +165,7 @@ class Worker:
                 return Outcome("timeout", text=f"no answer within {call.seconds:g} s")
             except WorkerLost:
                 machines_lost += 1
-                if machines_lost > MOST_LOST:
+                if machines_lost > MAX_LOST:
                     raise
             except CallFailed as error:
                 if not may_retry:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from covey.objective.advantages import running_baseline, running_means
+from covey.objective.advantages import running_means
 from covey.objective.algorithms import Algorithm
-from covey.objective.axis_function import setting_defaults
 from covey.objective.data import FilterData
 from covey.rewards.groups import with_credit, with_label_noise
 from covey.rewards.scorer import Scorer
@@ -65,7 +64,7 @@ def with_running_means(
     """
     if "running_mean" not in algorithm.needs:
         return groups, means
-    settings = {**setting_defaults(running_baseline), **algorithm.advantage.all_settings}
+    settings = algorithm.advantage.all_settings  # with both: config/contradictions.py
     decay = settings["decay"]
     by = settings["by"]
     new_means = dict(means)

@@ -37,7 +37,7 @@ def drawable_tokens(groups: Sequence[Group]) -> dict[str, float]:
     return {"rollout/kept_tokens": sum(int(k.sum()) for k in kept) / places} if places else {}
 
 
-MOST_FAULTS = 0.5
+MAX_FAULTS = 0.5
 """Largest fraction of a step's completions with a fault; beyond it the environment is taken to be broken."""
 
 
@@ -52,7 +52,7 @@ def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
     turns = [turn for c in completions for turn in c.transcript.turns]
     answers = [str(turn["content"]) for turn in turns if turn["role"] == "tool"]
     faults = [c.transcript.fault for c in completions if c.transcript.fault]
-    if len(faults) > MOST_FAULTS * len(completions):
+    if len(faults) > MAX_FAULTS * len(completions):
         raise RewardError(
             f"rollout.tools.environment: in a step the environments of {len(faults)} of {len(completions)} "
             f"completions failed to return their reward; the last error: {faults[-1]}"

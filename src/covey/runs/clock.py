@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -23,8 +23,6 @@ class Clock:
         self.last: dict[str, float] = {}
         """Seconds of each phase when it was last passed through."""
         self.before = 0.0
-        self.memory_source: Callable[[], Mapping[str, int]] = dict
-        """Returns the bytes of tensors by purpose; called at each lap."""
         self._phases: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(float)
 
@@ -62,18 +60,16 @@ class Clock:
         """Count the tokens that a phase handled, for its rate."""
         self._counts[phase] += tokens
 
-    def lap(self) -> dict[str, float]:
+    def lap(self, memory: Mapping[str, int]) -> dict[str, float]:
         """Return seconds and tokens per second by phase since the last lap, and start the next one.
 
-        Includes the memory of tensors by purpose, the device's peak so far and the seconds of the whole run.
+        Includes ``memory``, the bytes of tensors by purpose, the device's peak so far and the seconds of the
+        whole run.
         """
         lap = {f"seconds/{phase}": round(s, 4) for phase, s in self._phases.items()}
         for phase, tokens in self._counts.items():
             lap[f"tokens_per_second/{phase}"] = round(tokens / max(self._phases[phase], 1e-9), 1)
-        lap |= {
-            f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3)
-            for name, b in self.memory_source().items()
-        }
+        lap |= {f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3) for name, b in memory.items()}
         lap["memory/peak_mib"] = round(peak_bytes(self.device) / 2**20, 1)
         lap["elapsed"] = round(self.total(), 3)
         self._phases.clear()

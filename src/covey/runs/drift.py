@@ -8,7 +8,9 @@ than ``MIN_COMPLETIONS`` completions it would be noise, so small batches are mea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from covey.errors import CheckpointError
 from covey.learner.batching import Batch, collate
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
-from covey.runs.rollouts import read_rollouts
+from covey.runs.rollouts import RolloutLog, read_rollouts
 from covey.system.processes import on_rank_zero
 from covey.types import NO_PROBLEM, Group
 from covey_verify.errors import ConfigError
@@ -67,12 +69,14 @@ def first_completions(folder: Path) -> Batch | None:
         log = read_rollouts(folder, 0)
         count = min(MAX_COMPLETIONS, max(MIN_COMPLETIONS, len(log.rows) // ONE_IN), len(log.rows))
         chosen = np.unique(np.linspace(0, len(log.rows) - 1, count).astype(int))
-        # A group of one completion each: problem and reward do not matter here.
-        return collate(
-            [
-                Group(NO_PROBLEM, log.prompts[log.rows[i]["group"]], (log.completion(i),), np.ones(1))
-                for i in chosen.tolist()
-            ]
-        )
+        # Completions of a prompt are neighbours, and read it only once.
+        chosen_groups = groupby(chosen.tolist(), key=lambda i: log.rows[i]["group"])
+        return collate([_group(log, number, list(members)) for number, members in chosen_groups])
     except (CheckpointError, ConfigError):
         return None
+
+
+def _group(log: RolloutLog, number: int, members: Sequence[int]) -> Group:
+    # Problem and rewards do not matter here.
+    completions = tuple(log.completion(i) for i in members)
+    return Group(NO_PROBLEM, log.prompts[number], completions, np.ones(len(members)))

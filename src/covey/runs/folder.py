@@ -46,7 +46,7 @@ IN_CHECKPOINT = "trainer.json"
 """A file that every checkpoint has, in addition to those of the model and the optimizer."""
 INEXACT = "no longer exact"
 """An event that a rewind keeps: the next resume finds nothing changed and would not log it again."""
-MOST_DIGITS = 18
+MAX_DIGITS = 18
 """Largest number of digits of an integer in a stream."""
 
 
@@ -384,7 +384,7 @@ def _lasts(line: bytes) -> bool:
 
 def _parse_integer(digits: str) -> int:
     """Parse an integer that a float can hold too; no record has a larger one."""
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"{digits} is too large")
     return int(digits)
 

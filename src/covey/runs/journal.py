@@ -76,9 +76,12 @@ class Journal:
             self.tracking.close()
         self.folder.close()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Log the metrics, which the config determines, and in another stream the times; return the times."""
-        times = self.clock.lap()
+    def log(self, step: int, metrics: Mapping[str, float], memory: Mapping[str, int]) -> dict[str, float]:
+        """Log the metrics, which the config determines, and in another stream the times; return the times.
+
+        ``memory``: bytes of tensors by purpose.
+        """
+        times = self.clock.lap(memory)
         self.folder.append("metrics.jsonl", {"step": step, **metrics})
         self.folder.append("timings.jsonl", {"step": step, **times})
         self.track(step, {**metrics, **times})
@@ -91,16 +94,14 @@ class Journal:
         batch: Batch,
         per_token: Mapping[str, np.ndarray],
         epochs: int,
-        metrics: Mapping[str, float],
-    ) -> dict[str, float]:
-        """Log a step's completions, what updates saw of their tokens, and metrics; return times."""
+    ) -> None:
+        """Log a step's completions, and what updates saw of their tokens."""
         advantages = by_completion(batch, batch.advantages)
         values = {}
         if batch.value_targets is not None:
             values["values"] = np.concatenate(by_completion(batch, batch.value_targets.values))
         self.log_completions(step, rollout_batch, advantages, {**values, **per_token})
         self.clock.count("update", int(batch.mask.sum()) * epochs)
-        return self.log(step, metrics)
 
     def log_completions(
         self,

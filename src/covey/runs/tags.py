@@ -10,8 +10,8 @@ from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey_verify.errors import ConfigError, CoveyError
 
 TAGS = "tags.json"
-MOST = 20
-LONGEST = 40
+MAX_TAGS = 20
+MAX_TAG_LENGTH = 40
 
 
 def read_tags(folder: Path) -> list[str]:
@@ -46,8 +46,10 @@ def checked_tags(tags: object) -> list[str]:
         raise ConfigError("tags are a list of words")
     words = list(dict.fromkeys(filter(None, (tag.strip() for tag in tags))))
     for tag in words:
-        if len(tag) > LONGEST or not tag.isprintable() or "," in tag:
-            raise ConfigError(f"the tag {tag!r} is longer than {LONGEST} characters, or has a comma in it")
-    if len(words) > MOST:
-        raise ConfigError(f"{len(words)} tags: a run has {MOST} at most")
+        if len(tag) > MAX_TAG_LENGTH or not tag.isprintable() or "," in tag:
+            raise ConfigError(
+                f"the tag {tag!r} is longer than {MAX_TAG_LENGTH} characters, or has a comma in it"
+            )
+    if len(words) > MAX_TAGS:
+        raise ConfigError(f"{len(words)} tags: a run has {MAX_TAGS} at most")
     return words

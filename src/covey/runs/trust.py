@@ -27,7 +27,7 @@ from covey_verify.errors import ConfigError, CoveyError
 
 KEY_FILE = "runs.key"
 MARKS = ".marks"
-MOST_MARKS = 100
+MAX_MARKS = 100
 CODE_NAME = re.compile(r"[^\s:]+:[^\W\d]\w*")
 """The form in which a config names a user's function: folder/file.py:function, package.module:function."""
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
@@ -44,7 +44,7 @@ def write_own(folder: Path, name: str, content: str) -> None:
     # Marks of earlier settings stay: they are still needed if the write below does not happen. The oldest are
     # dropped, since every resume with other settings adds one.
     if mark and mark not in marks:
-        write_file(folder / MARKS, "".join(f"{m}\n" for m in (*marks[-MOST_MARKS:], mark)))
+        write_file(folder / MARKS, "".join(f"{m}\n" for m in (*marks[-MAX_MARKS:], mark)))
     write_file(folder / name, content)
 
 

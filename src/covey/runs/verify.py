@@ -28,7 +28,7 @@ from covey.tasks.source import EXAMPLES
 from covey_verify.errors import CoveyError
 
 State = Literal["whole", "damaged", "missing", "unsealed"]
-MOST_LINES = 5
+MAX_LINES = 5
 """Largest number of damaged lines of a log that are named."""
 
 
@@ -113,8 +113,8 @@ def _stream(run: Path, name: str, hashes: Mapping[str, tuple[int, str]]) -> Iter
     lines = enumerate(content.rpartition(b"\n")[0].split(b"\n"), start=1)
     bad = [number for number, line in lines if line.strip() and stream_record(line) is None]
     if bad:
-        more = ", ..." if bad[MOST_LINES:] else ""
-        yield FileState(name, "damaged", f"line {', '.join(map(str, bad[:MOST_LINES]))}{more}")
+        more = ", ..." if bad[MAX_LINES:] else ""
+        yield FileState(name, "damaged", f"line {', '.join(map(str, bad[:MAX_LINES]))}{more}")
         return
     size, expected = hashes.get(name, (0, ""))
     # The checkpoint knows the hash of the first `size` bytes only: lines appended later are fine.

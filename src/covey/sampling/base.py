@@ -73,6 +73,25 @@ class SampledCompletion(NamedTuple):
     completion: Completion
 
 
+class SamplerMonitor:
+    """Callbacks for what follows a sampler's work. The base class does nothing."""
+
+    def tokens_drawn(self, drawn: int, most_left: int) -> None:
+        """Called before each token of all running completions; it may raise to stop.
+
+        ``most_left`` is an upper bound on the number of tokens still to come.
+        """
+
+    def fewer_running(self, running: int) -> None:
+        """Called with the number of completions that run at once after memory ran out."""
+
+    def server_changed(self, what: str) -> None:
+        """Called with a sentence on each event of a server."""
+
+    def result_awaited(self) -> None:
+        """Called once a second while no server's result arrives; it may raise to stop."""
+
+
 class Weights(Protocol):
     """The part of the learner that a sampler sees: the weights to follow and their version."""
 

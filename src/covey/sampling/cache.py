@@ -28,9 +28,9 @@ from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 from covey.sampling.graphs import GraphStep, Step, cuda_recorder
 
-PREFILL_TOKENS = 16_384
-"""Prompt tokens that go through the model at once."""
-LEAST_SAVED = 32
+PREFILL_TOKENS = 4_096
+"""Prompt tokens that go through the model at once; with more, the memory of their temporary results grows."""
+MIN_SAVED = 32
 """Fewest tokens saved for which the beginning that prompts share is computed only once."""
 KEPT_FRACTION = 1 / 16
 """Part of a device's memory that a cache may keep between rollouts, so that steps are recorded once."""
@@ -104,6 +104,7 @@ class CacheEngine:
     def admit(self, requests: Sequence[int]) -> Tensor:
         """Start one completion of each request in the next slots. Return the first logits (n, V)."""
         # A request occurs once per completion, next to its siblings; its prompt is prefilled once.
+        requests = list(self._first_of_equals(requests))
         new_requests = [r for r in dict.fromkeys(requests) if r not in self.logits]
         for chunk in self._chunks(new_requests):
             self._prefill(chunk)
@@ -115,6 +116,17 @@ class CacheEngine:
         self.logits = {requests[-1]: self.logits[requests[-1]]}
         self._forget_prompts()
         return first_logits
+
+    def _first_of_equals(self, requests: Sequence[int]) -> Iterator[int]:
+        """The requests, but for each whose prompt is its neighbour's, the first of such neighbours.
+
+        An evaluation asks for sampled completions and for the greedy one by two requests.
+        """
+        first = next(iter(self.logits), None)
+        for request in requests:
+            if first is None or not np.array_equal(self.prompts[first], self.prompts[request]):
+                first = request
+            yield first
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. Return the next logits (B, V)."""
@@ -209,7 +221,7 @@ def common_start(prompts: Sequence[np.ndarray]) -> int:
     agrees = np.logical_and.reduce([p[:limit] == prompts[0][:limit] for p in prompts])
     count = limit if agrees.all() else int(agrees.argmin())
     saved = count * (len(prompts) - 1)  # tokens, as the beginning is computed once and not once a prompt
-    return count if saved >= LEAST_SAVED else 0
+    return count if saved >= MIN_SAVED else 0
 
 
 def cache_length(count: int) -> int:
@@ -377,11 +389,10 @@ class _CompiledCache:
             out = qkv.new_empty(rows, heads.queries * heads.width)
             # One call does all of it: norms of queries and keys, rotation, write into the cache, attention.
             norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
-            eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
             slot = (self.page, self.prompt_length, self.length)
             sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes, heads.window or UNLIMITED)
             cos, sin, _ = self.tables[heads.rotary]
-            inputs = (qkv, *norms, eps, cos, sin, *slot, *self.layers[layer])
+            inputs = (qkv, *norms, *heads.norm_constants, cos, sin, *slot, *self.layers[layer])
             call("decode_attend", *inputs, heads.factor, heads.cap or UNCAPPED, out, *sizes, dtype=self.dtype)
             return out
 

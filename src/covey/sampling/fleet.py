@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import numpy as np
 from covey.config.sampling import Servers
 from covey.models.policy import Policy, copy_trained
 from covey.rng import key
-from covey.sampling.base import Weights
+from covey.sampling.base import SamplerMonitor, Weights
 from covey.sampling.dialects import Misbehaved, recognize
 from covey.sampling.probes import alters_draws, closest_policy, mean_difference, sample_probes
 from covey.sampling.server_client import ServerClient
@@ -32,7 +32,6 @@ from covey.sampling.servers import (
     same_complaint,
     timed_out,
 )
-from covey.system.text import Say
 from covey_verify.web import reason_of
 
 PROBES = 4
@@ -58,6 +57,7 @@ class Fleet:
         probes: Sequence[np.ndarray],
         temperature: float,
         client: ServerClient,
+        monitor: SamplerMonitor,
     ) -> None:
         """Nothing is sent yet. Weights are written to ``folder``; ``probes`` are prompts to compare on."""
         self.policy = policy
@@ -67,10 +67,7 @@ class Fleet:
         self.servers = [RemoteServer(url.rstrip("/")) for url in settings.url]
         self.version = 0
         self.probes = [prompt for prompt in probes[:PROBES] if len(prompt)]
-        self.on_event: Say = lambda _: None
-        """Called with a sentence on each event of a server."""
-        self.on_wait: Callable[[], None] = lambda: None
-        """Called once a second while no result arrives; may raise to stop."""
+        self.monitor = monitor
         self._weights = WeightsFolder(folder)
         self._weights_lock = threading.Lock()
         """Held while servers are given weights and compared: the snapshot must not change meanwhile."""
@@ -142,7 +139,7 @@ class Fleet:
         server.version = None
         server.last_tried = time.monotonic()
         server.hangs = timed_out(error)
-        self.on_event(f"{server.url} is excluded: {server.exclusion_reason}")
+        self.monitor.server_changed(f"{server.url} is excluded: {server.exclusion_reason}")
 
     # Weights
 
@@ -155,7 +152,7 @@ class Fleet:
                 break
             if self.all_excluded and time.monotonic() - start > self.patience:
                 raise none_left(self.servers)
-            self.on_wait()
+            self.monitor.result_awaited()
             time.sleep(0.2)
         if self._exact is None:
             same_bits = all(s.dialect and s.dialect.streams and s.rounding == 0 for s in self.present)
@@ -189,13 +186,13 @@ class Fleet:
             server.version = None
             server.hangs = server.times_admitted > 0 and timed_out(error)
             if not same_complaint(server.exclusion_reason, reason_before):
-                self.on_event(f"{server.url} is excluded: {server.exclusion_reason}")
+                self.monitor.server_changed(f"{server.url} is excluded: {server.exclusion_reason}")
             return
         server.exclusion_reason = ""
         server.hangs = False
         server.times_admitted += 1
         if reason_before:
-            self.on_event(f"{server.url} is back, with the weights of version {self.version}")
+            self.monitor.server_changed(f"{server.url} is back, with the weights of version {self.version}")
 
     def _load_and_probe(self, server: RemoteServer) -> None:
         """Give a server the current weights and probe it. Raises an error of FAILURES."""
@@ -215,7 +212,7 @@ class Fleet:
             fault = reason_of(error)
             cause = error
         if fault and self.settings.restart:  # the last resort
-            self.on_event(f"{server.url}: {fault}; restarting it")
+            self.monitor.server_changed(f"{server.url}: {fault}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
             self._recognize(server)
             fault = self._fault(server)

@@ -18,9 +18,9 @@ Step = Callable[[Tensor, int], Tensor]
 The step must be idempotent: the first call of a bucket runs it twice, to warm up and to replay.
 """
 Work = Callable[[], Tensor]
-FEWEST_SLOTS = 8
+MIN_SLOTS = 8
 """The smallest bucket of slots. Each bucket is twice as large as the one before."""
-SHORTEST_KV = 256
+MIN_KV = 256
 """The smallest bucket of KV lengths."""
 
 
@@ -43,8 +43,8 @@ class GraphStep:
         """Run the step; see ``Step`` for arguments and result."""
         # A graph reads the addresses that it was recorded with, so the tokens are copied there.
         self.tokens[: len(tokens)] = tokens
-        rows = bucket(len(tokens), FEWEST_SLOTS, self.limits[0])
-        length = bucket(kv_length, SHORTEST_KV, self.limits[1])
+        rows = bucket(len(tokens), MIN_SLOTS, self.limits[0])
+        length = bucket(kv_length, MIN_KV, self.limits[1])
         if (rows, length) not in self.recorded:
             self.recorded[rows, length] = self.record(partial(self.step, self.tokens[:rows], length))
         return self.recorded[rows, length]()[: len(tokens)]

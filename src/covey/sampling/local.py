@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from covey.models.kernels.calls import threads_lent
 from covey.models.logprobs import exclude_unknown
 from covey.models.policy import Policy, copy_trained
 from covey.rng import uniforms_of
-from covey.sampling.base import Request, SampledCompletion, SamplingParams, Weights
+from covey.sampling.base import Request, SampledCompletion, SamplerMonitor, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
 from covey.sampling.draw import GREEDY, draw
@@ -46,9 +46,7 @@ class LocalSampler:
 
     A snapshot changes between two tokens only: completions under way then continue from their tokens under
     the new weights, keys and values computed anew, so that each token is drawn from exactly one version.
-    Out of memory halves how many completions run at once, from then on, and tells ``on_fewer_running``.
-    ``on_token`` receives the number of tokens drawn and an upper bound on those still to come; it may raise
-    to stop.
+    Out of memory halves how many completions run at once, from then on.
     """
 
     samples_on_every_rank = True
@@ -58,15 +56,14 @@ class LocalSampler:
         policy: Policy,
         max_running: int = 256,
         faults: Faults | None = None,
-        on_fewer_running: Callable[[int], None] = lambda _: None,
+        monitor: SamplerMonitor | None = None,
         from_snapshot: bool = False,
     ) -> None:
         self.policy = policy
         self.from_snapshot = from_snapshot
         self.max_running = max_running
         self.faults = faults or Faults()
-        self.on_fewer_running = on_fewer_running
-        self.on_token: Callable[[int, int], None] = lambda *_: None
+        self.monitor = monitor or SamplerMonitor()
         self.version = 0
         self._reusable = deque[CacheEngine](maxlen=1)
         """The engine of the last rollout, if its recorded steps can serve the next one."""
@@ -149,7 +146,7 @@ class LocalSampler:
             )
         self.max_running = running // 2
         torch.cuda.empty_cache()
-        self.on_fewer_running(self.max_running)
+        self.monitor.fewer_running(self.max_running)
 
     def _pass(
         self,
@@ -169,7 +166,7 @@ class LocalSampler:
         tokens_drawn = 0
         most_tokens = sum(requests[r].limit(params) for r, _ in waiting)
         while waiting or running.owners:
-            self.on_token(tokens_drawn, most_tokens - tokens_drawn)
+            self.monitor.tokens_drawn(tokens_drawn, most_tokens - tokens_drawn)
             self.faults.in_memory("memory.sampling")
             with self._weights_locked(), torch.no_grad(), threads_lent(compiled):
                 # Weights changed between two tokens; the caller starts another pass with a new cache.
@@ -194,7 +191,7 @@ class LocalSampler:
         engine = self._restart_engine(prompts, params, slots)
         if engine is None:
             engine = CacheEngine(self.policy, prompts, slots, params.max_tokens)
-        engine.on_layer = partial(self.on_token, 0, 0)
+        engine.on_layer = partial(self.monitor.tokens_drawn, 0, 0)
         return engine
 
     def _restart_engine(

@@ -28,9 +28,9 @@ STATES = "cache_params"
 NO_CACHE = (
     "its modules return no transformers cache, so every token would need a pass over the whole sequence"
 )
-LARGEST_ERROR = 0.01
+MAX_ERROR = 0.01
 """Largest change of logits by padding and cache that is accepted, in standard deviations."""
-LARGEST_ROUNDED_ERROR = 0.25
+MAX_ROUNDED_ERROR = 0.25
 """The same for weights that are rounded."""
 
 
@@ -126,9 +126,9 @@ def check_sampling(policy: Policy) -> None:
         raise _refusal(policy, fault) from error
     if any(p.dtype != torch.float32 for p in policy.model.parameters()):
         # The median, because rounding alone may choose other experts in some rows.
-        differs = errors.median() > LARGEST_ROUNDED_ERROR
+        differs = errors.median() > MAX_ROUNDED_ERROR
     else:
-        differs = errors.max() > LARGEST_ERROR
+        differs = errors.max() > MAX_ERROR
     if differs:
         raise _refusal(
             policy,

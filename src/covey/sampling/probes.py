@@ -24,7 +24,7 @@ PROBE_TOKENS = 32
 """Most tokens of a probe."""
 DRAWS = 512
 """Number of first tokens that are drawn for each prompt to compare their frequencies."""
-LEAST_P_VALUE = 1e-6
+MIN_P_VALUE = 1e-6
 """P-value below which frequencies are taken not to be the policy's."""
 MIN_EXPECTED_DRAWS = 5.0
 """Fewest expected draws in a class, so that the chi-square distribution holds."""
@@ -93,7 +93,7 @@ def alters_draws(
         # add.at, because ``counts[i][ids] += 1`` would count a repeated id once.
         np.add.at(counts[i], [output.tokens[0] for output in outputs], 1.0)
     chance = p_value(probabilities, counts)
-    if chance >= LEAST_P_VALUE:
+    if chance >= MIN_P_VALUE:
         return ""
     return (
         f"of {DRAWS} tokens after each of {len(prompts)} prompts some came too often and others too rarely "

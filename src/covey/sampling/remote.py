@@ -21,7 +21,7 @@ import numpy as np
 
 from covey.config.sampling import Servers
 from covey.models.policy import Policy
-from covey.sampling.base import Request, SampledCompletion, SamplingParams, Weights
+from covey.sampling.base import Request, SampledCompletion, SamplerMonitor, SamplingParams, Weights
 from covey.sampling.dialects import ServerOutput
 from covey.sampling.fleet import Fleet
 from covey.sampling.server_client import ServerClient
@@ -52,6 +52,7 @@ class RemoteSampler:
         *,
         token: str = "",
         transport: Transport = ask,
+        monitor: SamplerMonitor | None = None,
         from_snapshot: bool = False,
     ) -> None:
         """Nothing is sent yet. ``folder`` is where weights are written for the servers.
@@ -63,7 +64,8 @@ class RemoteSampler:
         self.from_snapshot = from_snapshot
         self.max_running = max_running
         self.client = ServerClient(policy, transport, token, servers.timeout)
-        self.fleet = Fleet(policy, servers, folder, probes, temperature, self.client)
+        self.monitor = monitor or SamplerMonitor()
+        self.fleet = Fleet(policy, servers, folder, probes, temperature, self.client, self.monitor)
         policy.draw_from_all()
         self._noted_padding = False
 
@@ -111,7 +113,7 @@ class RemoteSampler:
                     yield from samples
                     continue
                 # A thread has ended, or nothing came for a second: a server may need weights or a new try.
-                fleet.on_wait()
+                self.monitor.result_awaited()
                 fleet.give_weights()
                 self._start_threads(work)
                 if not fleet.all_excluded:
@@ -135,7 +137,7 @@ class RemoteSampler:
         note = "" if self._noted_padding else note_on_padding(self.policy, tokens)
         if note:
             self._noted_padding = True
-            self.fleet.on_event(note)
+            self.monitor.server_changed(note)
 
     # Threads
 

@@ -20,7 +20,7 @@ SHORT_TIMEOUT = 20.0
 """Seconds for a request other than sampling."""
 FIRST_PAUSE = 0.1
 """Seconds until a busy server is asked again; each further pause is twice as long."""
-LONGEST_PAUSE = 5.0
+MAX_PAUSE = 5.0
 """Most seconds between two requests to a busy server."""
 
 
@@ -53,7 +53,7 @@ class ServerClient:
         body = dialect.body(request, params, server.model, params.ends_of(self.policy))
         # Read before the request, because the server may get and prove other weights before it answers.
         proven_stamp = server.stamp
-        for pause in pauses(FIRST_PAUSE, LONGEST_PAUSE):
+        for pause in pauses(FIRST_PAUSE, MAX_PAUSE):
             request_id = new_request_id()
             try:
                 with_id = {**body, dialect.id_field: request_id}

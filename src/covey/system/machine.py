@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from covey_verify.machine import available_cpus, group_limits
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Most threads that are asked for: with too many, the next thread of any library ends the process."""
 
 
@@ -17,11 +17,11 @@ def available_threads(environment: Mapping[str, str] = os.environ, processes: in
 
 
 def asked_threads(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return OMP_NUM_THREADS as OpenMP reads it; None if it has no number up to ``MOST_THREADS``."""
+    """Return OMP_NUM_THREADS as OpenMP reads it; None if it has no number up to ``MAX_THREADS``."""
     # It may be a list, one number per level of nesting. int refuses texts of thousands of digits, so the
     # length is checked first.
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip().lstrip("0")
-    if not first.isdecimal() or len(first) > len(str(MOST_THREADS)) or int(first) > MOST_THREADS:
+    if not first.isdecimal() or len(first) > len(str(MAX_THREADS)) or int(first) > MAX_THREADS:
         return None
     return int(first)
 

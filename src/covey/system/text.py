@@ -12,16 +12,21 @@ from typing import TypeAlias
 Say: TypeAlias = Callable[[str], object]
 """A function that gets a message for people."""
 CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    r"\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
-"""Control characters: they move the cursor, ring, colour, or reverse text. Tab and newline are not here."""
+"""Characters that move the cursor, ring, colour or reverse text, or that nobody can see.
+
+Tab and newline are not here, nor the joiners U+200C and U+200D within text of a script or an emoji that needs
+them. The pages have their own list (dom.js).
+"""
 
 
 def inert(text: str) -> str:
     r"""Return text with its control characters as escapes, so that no model output acts on the terminal.
 
-    >>> print(inert("\x1b[2Jgone\u202e"))
-    \x1b[2Jgone\u202e
+    >>> print(inert("\x1b[2Jgone\u202e 4\u200b2"))
+    \x1b[2Jgone\u202e 4\u200b2
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 

@@ -19,7 +19,7 @@ UNTRIED = 0.5
 """Pass rate assumed of a problem that has not been tried."""
 SOLVED = 0.9
 """Pass rate from which a problem counts as solved (ScaleRL, arXiv 2510.13786)."""
-LEAST = 0.05
+MIN_DRAW_WEIGHT = 0.05
 """Smallest weight of a problem over the largest weight; above 0, so that no problem is lost forever."""
 
 
@@ -59,7 +59,7 @@ class Difficulty:
         This is weighted sampling without replacement: the largest u^(1/w), w = 4 p (1 - p), with keyed u
         (Efraimidis and Spirakis 2006). Fewer are returned if there are not enough.
         """
-        weights = np.maximum(4 * self.rates * (1 - self.rates), LEAST)
+        weights = np.maximum(4 * self.rates * (1 - self.rates), MIN_DRAW_WEIGHT)
         # log(u) / w has the order of u^(1/w).
         order = np.log(np.maximum(uniforms(stream, len(weights)), 1e-30)) / weights
         order[list(without)] = -np.inf

@@ -24,7 +24,7 @@ from covey_verify.types import Messages
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 """(line or row number from 1, row) of each row."""
-LONGEST_PROMPT = 4 << 20
+MAX_PROMPT = 4 << 20
 """Largest prompt in bytes. Tokenizing more takes minutes, and no model reads as much."""
 LINE_END = re.compile(r"\r\n|\r|\n")
 QUOTED = re.compile(r'"[^"]*"')
@@ -130,15 +130,19 @@ def _row(row: object, where: str) -> dict[str, object]:
     unnamed = next((name for name in row if not isinstance(name, str)), None)
     if unnamed is not None:  # as in a table of pandas without names of columns
         raise DataError(f"{where}: the column {unnamed!r} has a name that is no text; rename it")
+    check_characters(dict(row), where)
+    return dict(row)
+
+
+def check_characters(value: object, where: str) -> None:
+    """Raise DataError if a text in a value cannot be encoded, by a tokenizer or in the record of a run."""
     try:
-        # Only to see whether every text can be encoded, so that the record of the run can be written later.
-        json.dumps(dict(row), ensure_ascii=False, default=str, skipkeys=True).encode()
+        json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where}: the text contains half of a surrogate pair "
             f"(\\u{ord(error.object[error.start]):04x}), which is not a character; repair it"
         ) from None
-    return dict(row)
 
 
 csv.field_size_limit((1 << 31) - 1)  # as long as a line of JSON may be
@@ -226,9 +230,9 @@ def _problem(
         )
     prompt = _prompt(where, row, data)
     size = len(str(prompt).encode())
-    if size > LONGEST_PROMPT:
+    if size > MAX_PROMPT:
         raise DataError(
-            f"{where}: the prompt has {size:,} bytes, more than the allowed {LONGEST_PROMPT:,}; shorten it"
+            f"{where}: the prompt has {size:,} bytes, more than the allowed {MAX_PROMPT:,}; shorten it"
         )
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
     return Problem(identifier, prompt, columns, template, isinstance(row[data.prompt], str))

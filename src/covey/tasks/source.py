@@ -25,7 +25,7 @@ OF_ROWS = ("prompt", "answer", "columns", "template", "chat", "system", "chat_te
 """Settings of the layout of a file's rows, which a built-in task does not use."""
 EXAMPLES = "examples.jsonl"
 """Name of the file with the examples that a stage has made."""
-MOST_HELD_OUT = 512
+MAX_HELD_OUT = 512
 """Largest number of examples that are held out for evaluation."""
 
 
@@ -97,7 +97,7 @@ def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[s
     counts = Counter(map(prompt_key, problems))
     prompts = list(counts)
     # Number of examples that may still be held out; prompts with more are skipped.
-    room = min(int(fraction * len(problems)), MOST_HELD_OUT)
+    room = min(int(fraction * len(problems)), MAX_HELD_OUT)
     held_out = set[str]()
     for number in permutation(key(seed, "held out"), len(prompts)).tolist():
         prompt = prompts[number]

@@ -28,7 +28,7 @@ from covey.tinker import requests as asked
 from covey.tinker.adapters import Adapter, AdapterShape, AdapterWeights, Base
 from covey.tinker.checkpoints import KINDS, Kind, Record, Store, expiry
 from covey.tinker.passes import DrawRequest, check_tokens, forward_backward
-from covey.tinker.registry import MOST_SNAPSHOTS, Client, Registry, SamplerWeights
+from covey.tinker.registry import MAX_SNAPSHOTS, Client, Registry, SamplerWeights
 from covey.tinker.wire import PROTOBUF, read_data, read_forward_backward
 from covey.tinker.worker import ComputeThread, Result
 from covey_verify.errors import ConfigError, DataError
@@ -216,7 +216,7 @@ class Tinker:
                 return {"type": kind, "path": self._save(client, "sampler_weights", call, call.path)}
             sampler = SamplerWeights(weights=client.trained.snapshot())
             client.snapshots.append(sampler)
-            if len(client.snapshots) > MOST_SNAPSHOTS:
+            if len(client.snapshots) > MAX_SNAPSHOTS:
                 client.snapshots.popleft().weights = None
             session = client.id.partition(":")[0]
             name = f"{session}:sample:{call.sampling_session_seq_id}"
@@ -371,7 +371,7 @@ class Tinker:
 
     def _load_sampler(self, sampler: SamplerWeights, path: str) -> AdapterWeights:
         self.resolved.append(sampler)
-        if len(self.resolved) > MOST_SNAPSHOTS:
+        if len(self.resolved) > MAX_SNAPSHOTS:
             self.resolved.popleft().weights = None
         return self.store.load(self.base, path)[1]
 

@@ -15,9 +15,9 @@ from covey.tinker.passes import DrawRequest
 from covey.tinker.worker import ComputeThread, Job, Result
 from covey_verify.errors import DataError
 
-MOST_RESULTS = 1024
+MAX_RESULTS = 1024
 """Finished results that are held for clients whose connection broke before they had them."""
-MOST_SNAPSHOTS = 8
+MAX_SNAPSHOTS = 8
 """Unsaved samplers of a training client that are held, and samplers of checkpoints that stay in memory."""
 SILENCE = 3600.0
 """Seconds without a heartbeat after which a session is dropped when another one begins."""
@@ -54,7 +54,7 @@ class SamplerWeights:
         """The weights. Raises DataError if they are gone or cannot be loaded."""
         if self.weights is None and self.load is None:
             raise DataError(
-                f"this sampler was released: a local Tinker holds the newest {MOST_SNAPSHOTS} unsaved ones "
+                f"this sampler was released: a local Tinker holds the newest {MAX_SNAPSHOTS} unsaved ones "
                 "of a client; save_weights_for_sampler with a name lasts"
             )
         if self.weights is None and self.load is not None:
@@ -137,7 +137,7 @@ class Registry:
     def _keep_task(self, name: str, task: Job) -> Job:
         self.tasks[name] = task
         finished = [n for n, t in self.tasks.items() if t.result.done()]
-        for old in finished[: max(0, len(finished) - MOST_RESULTS)]:
+        for old in finished[: max(0, len(finished) - MAX_RESULTS)]:
             del self.tasks[old]
         return task
 

@@ -18,7 +18,7 @@ from covey.types import Completion
 from covey_verify.errors import DataError
 
 PROTOBUF = "application/x-protobuf"
-MOST_VALUES = 1 << 24
+MAX_VALUES = 1 << 24
 """Most values of an array, with the zeros of a sparse one."""
 DTYPES: Mapping[int, type[np.generic]] = {1: np.float32, 2: np.int64, 3: np.int32}
 FLOAT32 = 1
@@ -90,8 +90,8 @@ def _tensor(tensor: Fields, where: str) -> np.ndarray:
     if dtype is None:
         raise DataError(f"{where}: its type is none of float32, int64 and int32")
     shape = _read_integers(tensor, 4)
-    if math.prod(shape) > MOST_VALUES:
-        raise DataError(f"{where}: a shape of {shape}, which is more than {MOST_VALUES} values")
+    if math.prod(shape) > MAX_VALUES:
+        raise DataError(f"{where}: a shape of {shape}, which is more than {MAX_VALUES} values")
     try:
         return _read_array(tensor, dtype, shape)
     except (ValueError, IndexError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -21,11 +22,48 @@ from covey.rng import key
 from covey.rollouts.groups import OnProgress, sampling_params, score_all
 from covey.rollouts.learned import is_learned, weights_identity
 from covey.runs.estimates import Basis, Evaluation
+from covey.runs.journal import Journal
 from covey.runs.sources import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.sampling.prompts import EncodedProblem
+from covey.system.processes import on_rank_zero
 from covey.types import Completion, Credit, Group, Problem
 from covey_verify.extract import Rule, extract
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures a run's policy. The same problems are taken each time, so that two evaluations compare."""
+
+    resolved: ResolvedConfig
+    test_set: Sequence[EncodedProblem]
+    sampler: Sampler
+    rewards: Rewards
+    journal: Journal
+    on_sample: Callable[..., None]
+    """Called with the number of finished completions, that of all, and ``what`` is being done."""
+
+    @property
+    def spare_problems(self) -> Sequence[EncodedProblem]:
+        """Held-out problems that no evaluation during training uses, as many as one evaluation has."""
+        count = self.resolved.config.eval.problems
+        return self.test_set[count : 2 * count]
+
+    def measure(self, problems: Sequence[EncodedProblem]) -> Evaluation:
+        """Measure accuracy on some problems now."""
+        self.journal.console.show_work("evaluating")
+        with self.journal.clock("eval"):
+            progress = partial(self.on_sample, what="evaluating")
+            return evaluate_by(self.resolved, problems, self.sampler, self.rewards, progress)
+
+    def at(self, step: int) -> Evaluation:
+        """Return held-out accuracy at this step, measured and logged now or read from the log."""
+        for record in on_rank_zero(lambda: self.journal.folder.read("evals.jsonl")):
+            if record["step"] == step:
+                return Evaluation.from_record(record)
+        evaluation = self.measure(self.test_set[: self.resolved.config.eval.problems])
+        self.journal.log_evaluation(step, evaluation)
+        return evaluation
 
 
 def evaluate_by(
@@ -68,10 +106,11 @@ def evaluate(
     requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(samples)]) for p in problems]
     # One stream, hence one completion; greedy decoding draws nothing from it.
     likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
-    # All in one call, so that the sampler stays full; split again by position.
-    groups = score_all([*requests, *likeliest], sampler, params, Scorer(rewards), progress)
-    sampled = [with_credit(group, credit) for group in groups[: len(problems)]]
-    greedy = groups[len(problems) :]
+    # All in one call, so that the sampler stays full, and side by side, so that it reads each prompt once.
+    pairs = [request for pair in zip(requests, likeliest, strict=True) for request in pair]
+    groups = score_all(pairs, sampler, params, Scorer(rewards), progress)
+    sampled = [with_credit(group, credit) for group in groups[::2]]
+    greedy = groups[1::2]
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
         correct=np.array([int(g.correct.sum()) for g in sampled]),

@@ -24,6 +24,7 @@ from covey.runs.examples import (
 )
 from covey.system.text import percent
 from covey.tasks.source import EXAMPLES
+from covey.training.memory import memory_measured
 from covey.training.metrics import as_text
 from covey.training.run import Run
 from covey.types import Problem
@@ -52,7 +53,7 @@ def sample_completions(run: Run) -> None:
                 **score_metrics(groups, rollout_batch.scoring.logged),
                 **rollout_batch.metrics,
             }
-            journal.log(step, metrics)
+            journal.log(step, metrics, memory_measured(run))
             facts = {
                 "reward": as_text(metrics["reward/mean"], ".3f"),
                 "correct": percent(metrics["accuracy"]),

@@ -13,6 +13,7 @@ from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenOutputs
 from covey.rng import key, permutation
 from covey.system.processes import run_on_all
+from covey.training.memory import memory_measured
 from covey.training.run import Run
 from covey.training.updates import apply_update
 
@@ -33,7 +34,7 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
     build_step = step_builder_of(run)
     for step in range(run.state.step, config.train.steps):
         # A stop request that reaches one process stops all at the same step.
-        run_on_all(run.safe_point)
+        run_on_all(run.monitor.safe_point)
         run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         journal.console.show_work("updating")
@@ -51,7 +52,7 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
             "optimizer/lr": learning_rate(step, config.train),
             **(held_out(run, build_step) if measures_after(step + 1, run) else {}),
         }
-        times = journal.log(step, metrics)
+        times = journal.log(step, metrics, memory_measured(run))
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
         values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
         journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})

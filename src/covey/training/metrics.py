@@ -97,14 +97,14 @@ def report_step(
     batch: Batch,
     outcome: StepUpdates,
     metrics: Mapping[str, float],
+    memory: Mapping[str, int],
     resolved: ResolvedConfig,
 ) -> None:
     """Log a step and show it on the console."""
     _note_off_centre(journal, resolved.algorithm, batch, rollout_batch.groups, step)
     tokens_of_step = token_record(outcome.stats, [len(tokens) for tokens in batch.tokens])
-    times = journal.log_rollouts(
-        step, rollout_batch, batch, tokens_of_step, resolved.config.train.inner_epochs, metrics
-    )
+    journal.log_rollouts(step, rollout_batch, batch, tokens_of_step, resolved.config.train.inner_epochs)
+    times = journal.log(step, metrics, memory)
     console = journal.console
     console.examples = extremes(rollout_batch.all_groups)
     console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))

@@ -10,7 +10,7 @@ from covey.config.load import ResolvedConfig
 from covey.config.sampling import Servers
 from covey.config.schema import Config
 from covey.config.unread import reads
-from covey.learner.learner import Learner
+from covey.learner.learner import Learner, LearnerMonitor
 from covey.models.load import load_policy, own_reference
 from covey.models.policy import Policy
 from covey.models.reference import Reference
@@ -24,7 +24,7 @@ from covey.sampling.servers import Transport
 from covey.system.processes import is_rank_zero
 from covey.tasks.examples import Example
 from covey.tasks.source import Source
-from covey.training.options import RunOptions
+from covey.training.monitor import RunMonitor
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey_verify.web import ask
 
@@ -49,17 +49,19 @@ def reference_model(policy: Policy, resolved: ResolvedConfig) -> Reference | Non
     return Reference(policy, algorithm.moves_reference, own_reference(resolved)) if needs_reference else None
 
 
-def policy_learner(policy: Policy, resolved: ResolvedConfig, reference: Reference | None) -> Learner[Policy]:
+def policy_learner(
+    policy: Policy, resolved: ResolvedConfig, reference: Reference | None, monitor: LearnerMonitor
+) -> Learner[Policy]:
     """Return the policy with its optimizer. A value head on it learns at the critic's rate."""
     config = resolved.config
     critic = resolved.algorithm.critic
     # Relative, so that the head follows the policy's schedule.
     pace = critic.lr / config.train.lr if critic and config.train.lr else 1.0
-    return Learner(policy, config.train, reference, head=policy.value, pace=pace)
+    return Learner(policy, config.train, reference, head=policy.value, pace=pace, monitor=monitor)
 
 
-def load_critic(policy: Policy, resolved: ResolvedConfig) -> Learner[ValueModel] | None:
-    """Return the algorithm's separate critic; None if it is a head on the policy, or there is none.
+def critic_network(policy: Policy, resolved: ResolvedConfig) -> ValueModel | None:
+    """Return the network of a separate critic; None if the critic is a head on the policy, or there is none.
 
     Raises ConfigError for a model that cannot be a critic.
     """
@@ -75,11 +77,20 @@ def load_critic(policy: Policy, resolved: ResolvedConfig) -> Learner[ValueModel]
     )
     if model.decoder is not None:
         model.decoder.recompute = config.train.recompute_layers
-    return Learner(model, config.train.model_copy(update={"lr": critic.lr}))
+    return model
+
+
+def critic_learner(
+    network: ValueModel, resolved: ResolvedConfig, monitor: LearnerMonitor
+) -> Learner[ValueModel]:
+    """Return a separate critic with its optimizer, which has a rate of its own."""
+    critic = resolved.algorithm.critic
+    assert critic is not None, "it has a network"
+    return Learner(network, resolved.config.train.model_copy(update={"lr": critic.lr}), monitor=monitor)
 
 
 def sampler_of(
-    policy: Policy, config: Config, prompts: Sequence[EncodedProblem], options: RunOptions
+    policy: Policy, config: Config, prompts: Sequence[EncodedProblem], monitor: RunMonitor
 ) -> Sampler:
     """Return a sampler on servers, if the config names some or Ray places them, else in this process."""
     rollout = config.rollout
@@ -89,7 +100,9 @@ def sampler_of(
     policy = policy.snapshot() if from_snapshot else policy
     sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
     if sampler is None:
-        return LocalSampler(policy, rollout.max_running, options.faults, from_snapshot=from_snapshot)
+        return LocalSampler(
+            policy, rollout.max_running, monitor.faults, monitor=monitor, from_snapshot=from_snapshot
+        )
     folder = sampler.folder or config.output / "sync"
     token = os.environ.get(TOKEN, "")
     if config.launch.samplers and is_rank_zero():  # the process that sends all requests
@@ -105,5 +118,6 @@ def sampler_of(
         max_running=rollout.max_running,
         token=token,
         transport=transport,
+        monitor=monitor,
         from_snapshot=from_snapshot,
     )

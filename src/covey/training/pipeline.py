@@ -207,7 +207,7 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
     config = run.resolved.config
     evaluations = {}
     try:
-        with run.watchdog.watching():
+        with run.monitor.watchdog.watching():
             if run.evaluates:
                 evaluations["before"] = run.evaluator.at(0)
             run.options.observer.run_begins(run.state.step)

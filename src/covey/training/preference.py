@@ -159,7 +159,7 @@ def with_prompt_trained(example: EncodedProblem) -> EncodedProblem:
     return replace(example, tokens=first, answers=tuple(answers))
 
 
-MOST_UNEVEN = 4 / 3
+MAX_UNEVENNESS = 4 / 3
 """Largest ratio of the total weights of good and bad answers that KTO's authors call balanced."""
 
 
@@ -169,12 +169,12 @@ def unpaired_notes(examples: Sequence[EncodedProblem], settings: Mapping[str, ob
     bad = sum(1 - label for e in examples for label in e.labels)
     for_good, for_bad = (float(str(settings[f"{name}_weight"])) for name in ("desirable", "undesirable"))
     notes = []
-    if not for_bad * bad <= for_good * good <= MOST_UNEVEN * for_bad * bad:
+    if not for_bad * bad <= for_good * good <= MAX_UNEVENNESS * for_bad * bad:
         least = for_bad * bad / good
         notes.append(
             f"{good:.0f} good answers of weight {for_good:g} and {bad:.0f} bad ones of weight {for_bad:g}: "
             "in all the good ones should weigh 1 to 1.33 times as much as the bad ones. Try: "
-            f"loss.desirable_weight: {least * (1 + MOST_UNEVEN) / 2:.2g}"
+            f"loss.desirable_weight: {least * (1 + MAX_UNEVENNESS) / 2:.2g}"
         )
     if len({e.tokens.tobytes() for e in examples}) == 1:
         notes.append(
@@ -231,7 +231,7 @@ def reference_sums(run: Run, examples: Sequence[EncodedProblem]) -> list[Tensor]
         learner = _first_learner(run, path)
     run.journal.console.show_work("computing the reference's log-probs")
     while complete < len(examples):
-        run_on_all(run.safe_point)
+        run_on_all(run.monitor.safe_point)
         batch = given_batch(examples[complete : complete + EXAMPLES_AT_ONCE])
         sums = np.concatenate([sums, answer_log_probs(learner, batch).numpy()])
         complete = min(complete + EXAMPLES_AT_ONCE, len(examples))

@@ -118,8 +118,9 @@ def refuse_late_changes(stage: ResolvedConfig) -> None:
     late = [d for d in changed_settings(stage) if d.effect != "safe" or d.name == "train.final"]
     if late:
         raise ConfigError(
-            f"{stage.config.output} has ended, so no step is left for {'; '.join(map(str, late))}. Set more "
-            "steps too (--train.steps), or choose another --output; `covey eval` measures its model"
+            f"{stage.config.output} has ended, so no step is left for these changes: "
+            f"{'; '.join(map(str, late))}. Set more steps too (--train.steps), or choose another "
+            "--output; `covey eval` measures its model"
         )
 
 

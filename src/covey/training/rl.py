@@ -20,6 +20,7 @@ from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollouts.batch import RolloutBatch
 from covey.training.learners import learner_parts, policy_is_frozen, set_value_pull
+from covey.training.memory import memory_measured
 from covey.training.metrics import StepUpdates, report_step, step_metrics
 from covey.training.misattributed import misattributed_groups, report_misattributed
 from covey.training.run import Run
@@ -58,7 +59,7 @@ def finish_step(run: Run, step: int, rollout_batch: RolloutBatch, batch: Batch, 
     report_misattributed(
         run.journal, step, misattributed_groups(rollout_batch.groups, outcome.stats, outcome.version_before)
     )
-    report_step(run.journal, step, rollout_batch, batch, outcome, metrics, resolved)
+    report_step(run.journal, step, rollout_batch, batch, outcome, metrics, memory_measured(run), resolved)
     has_signal = bool(batch.advantages.any())
     run.state = run.supervisor.judge_step(run.state, step, metrics, rollout_batch.all_groups, has_signal)
     refresh_reference(run.learner, resolved.algorithm, outcome.version_before)

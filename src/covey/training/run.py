@@ -21,12 +21,11 @@ from covey.runs.drift import Drift
 from covey.runs.folder import checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.pending import PendingCompletions
-from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import on_rank_zero
-from covey.system.signals import StopSignal
-from covey.training.evaluator import Evaluator
+from covey.training.evaluation import Evaluator
+from covey.training.monitor import RunMonitor
 from covey.training.observer import ObserverRequest
 from covey.training.options import RunOptions
 from covey.training.progress import Progress
@@ -50,8 +49,7 @@ class Run:
     contents: Mapping[str, str]
     """Hashes of given rows and the user's functions as the process began."""
     journal: Journal
-    stop: StopSignal
-    watchdog: Watchdog
+    monitor: RunMonitor
     options: RunOptions = field(default_factory=RunOptions)
     state: RunState = field(default_factory=RunState)
     critic: Learner[ValueModel] | None = None
@@ -62,13 +60,14 @@ class Run:
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.resolved, self.journal)
         self.evaluator = Evaluator(
-            self.resolved, self.test_set, self.sampler, self.rewards, self.journal, self.on_sample
+            self.resolved, self.test_set, self.sampler, self.rewards, self.journal, self.monitor.on_sample
         )
         self.drift = Drift(self.journal.folder.path)
-        train = self.resolved.config.train
-        rl = self.resolved.config.method == "rl"
-        updates = train.updates_per_rollout_batch if rl else 1
-        self.progress = Progress(self.journal.clock, train.steps, updates)
+
+    @property
+    def progress(self) -> Progress:
+        """What is done and what is left, in time."""
+        return self.monitor.progress
 
     @property
     def evaluates(self) -> bool:
@@ -80,20 +79,6 @@ class Run:
         self.progress.step_begins()
         self.options.observer.step_begins(self.state.step)
         self.options.faults.at_step()
-
-    def safe_point(self) -> None:
-        """Let a stop request take effect, unless the step has changed weights and has to be finished.
-
-        A step that is broken off before its first update leaves no trace, and a resume repeats it.
-        """
-        self.watchdog.progress()
-        if self.progress.between_steps:
-            self.stop.check()
-
-    def on_sample(self, count: int, total: int, what: str = "sampling") -> None:
-        """Report progress of sampling."""
-        self.safe_point()
-        self.journal.console.show_sampling(count, total, what)
 
     def rollouts(
         self, rollout: Rollout | None = None, algorithm: Algorithm | None = None
@@ -114,13 +99,13 @@ class Run:
             PendingCompletions(self.journal.folder.path) if config.rollout.staleness else None,
             first_step=self.state.step,
             position=self.state.position,
-            progress=self.on_sample,
+            progress=self.monitor.on_sample,
         )
         return source.batches()
 
     def advance(self, step: int, position: Position | None = None) -> None:
         """Mark a step as complete: a resume begins after it, once its logs are written."""
-        self.watchdog.progress()
+        self.monitor.watchdog.progress()
         self.progress.logging_begins()
         self.state = replace(self.state, step=step, position=position or Position())
         if why := self.journal.console.lost_output():
@@ -181,7 +166,8 @@ class Run:
         journal = self.journal
         train = self.resolved.config.train
         journal.console.show_work("saving")
-        self.state = replace(self.state, seconds=journal.clock.total())
+        micro_tokens = self.monitor.micro_tokens or self.state.micro_tokens
+        self.state = replace(self.state, seconds=journal.clock.total(), micro_tokens=micro_tokens)
         with journal.clock("save"):
             faults = self.options.faults
             save_checkpoint(journal.folder, self.learner, self.critic, self.state, train.keep, faults)

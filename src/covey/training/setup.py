@@ -34,9 +34,16 @@ from covey.sampling.tools.use import unexplained_tools, with_tools
 from covey.system.console import RunConsole
 from covey.system.processes import run_on_all
 from covey.system.signals import StopSignal
-from covey.training.hooks import connect
 from covey.training.memory import plan_memory
-from covey.training.models import load_critic, load_trained, policy_learner, reference_model, sampler_of
+from covey.training.models import (
+    critic_learner,
+    critic_network,
+    load_trained,
+    policy_learner,
+    reference_model,
+    sampler_of,
+)
+from covey.training.monitor import RunMonitor
 from covey.training.options import DEFAULTS, RunOptions
 from covey.training.resume import resume_run
 from covey.training.run import Run
@@ -71,33 +78,34 @@ def set_up(
     held = alive_bytes(policy.model.parameters()) + reward_model_bytes(task.rewards)
     program = program_bytes(policy.device, held)
     reference = reference_model(policy, resolved)  # before a critic puts a value head on the policy
-    critic = load_critic(policy, resolved)
-    learner = policy_learner(policy, resolved, reference)
-    sampler = sampler_of(policy.unsharded, config, encoded.train, options)
-    run = Run(
-        resolved=resolved,
-        learner=learner,
-        sampler=with_tools(sampler, policy.unsharded, task.toolbox),
-        # They were loaded before the model, whose texts the reader knows.
-        rewards=replace(task.rewards, reader=reader_by(policy)),
-        train_set=encoded.train,
-        test_set=encoded.test,
-        held_out=encoded.held_out,
-        contents=contents,
-        journal=Journal(run_on_all(lambda: RunFolder(config.output)), console, Clock(policy.device)),
-        stop=stop,
-        watchdog=Watchdog(config.output, config.guards.stall_minutes),
-        options=options,
-        state=RunState(coefficients=first_coefficients(resolved.algorithm)),
-        critic=critic,
-        first_policy=_first_policy(resolved, task),
-    )
+    critic = critic_network(policy, resolved)
+    journal = Journal(run_on_all(lambda: RunFolder(config.output)), console, Clock(policy.device))
     try:
-        connect(run)
+        watchdog = Watchdog(config.output, config.guards.stall_minutes)
+        monitor = RunMonitor(resolved, journal, stop, watchdog, options.faults)
+        learner = policy_learner(policy, resolved, reference, monitor)
+        sampler = sampler_of(policy.unsharded, config, encoded.train, monitor)
+        run = Run(
+            resolved=resolved,
+            learner=learner,
+            sampler=with_tools(sampler, policy.unsharded, task.toolbox),
+            # They were loaded before the model, whose texts the reader knows.
+            rewards=replace(task.rewards, reader=reader_by(policy)),
+            train_set=encoded.train,
+            test_set=encoded.test,
+            held_out=encoded.held_out,
+            contents=contents,
+            journal=journal,
+            monitor=monitor,
+            options=options,
+            state=RunState(coefficients=first_coefficients(resolved.algorithm)),
+            critic=None if critic is None else critic_learner(critic, resolved, monitor),
+            first_policy=_first_policy(resolved, task),
+        )
         resume_run(run, plan_memory(run, program))
     # The folder is locked by now; the handler of the error may want to open it again.
     except BaseException:
-        run.journal.folder.close()
+        journal.folder.close()
         raise
     return run
 

@@ -24,7 +24,7 @@ def apply_update(
     GuardStop after ``guards.bad_updates`` of these in a row.
     """
     if run.progress.between_steps:
-        run_on_all(run.safe_point)
+        run_on_all(run.monitor.safe_point)
     # Faults are those that a test has planned; without any these calls do nothing.
     faults = run.options.faults
     run.progress.update_begins(number)

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from covey.config.python_objects import MOST_STREAMED
+from covey.config.python_objects import MAX_STREAMED
 from covey.models.chat import assistant_spans
 from covey.models.policy import vocabulary_hash
 from covey.rng import key, permutation
@@ -45,9 +45,9 @@ def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
         return [dict(row) for row in rows.to_dict(orient="records")]
     if hasattr(rows, "__len__"):
         return [dict(row) for row in rows]
-    streamed = [dict(row) for row in islice(rows, MOST_STREAMED + 1 if most is None else most)]
-    if len(streamed) > MOST_STREAMED:
-        raise Refused(f"{what}: a stream of more than {MOST_STREAMED:,} rows may be endless: set max_steps")
+    streamed = [dict(row) for row in islice(rows, MAX_STREAMED + 1 if most is None else most)]
+    if len(streamed) > MAX_STREAMED:
+        raise Refused(f"{what}: a stream of more than {MAX_STREAMED:,} rows may be endless: set max_steps")
     return streamed
 
 

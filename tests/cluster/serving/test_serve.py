@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from transformers import OpenAIGPTConfig
 
-from covey.cluster.serving.guard import LARGEST_BODY
+from covey.cluster.serving.guard import MAX_BODY
 from covey.cluster.serving.run import serve_http
 from covey.cluster.serving.shared import SharedModel, TooBusy
 from covey.config.sampling import Servers
@@ -31,7 +31,7 @@ from covey_verify.errors import ConfigError
 from covey_verify.web import ask
 from tests.cluster.serving.served import GOOD, refused, serving
 from tests.conftest import policy_of, random_prompts, sharpened
-from tests.sampling.remote_samplers import Version, asked, moved
+from tests.sampling.remote_samplers import Listener, Version, asked, moved
 from tests.sampling.stub import copied
 
 
@@ -86,11 +86,16 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
     trained = copied(policy)
     with serving(copied(policy), tmp_path) as healthy:
         with serving(copied(policy), tmp_path) as url:
+            listener = Listener()
             made = RemoteSampler(
-                trained, Servers(url=(healthy, url)), tmp_path / "sync", random_prompts(4), 1.0, 6
+                trained,
+                Servers(url=(healthy, url)),
+                tmp_path / "sync",
+                random_prompts(4),
+                1.0,
+                6,
+                monitor=listener,
             )
-            made.said = []
-            made.fleet.on_event = made.said.append
             moved(trained)
             made.sync(Version(1))
             list(made.sample(asked(), SamplingParams(10)))
@@ -98,7 +103,7 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
             found = {(x.request, x.sample): x.completion for x in made.sample(asked(8), SamplingParams(10))}
     for request, sample, ours in LocalSampler(trained).sample(asked(8), SamplingParams(10)):
         assert (found[request, sample].tokens == ours.tokens).all()
-    assert "restarted" in made.said[0]
+    assert "restarted" in listener.said[0]
 
 
 def test_weights_that_another_run_gave_under_the_same_version_are_found(
@@ -106,23 +111,24 @@ def test_weights_that_another_run_gave_under_the_same_version_are_found(
 ) -> None:
     monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.0)
     ours, theirs = copied(policy), copied(policy)
+    listener = Listener()
     moved(ours)
     moved(theirs)
     moved(theirs)
     with serving(copied(policy), tmp_path) as url:
         one, other = (
-            RemoteSampler(each, Servers(url=(url,)), tmp_path / name, random_prompts(4), 1.0, 6)
-            for each, name in ((ours, "one"), (theirs, "other"))
+            RemoteSampler(
+                each, Servers(url=(url,)), tmp_path / name, random_prompts(4), 1.0, 6, monitor=monitor
+            )
+            for each, name, monitor in ((ours, "one", listener), (theirs, "other", None))
         )
-        one.said = []
-        one.fleet.on_event = one.said.append
         for made in (one, other):
             made.sync(Version(1))
             list(made.sample(asked(1), SamplingParams(10)))
         found = {(x.request, x.sample): x.completion for x in one.sample(asked(), SamplingParams(10))}
     for request, sample, own in LocalSampler(ours).sample(asked(), SamplingParams(10)):
         assert (found[request, sample].logprobs == own.logprobs).all()
-    assert "its weights were changed" in one.said[0]
+    assert "its weights were changed" in listener.said[0]
 
 
 def test_weights_that_an_earlier_run_left_under_the_same_version_are_not_given(
@@ -228,7 +234,7 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         (b"{", 400, "JSON"),
         (b"\xff\xfe", 400, ""),
         (b"[" * 100_000, 400, ""),
-        (b" " * (LARGEST_BODY + 1), 413, "body"),
+        (b" " * (MAX_BODY + 1), 413, "body"),
     ],
 )
 def test_a_bad_request_gets_its_status_and_a_reason(

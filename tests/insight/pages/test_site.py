@@ -28,7 +28,7 @@ from covey.insight.pages import server, tokens
 from covey.insight.pages.records import Runs, listed_runs, run_page
 from covey.insight.pages.server import STATIC
 from covey.insight.pages.steps import group_page, step_page
-from covey.insight.pages.thinning import MOST, ThinnedCurve
+from covey.insight.pages.thinning import MAX_POINTS, ThinnedCurve
 from covey.insight.show import end_reason, show_step
 from covey.models.tiny import build_tokenizer
 from covey.runs.folder import RunFolder
@@ -421,7 +421,7 @@ def test_a_long_run_is_shown_in_few_points_and_no_spike_is_lost(tmp_path: Path) 
     folder.close()
     found = run_page("long", tmp_path / "long")
     metrics = found["metrics"]
-    assert len(metrics) <= 2 * MOST + 2
+    assert len(metrics) <= 2 * MAX_POINTS + 2
     rewards = [m["reward/mean"] for m in metrics]
     assert (max(rewards), min(rewards)) == (99.0, -7.0)
     assert (metrics[0]["step"], metrics[-1]["step"]) == (0, 4999)
@@ -452,7 +452,7 @@ def test_a_curve_has_the_extremes_of_its_stream(seed: int, count: int, parts: in
     for part in np.array_split(np.arange(len(records)), parts):
         curve.add(records[i] for i in part)
     shown = curve.records()
-    assert len(shown) <= 2 * MOST + 2
+    assert len(shown) <= 2 * MAX_POINTS + 2
     steps = [r["step"] for r in shown]
     assert steps == sorted(set(steps)) and (steps[0], steps[-1]) == (0, len(values) - 1)
     assert max(r["x"] for r in shown) == pytest.approx(max(values), rel=1e-5)

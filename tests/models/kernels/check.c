@@ -14,7 +14,7 @@ void NAME(attend)(const real *, const real *, const real *, const int64_t *, lon
 void NAME(attend_back)(const real *, const real *, const real *, const real *, const float *, const real *,
                        const int64_t *, const int64_t *, long, float, float, real *, float *, float *, long, long, long,
                        long, long);
-void NAME(decode_attend)(const real *, const real *, const real *, float, const real *, const real *, const int64_t *,
+void NAME(decode_attend)(const real *, const real *, const real *, float, float, const real *, const real *, const int64_t *,
                          const int64_t *, const int64_t *, const float *, const float *, float *, float *, float,
                          float, real *, long, long, long, long, long, long, long);
 void NAME(soft_cap)(const real *, float, real *, long, long);
@@ -145,7 +145,7 @@ static void attention(long P, long T, float cap) {
     memcpy(qkv, q + (T - 1) * H * E, H * E * sizeof(real));
     memcpy(qkv + H * E, k + (T - 1) * K * E, K * E * sizeof(real));
     memcpy(qkv + (H + K) * E, v + (T - 1) * K * E, K * E * sizeof(real));
-    struct noted noted = {(operation *)NAME(decode_attend), .rows_at = 13, .factors = {0, 0.25f, cap}};
+    struct noted noted = {(operation *)NAME(decode_attend), .rows_at = 13, .factors = {0, 0, 0.25f, cap}};
     void *memory[] = {qkv, NULL, NULL, cosine, sine, &page, &before, &drawn, store_[0], store_[1], store_[2], store_[3], one};
     long sizes[] = {0, H, K, E, ROOM, ROOM, 1L << 40};
     memcpy(noted.values, memory, sizeof(memory)), memcpy(noted.values + 13, sizes, sizeof(sizes));

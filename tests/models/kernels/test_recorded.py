@@ -27,7 +27,7 @@ def normed(x: Tensor) -> Tensor:
     """Two operations; the first one's sum is not held on, so that its memory is lent again."""
     for _ in range(3):
         total, out = torch.empty_like(x), x.new_empty(x.shape)
-        call("add_norm", x, None, WEIGHT, 1e-6, total, out, *x.shape, dtype=x.dtype)
+        call("add_norm", x, None, WEIGHT, 0.0, 1e-6, total, out, *x.shape, dtype=x.dtype)
         x = out
     return x
 
@@ -119,7 +119,7 @@ def test_a_weight_that_is_dropped_is_kept_by_the_recording_and_goes_with_it() ->
 
     def work(x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        call("add_norm", x, None, weight[0], 1e-6, torch.empty_like(x), out, *x.shape, dtype=x.dtype)
+        call("add_norm", x, None, weight[0], 0.0, 1e-6, torch.empty_like(x), out, *x.shape, dtype=x.dtype)
         return out
 
     recorded, x = Recording(work), rows(4)

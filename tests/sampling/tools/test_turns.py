@@ -186,7 +186,7 @@ def test_a_tag_inside_of_a_text_ends_no_call_in_plain_text(policy: Policy, box: 
 def test_a_turn_of_nothing_but_tags_ends(policy: Policy, box: Toolbox) -> None:
     """Each is a round of its own: they have a bound."""
     begun = '<tool_call>{"name": "calculate", "arguments": {"expression": "'
-    lines = [begun + "</tool_call>", *["</tool_call>"] * turns.MOST_ADDED, "it was none"]
+    lines = [begun + "</tool_call>", *["</tool_call>"] * turns.MAX_ADDED, "it was none"]
     whole, inner = talk(policy, box, TEXT, *lines, end=False)
     assert len(inner.asked) == len(lines)
     assert [t["role"] for t in whole.transcript.turns] == ["assistant", "tool", "assistant"]

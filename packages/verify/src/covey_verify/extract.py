@@ -15,7 +15,7 @@ Turns = Sequence[Mapping[str, Any]]
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
-LONGEST = 50_000
+MAX_CHARACTERS = 50_000
 """Number of characters at the end in which an answer is searched; the text before is never read."""
 # NUMBER: sign, currency, thousands, decimals or a denominator. CHOICE: an option from A to J outside of
 # words. FENCE: the opening or closing line of a code block (its marks, its language).
@@ -113,7 +113,7 @@ def visible(text: str) -> bool:
     )
 
 
-def after_reasoning(text: str, longest: int = LONGEST) -> str | None:
+def after_reasoning(text: str, longest: int = MAX_CHARACTERS) -> str | None:
     """Return the end of the text after the last closing reasoning tag, ``longest`` characters at most.
 
     None if reasoning was opened and never closed.

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from httpx2 import Client, Response
 
-MOST_MESSAGE = 400
+MAX_MESSAGE = 400
 """Number of bytes kept of a server's error message."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine, which are reached without a proxy."""
@@ -142,8 +142,8 @@ def _send(
             message = b""
             # Without a message the status alone says what is wrong.
             with suppress(OSError), _plain_errors(url, deadline):
-                message = _receive_body(reply, MOST_MESSAGE, deadline) if plain else b""
-            words = message[:MOST_MESSAGE].decode(errors="replace")
+                message = _receive_body(reply, MAX_MESSAGE, deadline) if plain else b""
+            words = message[:MAX_MESSAGE].decode(errors="replace")
             raise StatusError(reply.status_code, words, reply.headers.get("location", ""))
         if not plain:
             raise ValueError("the reply is compressed, which was not asked for")

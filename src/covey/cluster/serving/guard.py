@@ -11,7 +11,7 @@ from starlette.requests import Request
 from covey_verify.errors import CoveyError
 from covey_verify.web import LOOPBACK, two_lengths
 
-LARGEST_BODY = 16 << 20
+MAX_BODY = 16 << 20
 """Most bytes of a request's body."""
 BODY_SECONDS = 30.0
 """Seconds for a body to arrive."""
@@ -62,8 +62,8 @@ async def body(request: Request, kind: str = "application/json") -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 received += part
-                if len(received) > LARGEST_BODY:
-                    raise Refusal(413, f"a body of more than {LARGEST_BODY} bytes")
+                if len(received) > MAX_BODY:
+                    raise Refusal(413, f"a body of more than {MAX_BODY} bytes")
     except TimeoutError:
         raise Refusal(408, f"the body took more than {BODY_SECONDS:g} s") from None
     return bytes(received)

@@ -147,7 +147,12 @@ def _reads_tags(spec: object) -> bool:
     return in_tags or spec_name(spec) == "answer_format"
 
 
-def reading_last_number(specs: Specs) -> Specs:
+def read_last_number(run: RunView) -> str | None:
+    """Return the config line with a verdict that reads the last number, if all answers are numbers."""
+    return ChangeRewards(_reading_last_number)(run) if run.late("text/reference_number") == 1 else None
+
+
+def _reading_last_number(specs: Specs) -> Specs:
     """Replace the verdict, unless it compares words, with a verifier that reads the last number of a text."""
     judge = verdict_in(specs)
     if judge is not None and spec_name(judge) == "exact_answer":

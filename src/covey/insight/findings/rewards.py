@@ -27,7 +27,7 @@ from covey.insight.findings.remedies import (
     ScaleBy,
     all_points,
     largest,
-    reading_last_number,
+    read_last_number,
     spec_name,
     spec_settings,
     specs_of,
@@ -258,7 +258,7 @@ RULES = (
             IfRewardsFail(ChangeTo("scoring.timeout", 600.0), models=False),
             IfRewardsFail(ChangeTo("scoring.max_infra", 0.05)),
         ),
-        advice="`covey score` on some completions: what do the functions say?",
+        advice="`covey score` on some completions, which shows what the functions say",
         silences=OUTCOMES,
         shown_by=of_status("infra_error", "bad_reference"),
     ),
@@ -311,8 +311,8 @@ RULES = (
         answers_are_written_but_not_read,
         reason="If the model knows the answer and the verdict does not read it, the format does not match, "
         "and longer training does not help.",
-        remedies=(ChangeRewards(reading_last_number),),
-        advice="`covey score` on some completions: which form does the function read?",
+        remedies=(read_last_number,),
+        advice="`covey score` on some completions, which shows what form the function reads",
         silences=(*OUTCOMES, "unparsable", "constant_reward"),
         shown_by=reward_of,
     ),
@@ -323,7 +323,7 @@ RULES = (
         reason="A model that knows anything about its problems gives their answers more often than others. "
         "If it does not, the rows may be mixed up.",
         remedies=(ChangeTo("data.answer", "answer", lambda column: column is None),),
-        advice="look at some rows: do the answers belong to their prompts?",
+        advice="look at some rows, to see whether the answers belong to their prompts",
         silences=(*NO_SIGNAL, *STILL),
     ),
     Rule(

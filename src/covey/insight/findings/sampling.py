@@ -125,7 +125,7 @@ RULES = (
         tool_calls_fail,
         reason="A model whose calls fail more often than they succeed learns to do without tools.",
         remedies=(ScaleBy("rollout.tools.max_calls", 2, 2), ScaleBy("rollout.tools.timeout", 3, 3)),
-        advice="the tools' answers in `covey ui`: which errors do they report?",
+        advice="the errors among the tools' answers, in `covey ui`",
         silences=(*NO_SIGNAL, *STILL),
     ),
     Rule(

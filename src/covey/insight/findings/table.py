@@ -24,7 +24,7 @@ RULES: tuple[Rule, ...] = (
 """All rules, causes before effects."""
 CANNOT_SAY = ("paid_by_model", "no_motion", "flat", "kl_growth", "held_out_flat", "worse")
 """Rules that cannot say why steps had no signal."""
-MOST_LOOKS = 400
+MAX_LOOKS = 400
 """Largest number of steps after which the rules are applied to a recorded run, evenly spaced."""
 
 
@@ -45,7 +45,7 @@ def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Findin
 
 def _looks(steps: int) -> list[int]:
     """Return the numbers of steps after which the rules are applied; the last is ``steps`` itself."""
-    stride = -(-steps // MOST_LOOKS) or 1
+    stride = -(-steps // MAX_LOOKS) or 1
     looks = set(range(stride, steps + 1, stride))
     if steps:
         looks.add(steps)

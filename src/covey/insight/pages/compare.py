@@ -15,7 +15,7 @@ from covey.runs.rollouts import read_rollouts, recorded_steps
 
 LATEST = 20
 """Number of last steps of each run whose problems are compared."""
-MOST_PROBLEMS = 100
+MAX_PROBLEMS = 100
 """Number of problems that the page lists."""
 Problems = dict[tuple[str, str], Record]
 """(problem, prompt) -> its record. Two files may use one name for different problems."""
@@ -51,7 +51,7 @@ def _common_problems(first: Problems, second: Problems) -> list[Record]:
     """Return the problems of both runs, those whose mean reward changed the most first."""
     common = [key for key in first if key in second]
     common.sort(key=lambda key: -abs(second[key]["mean"] - first[key]["mean"]))
-    return [{"problem": key[0], "a": first[key], "b": second[key]} for key in common[:MOST_PROBLEMS]]
+    return [{"problem": key[0], "a": first[key], "b": second[key]} for key in common[:MAX_PROBLEMS]]
 
 
 def _problems(run: Path) -> Problems:

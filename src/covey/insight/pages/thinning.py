@@ -9,7 +9,7 @@ from typing import Any
 from covey.system.text import finite
 
 Record = dict[str, Any]
-MOST = 200
+MAX_POINTS = 200
 """Largest number of stretches of a curve. Each is two points, and a screen has no room for more."""
 DIGITS = 6
 """Significant digits of a number in a curve."""
@@ -66,7 +66,7 @@ class Stretch:
 
 
 class ThinnedCurve:
-    """A growing stream of records in at most ``MOST`` stretches; each record is read once."""
+    """A growing stream of records in at most ``MAX_POINTS`` stretches; each record is read once."""
 
     def __init__(self) -> None:
         self.ends: list[Record] = []
@@ -91,7 +91,7 @@ class ThinnedCurve:
 
     def _widen(self) -> None:
         """Make room for one more stretch: merge them in pairs, so that each is twice as wide."""
-        if len(self.stretches) < MOST:
+        if len(self.stretches) < MAX_POINTS:
             return
         for early, late in zip(self.stretches[::2], self.stretches[1::2], strict=True):
             early.join(late)

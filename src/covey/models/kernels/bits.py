@@ -20,6 +20,8 @@ OUTPUTS_INPUTS = ((64, 32), (300, 48), (97, 272))
 """Outputs and inputs of the products that are compared."""
 SPLITS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
 """Query heads, key heads and head width of the attentions that are compared."""
+NORM = (1.0, 1e-6)
+"""The constants that are added to the norms' weights, and to their mean squares."""
 PROMPT_TOKENS = 19
 COMPLETION_TOKENS = 37
 CACHE_POSITIONS = 64
@@ -76,7 +78,7 @@ class _Heads:
         angles = torch.rand(total, width // 2).repeat(1, 2)
         self.tables = angles.cos().to(dtype), angles.sin().to(dtype)
         self.parts = [self.qkv.new_empty(total, heads, width) for heads in (queries, keys, keys)]
-        inputs: tuple[Tensor | float, ...] = (self.qkv, *self.norms, 1e-6, *self.tables, torch.arange(total))
+        inputs: tuple[Tensor | float, ...] = (self.qkv, *self.norms, *NORM, *self.tables, torch.arange(total))
         call("split_heads", *inputs, *self.parts, total, *self.sizes, dtype=dtype)
 
     def attend_at_once(self, window: int, cap: float) -> Tensor:
@@ -110,7 +112,7 @@ class _Heads:
             inputs: tuple[Tensor | float, ...] = (
                 self.qkv[PROMPT_TOKENS + t],
                 *self.norms,
-                1e-6,
+                *NORM,
                 *self.tables,
             )
             slots = (slot, cached, torch.tensor([t]))

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from covey.models.kernels.choice import Trial, trial_of
 from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, c_sources, compile_library
 from covey.models.kernels.kept import keep_library, kept_library, tell_damaged
+from covey.system.allocator import keep_freed_memory
 from covey.system.cache import cache_folder, keep_file, own_file
 from covey.system.integrity import sealed, unsealed
 from covey_verify.children import CRASHES, how_ended, run
@@ -99,7 +100,7 @@ def tested_kernels() -> Kernels | None:
                     print(f"note: {instructions} is not used: {error}", file=sys.stderr, flush=True)
                     reason = error
                     continue
-                _keep_freed_memory()
+                keep_freed_memory()
                 digest = hashlib.sha256(content).hexdigest()[:12]
                 return Kernels(operations, path, trial, instructions, origin, digest)
     except (OSError, subprocess.SubprocessError) as error:
@@ -266,16 +267,6 @@ def _run_trial(content: bytes) -> subprocess.CompletedProcess[bytes]:
         finally:
             if handle is not None:
                 os.close(handle)
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc reuse large blocks: mapping fresh pages for every tensor costs more than the products."""
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        mmap_threshold = -3  # M_MMAP_THRESHOLD of malloc.h
-        trim_threshold = -1  # M_TRIM_THRESHOLD
-        libc.mallopt(mmap_threshold, 1 << 27)
-        libc.mallopt(trim_threshold, 1 << 30)
 
 
 def _find_or_compile(compiler: str, options: Sequence[str] = ()) -> tuple[bytes, Path]:

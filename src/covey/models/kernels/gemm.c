@@ -158,19 +158,25 @@ static inline unit at(const operand *x) { return *x; }
 static inline unit behind(const operand *x) { return 0; }
 #endif
 
+/* Adds one unit of the inner dimension; without a choice in it, so that the sums stay in registers. */
+static inline __attribute__((always_inline)) void multiply_unit(const operand *x, long K, const unit *panel,
+                                                                vec acc[ROWS][VECTORS], const int rows, const int whole) {
+    units b[VECTORS];
+    for (int j = 0; j < VECTORS; j++) b[j] = *(const units *)(panel + j * LANES);
+    for (int i = 0; i < rows; i++) {
+        unit a = whole ? at(x + i * K) : behind(x + i * K);
+        for (int j = 0; j < VECTORS; j++) acc[i][j] = multiply_add(acc[i][j], b[j], a);
+    }
+}
+
 static inline __attribute__((always_inline)) void product_tile(const operand *x, long K, const unit *panel, const float *bias,
                                                                real *c, long N, long columns, const int rows) {
     vec acc[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < VECTORS; j++) acc[i][j] = splat(0);
-    for (long k = 0; k < UNITS(K); k++) {
-        units b[VECTORS];
-        for (int j = 0; j < VECTORS; j++) b[j] = *(const units *)(panel + k * PANEL + j * LANES);
-        for (int i = 0; i < rows; i++) {
-            unit a = DOT == 1 || k < K / DOT ? at(x + i * K + k * DOT) : behind(x + i * K + k * DOT);
-            for (int j = 0; j < VECTORS; j++) acc[i][j] = multiply_add(acc[i][j], b[j], a);
-        }
-    }
+    long k = 0;
+    for (; k < K / DOT; k++) multiply_unit(x + k * DOT, K, panel + k * PANEL, acc, rows, 1);
+    for (; k < UNITS(K); k++) multiply_unit(x + k * DOT, K, panel + k * PANEL, acc, rows, 0);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < VECTORS; j++) write_sums(acc[i][j], bias, c + i * N, j * LANES, columns);
 }

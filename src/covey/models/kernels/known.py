@@ -52,16 +52,16 @@ def _embedding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
 
 
 def _norms(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
-    # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 2.
+    # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 1.5 + 0.5.
     ones, threes, fours = (_full(value, dtype=dtype) for value in (1, 3, 4))
-    weight = _full(2, E, dtype=dtype)
+    weight = _full(1.5, E, dtype=dtype)
     total = _nan_tensor(T, E, dtype=dtype)
     normed = _nan_tensor(T, E, dtype=dtype)
-    call("add_norm", threes, ones, weight, 0.0, total, normed, T, E, dtype=dtype)
+    call("add_norm", threes, ones, weight, 0.5, 0.0, total, normed, T, E, dtype=dtype)
     yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
     dx = _nan_tensor(T, E, dtype=dtype)
     dw = torch.zeros(E)
-    call("add_norm_back", fours, weight, 0.0, threes, ones, dx, dw, T, E, dtype=dtype)
+    call("add_norm_back", fours, weight, 0.5, 0.0, threes, ones, dx, dw, T, E, dtype=dtype)
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
 
 
@@ -85,7 +85,7 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     qkv = row.expand(T, -1).to(dtype).contiguous()
     quarter = (torch.zeros(T, E, dtype=dtype), torch.ones(T, E, dtype=dtype), torch.arange(T))
     parts = [_nan_tensor(T, n, E, dtype=dtype) for n in (H, K, K)]
-    call("split_heads", qkv, None, None, 0.0, *quarter, *parts, T, H, K, E, dtype=dtype)
+    call("split_heads", qkv, None, None, 0.0, 0.0, *quarter, *parts, T, H, K, E, dtype=dtype)
     turning, values = row.view(-1, E).float().split([H + K, K])
     left, right = turning.chunk(2, 1)
     turned = torch.cat((-right, left), 1)
@@ -94,7 +94,8 @@ def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     unused = (torch.zeros(E), torch.zeros(E))
     # Backwards the quarter turn is undone: (left, right) becomes (right, -left).
     grads = [part.contiguous() for part in qkv.view(T, -1, E).split([H, K, K], 1)]
-    call("split_heads_back", qkv, None, None, 0.0, *quarter, *grads, dqkv, *unused, T, H, K, E, dtype=dtype)
+    inputs = (qkv, None, None, 0.0, 0.0, *quarter, *grads)
+    call("split_heads_back", *inputs, dqkv, *unused, T, H, K, E, dtype=dtype)
     turned_back = torch.cat((right, -left), 1)
     yield "split_heads_back", dqkv.view(T, -1, E), torch.cat((turned_back, values))
 
@@ -134,7 +135,7 @@ def _decoding(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     inserted = [torch.zeros(1, K, 1, E, positions), torch.zeros(1, K, positions, E)]
     rotation = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
     attended = _nan_tensor(1, H * E, dtype=dtype)
-    state = (qkv, None, None, 0.0, *rotation, slot, length, slot, *stores, *inserted)
+    state = (qkv, None, None, 0.0, 0.0, *rotation, slot, length, slot, *stores, *inserted)
     call("decode_attend", *state, 1.0, 1.0, attended, 1, H, K, E, positions, positions, 2, dtype=dtype)
     yield "decode_attend", attended, 3.0
     yield "decode_attend", inserted[1][0, 0, 0], 4.0

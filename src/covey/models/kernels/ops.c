@@ -17,8 +17,8 @@ void NAME(embed_back)(const int64_t *tokens, const real *grad, float *into, long
         for (long t = 0, d = column * LANES; t < T; t++) *(vec *)(into + tokens[t] * D + d) += load(grad + t * D + d);
 }
 
-/* x = x + delta (delta may be NULL), h = w * x / sqrt(mean(x^2) + eps). All (T, D). */
-void NAME(add_norm)(const real *x, const real *delta, const real *w, float eps, real *sum, real *h,
+/* x = x + delta (delta may be NULL), h = (w + shift) * x / sqrt(mean(x^2) + eps). All (T, D). */
+void NAME(add_norm)(const real *x, const real *delta, const real *w, float shift, float eps, real *sum, real *h,
                     long T, long D) {
     TEAM(4 * T * D)
     EACH(t, T, ROWS_OF(T)) {
@@ -32,12 +32,12 @@ void NAME(add_norm)(const real *x, const real *delta, const real *w, float eps, 
             squares += v * v;
         }
         float scale = 1.0f / sqrtf(sum_of(squares) / D + eps);
-        for (long d = 0; d < D; d += LANES) store(h + t * D + d, load(sum + t * D + d) * scale * load(w + d));
+        for (long d = 0; d < D; d += LANES) store(h + t * D + d, load(sum + t * D + d) * scale * (load(w + d) + shift));
     }
 }
 
 /* Gradient of add_norm: dx = dsum + J^T dh; dw (D) float. `sum` is the forward's output. */
-void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *dsum, const real *dh,
+void NAME(add_norm_back)(const real *sum, const real *w, float shift, float eps, const real *dsum, const real *dh,
                          real *dx, float *dw, long T, long D) {
     long blocks = (T + BLOCK - 1) / BLOCK;
     float *partial = calloc(blocks * D, sizeof(float));
@@ -51,13 +51,13 @@ void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *
             for (long d = 0; d < D; d += LANES) {
                 vec v = load(xt + d);
                 squares += v * v;
-                dots += v * load(w + d) * load(gt + d);
+                dots += v * (load(w + d) + shift) * load(gt + d);
             }
             float scale = 1.0f / sqrtf(sum_of(squares) / D + eps);
             float pull = sum_of(dots) * scale * scale * scale / D;
             for (long d = 0; d < D; d += LANES) {
                 vec v = load(xt + d), g = load(gt + d);
-                vec into = g * load(w + d) * scale - v * pull;
+                vec into = g * (load(w + d) + shift) * scale - v * pull;
                 if (dsum) into += load(dsum + t * D + d);
                 store(dx + t * D + d, into);
                 *(vec *)(own + d) += g * v * scale;
@@ -95,8 +95,8 @@ void NAME(gate_mul_back)(const real *both, float linear, float cubic, const real
 
 /* --- queries and keys: optional RMS norm per head, then rotary embedding ------------------------- */
 
-/* One head: out = rotate(w * x * scale). cos and sin are rows of (E), halves paired. */
-static float NAME(turn)(const real *x, const real *w, float eps, const real *cos, const real *sin,
+/* One head: out = rotate((w + shift) * x * scale). cos and sin are rows of (E), halves paired. */
+static float NAME(turn)(const real *x, const real *w, float shift, float eps, const real *cos, const real *sin,
                         real *out, long E) {
     float scale = 1.0f;
     if (w) {
@@ -109,7 +109,7 @@ static float NAME(turn)(const real *x, const real *w, float eps, const real *cos
     }
     for (long e = 0; e < E / 2; e += LANES) {
         vec a = load(x + e) * scale, b = load(x + E / 2 + e) * scale;
-        if (w) a *= load(w + e), b *= load(w + E / 2 + e);
+        if (w) a *= load(w + e) + shift, b *= load(w + E / 2 + e) + shift;
         vec c = load(cos + e), s = load(sin + e);
         store(out + e, a * c - b * s);
         store(out + E / 2 + e, b * c + a * s);
@@ -118,20 +118,20 @@ static float NAME(turn)(const real *x, const real *w, float eps, const real *cos
 }
 
 /* qkv (T, (H + 2K) E) -> q (T, H, E), k (T, K, E), v (T, K, E); tables (positions, E). */
-void NAME(split_heads)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
+void NAME(split_heads)(const real *qkv, const real *qw, const real *kw, float shift, float eps, const real *cos,
                        const real *sin, const int64_t *position, real *q, real *k, real *v, long T, long H,
                        long K, long E) {
     TEAM(8 * T * (H + 2 * K) * E)
     EACH(t, T, ROWS_OF(T)) {
         const real *row = qkv + t * (H + 2 * K) * E, *c = cos + position[t] * E, *s = sin + position[t] * E;
-        for (long h = 0; h < H; h++) NAME(turn)(row + h * E, qw, eps, c, s, q + (t * H + h) * E, E);
-        for (long h = 0; h < K; h++) NAME(turn)(row + (H + h) * E, kw, eps, c, s, k + (t * K + h) * E, E);
+        for (long h = 0; h < H; h++) NAME(turn)(row + h * E, qw, shift, eps, c, s, q + (t * H + h) * E, E);
+        for (long h = 0; h < K; h++) NAME(turn)(row + (H + h) * E, kw, shift, eps, c, s, k + (t * K + h) * E, E);
         memcpy(v + t * K * E, row + (H + K) * E, K * E * sizeof(real));
     }
 }
 
 /* Gradient of one head's norm and rotation; adds to dw. */
-static void NAME(turn_back)(const real *x, const real *w, float eps, const real *cos, const real *sin,
+static void NAME(turn_back)(const real *x, const real *w, float shift, float eps, const real *cos, const real *sin,
                             const real *dout, real *dx, float *dw, long E) {
     float turned[1024];
     for (long e = 0; e < E / 2; e += LANES) {
@@ -145,7 +145,7 @@ static void NAME(turn_back)(const real *x, const real *w, float eps, const real 
         for (long e = 0; e < E; e += LANES) {
             vec v = load(x + e);
             squares += v * v;
-            dots += v * load(w + e) * *(vec *)(turned + e);
+            dots += v * (load(w + e) + shift) * *(vec *)(turned + e);
         }
         scale = 1.0f / sqrtf(sum_of(squares) / E + eps);
         pull = sum_of(dots) * scale * scale * scale / E;
@@ -154,14 +154,14 @@ static void NAME(turn_back)(const real *x, const real *w, float eps, const real 
         vec g = *(vec *)(turned + e), v = load(x + e);
         if (w) {
             *(vec *)(dw + e) += g * v * scale;
-            g = g * load(w + e) * scale - v * pull;
+            g = g * (load(w + e) + shift) * scale - v * pull;
         }
         store(dx + e, g);
     }
 }
 
 /* Gradient of split_heads: dq, dk, dv -> dqkv; dqw, dkw (E) float or NULL. */
-void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
+void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, float shift, float eps, const real *cos,
                             const real *sin, const int64_t *position, const real *dq, const real *dk,
                             const real *dv, real *dqkv, float *dqw, float *dkw, long T, long H, long K,
                             long E) {
@@ -176,9 +176,9 @@ void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, flo
             const real *c = cos + position[t] * E, *s = sin + position[t] * E;
             real *into = dqkv + t * (H + 2 * K) * E;
             for (long h = 0; h < H; h++)
-                NAME(turn_back)(row + h * E, qw, eps, c, s, dq + (t * H + h) * E, into + h * E, own, E);
+                NAME(turn_back)(row + h * E, qw, shift, eps, c, s, dq + (t * H + h) * E, into + h * E, own, E);
             for (long h = 0; h < K; h++)
-                NAME(turn_back)(row + (H + h) * E, kw, eps, c, s, dk + (t * K + h) * E, into + (H + h) * E,
+                NAME(turn_back)(row + (H + h) * E, kw, shift, eps, c, s, dk + (t * K + h) * E, into + (H + h) * E,
                                 own + E, E);
             memcpy(into + (H + K) * E, dv + t * K * E, K * E * sizeof(real));
         }
@@ -264,7 +264,7 @@ static float largest(const float *scores, long n, float top) {
 /* For each of B slots: norm and rotate the new query and key, append key and value to the slot's cache at
  * `drawn`, attend over [prompt | own]. qkv (B, (H + 2K) E) -> out (B, H, E). Caches, in float: prompt keys
  * (prompts, K, P / 16, E, 16), values (prompts, K, P, E); own keys (slots, K, S / 16, E, 16), values (slots, K, S, E). */
-void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
+void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float shift, float eps, const real *cos,
                          const real *sin, const int64_t *prompt, const int64_t *prompt_length,
                          const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
                          float *own_keys, float *own_values, float scale, float cap, real *out, long B, long H,
@@ -280,11 +280,11 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             const real *row = qkv + b * (H + 2 * K) * E;
             const real *c = cos + (before + at) * E, *s = sin + (before + at) * E;
             float *keys = own_keys + (b * K + head) * E * S, *values = own_values + (b * K + head) * S * E;
-            NAME(turn)(row + (H + head) * E, kw, eps, c, s, turned, E);
+            NAME(turn)(row + (H + head) * E, kw, shift, eps, c, s, turned, E);
             for (long e = 0; e < E; e++) keys[key_column(at, E) + e * NEIGHBOURS] = get(turned + e);
             for (long e = 0; e < E; e++) values[at * E + e] = get(row + (H + K + head) * E + e);
             for (long r = 0; r < R; r++) {
-                NAME(turn)(row + (head * R + r) * E, qw, eps, c, s, turned, E);
+                NAME(turn)(row + (head * R + r) * E, qw, shift, eps, c, s, turned, E);
                 for (long e = 0; e < E; e++) q[r * E + e] = get(turned + e) * scale;
             }
             const float *shared = prompt_keys + (prompt[b] * K + head) * E * P;

@@ -25,8 +25,8 @@ NEW = (
 )
 """Torch functions that a recording may use; the work of any other would be missing in a replay."""
 BY_ROW = {
-    "add_norm": (0, 1, 4, 5),
-    "decode_attend": (0, 6, 7, 8, 11, 12, 15),
+    "add_norm": (0, 1, 5, 6),
+    "decode_attend": (0, 7, 8, 9, 12, 13, 16),
     "gate_mul": (0, 3),
     "product": (0, 3),
 }

@@ -24,8 +24,8 @@ from covey.models.reward_model import CLASSES, SEPARATOR, RewardModelKind, conve
 from covey.rewards.loading import ModelCache
 from covey_verify.contract import reward
 from covey_verify.errors import ConfigError
-from covey_verify.extract import LONGEST, TextOrMessages, text_of
-from covey_verify.mathematics.steps import SplitRule, Total, score_steps, split
+from covey_verify.extract import MAX_CHARACTERS, TextOrMessages, text_of
+from covey_verify.mathematics.steps import Span, SplitRule, Total, score_steps, split
 from covey_verify.types import Messages, Score
 
 AT_ONCE = 8
@@ -139,6 +139,7 @@ def reward_model(
 def process_reward_model(
     prompts: Sequence[str | Messages],
     completions: Sequence[TextOrMessages],
+    turns: Sequence[Messages],
     token_ends: Sequence[Sequence[int]],
     template_arguments: Sequence[Mapping[str, object]],
     model_cache: ModelCache,
@@ -151,22 +152,25 @@ def process_reward_model(
 ) -> list[Score]:
     """The probability that each step is correct, by a token classifier; see ``score_steps``.
 
-    The model reads the prompt and the steps, each followed by ``separator``. The value is read at the last
-    token of each separator: the softmax's second of two outputs, or the sigmoid of one.
+    The model reads the prompt and the steps, each followed by ``separator``, with the result of a tool on a
+    line of its own after the call. The value is read at the last token of each separator: the softmax's
+    second of two outputs, or the sigmoid of one.
     """
     classifier = load_shared(model_cache, "process_reward_model", model, device)
-    texts = [text_of(c)[:LONGEST] for c in completions]
+    texts = [text_of(c)[:MAX_CHARACTERS] for c in completions]
     spans = [split(text, split_by) for text in texts]
     # The tokens that the model reads, and the last token of each step's separator.
     read = [
         worked_ids(
             classifier.tokenizer,
             prompt,
-            [classifier.words.remove_from(text[a:b]) for a, b in cuts],
+            [classifier.words.remove_from(step) for step in _steps_with_results(text, cuts, own)],
             separator,
             shown,
         )
-        for prompt, text, cuts, shown in zip(prompts, texts, spans, template_arguments, strict=True)
+        for prompt, text, cuts, own, shown in zip(
+            prompts, texts, spans, turns, template_arguments, strict=True
+        )
     ]
     scores = []
     for (ids, places), row, cuts, ends in zip(
@@ -183,6 +187,26 @@ def process_reward_model(
             score_steps(cuts, correct.tolist(), ends, total) if finite else score_of_nonfinite(logits)
         )
     return scores
+
+
+def _steps_with_results(text: str, spans: Sequence[Span], turns: Messages) -> list[str]:
+    """Return the texts of a completion's steps, with each result of a tool after its call."""
+    results = list[tuple[int, str]]()
+    position = 0
+    for turn in turns:
+        if turn["role"] == "tool":
+            results.append((position, str(turn["content"])))
+        else:
+            position += len(str(turn["content"]))
+    steps = [text[a:b] for a, b in spans]
+    # From the last to the first, so that the positions before a result stay.
+    for position, result in reversed(results if steps else []):
+        number = next((n for n, (_, end) in enumerate(spans) if position <= end), len(spans) - 1)
+        place = max(0, position - spans[number][0])
+        before = steps[number][:place]
+        after = steps[number][place:].removeprefix("\n")
+        steps[number] = f"{before}\n{result}\n{after}"
+    return steps
 
 
 def _conversation(classifier: RewardModel, turns: Messages) -> Messages:

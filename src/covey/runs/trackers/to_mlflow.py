@@ -12,7 +12,7 @@ import mlflow
 
 from covey.runs.trackers import Tracker, run_identity, title_of
 
-LONGEST = 250
+MAX_METRIC_NAME = 250
 """Largest number of characters of a name."""
 PER_CALL = 100
 """Largest number of settings per call."""
@@ -25,7 +25,7 @@ def allowed_name(name: str) -> str:
     ('held_out/pass_1', 'reward/_/_/mean')
     """
     parts = (re.sub(r"[^0-9A-Za-z_\-. :]", "_", part) for part in name.split("/") if part)
-    return "/".join("_" if set(part) == {"."} else part for part in parts)[:LONGEST] or "_"
+    return "/".join("_" if set(part) == {"."} else part for part in parts)[:MAX_METRIC_NAME] or "_"
 
 
 def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> Tracker:

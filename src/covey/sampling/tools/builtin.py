@@ -7,9 +7,9 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 
-LARGEST_POWER = 300
+MAX_POWER = 300
 """Power of ten that bounds every number in a calculation: without it a power could hang a run."""
-LONGEST_EXPRESSION = 1_000
+MAX_EXPRESSION = 1_000
 """Most characters of an expression: a shorter one cannot nest deep enough to crash the parser."""
 OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -30,7 +30,7 @@ def calculate(expression: str) -> str:
     """
     text = str(expression).strip()
     try:
-        if len(text) > LONGEST_EXPRESSION:
+        if len(text) > MAX_EXPRESSION:
             raise OverflowError("the expression is too long")
         value = _value(ast.parse(text, mode="eval").body)
     except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, MemoryError) as error:
@@ -52,14 +52,14 @@ def _value(node: ast.expr) -> float:
         left = _value(node.left)
         right = _value(node.right)
         # Refused before it is computed: an integer's power may take minutes and gigabytes.
-        if isinstance(node.op, ast.Pow) and left and abs(right) * math.log10(abs(left)) > LARGEST_POWER:
+        if isinstance(node.op, ast.Pow) and left and abs(right) * math.log10(abs(left)) > MAX_POWER:
             raise OverflowError("the result is too large")
         return _check_magnitude(OPERATORS[type(node.op)](left, right))
     raise ValueError(f"{ast.unparse(node)[:80]!r} is not arithmetic")
 
 
 def _check_magnitude(value: object) -> float:
-    if not isinstance(value, int | float) or abs(value) > 10.0**LARGEST_POWER:
+    if not isinstance(value, int | float) or abs(value) > 10.0**MAX_POWER:
         raise OverflowError("the result is not a real number, or too large")
     return value
 

@@ -36,7 +36,7 @@ from covey_verify.threads import SHARED_SIZE, Call, Executor
 ERROR = "error: "
 """Beginning of a result that reports an error. The model reads it and may try again."""
 NOT_RUN = f"{ERROR}not run"
-LONGEST_TOKEN = 128
+MAX_TOKEN_CHARACTERS = 128
 """Most characters of a token; Qwen and Llama 3 have tokens of 128 spaces."""
 MANY_RESETS = 500
 """Number of prompts up to which resets need no message: they take a second or two."""
@@ -52,7 +52,7 @@ class Toolbox:
         self.tools = tools
         self.functions = load_tools(tools, folder)
         self.environment = load_environment(tools.environment, folder)
-        self.longest_result = LONGEST_TOKEN * tools.result_tokens + 1
+        self.longest_result = MAX_TOKEN_CHARACTERS * tools.result_tokens + 1
         """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
         self.output = Limits.output + ESCAPED * self.longest_result
         # A sandbox is looked for only if one is needed: on some systems none works.

@@ -30,7 +30,7 @@ from covey_verify.calls.call import UNENDED, ToolCall, as_message
 from covey_verify.calls.forms import CLOSE_CALL
 from covey_verify.threads import Call
 
-MOST_ADDED = 8
+MAX_ADDED = 8
 """Most continuations of a turn in plain text that `</tool_call>` has ended inside a call's text."""
 
 
@@ -211,7 +211,7 @@ class TurnSampler:
         """Whether a turn was ended by a stop string inside a call's text, and has room to continue."""
         answered = dialogue.answered
         length = len(turn.tokens) + (0 if answered is None else len(answered.tokens))
-        if len(dialogue.parts) > MOST_ADDED or length >= params.max_tokens or dialogue.request.problem.chat:
+        if len(dialogue.parts) > MAX_ADDED or length >= params.max_tokens or dialogue.request.problem.chat:
             return False
         if turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids:
             return False

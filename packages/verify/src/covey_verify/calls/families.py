@@ -18,7 +18,7 @@ import re
 from covey_verify.calls.call import ToolCall, Types, call_of, no_json
 from covey_verify.isolated import after_blanks, strict_json, strict_json_at
 
-LONGEST = 50_000
+MAX_CHARACTERS = 50_000
 """Most characters of one call in Python."""
 GEMMA = re.compile(r"<\|tool_call>call:([\w.-]+)(?=\{)")
 GEMMA_QUOTE = '<|"|>'
@@ -77,7 +77,7 @@ def python_calls(text: str, start: int, _: Types) -> tuple[list[ToolCall], int]:
     """Read LFM2's calls: a list of calls in Python. Nothing of it is evaluated."""
     body = LFM2_BODY.match(text, start + len(LFM2))
     assert body is not None, "it matches the empty text"
-    if not text.startswith(LFM2_CLOSE, body.end()) or len(body[0]) > LONGEST:
+    if not text.startswith(LFM2_CLOSE, body.end()) or len(body[0]) > MAX_CHARACTERS:
         # A string in it does not end, so the first closing mark ends the call, wherever it is.
         closed = text.find(LFM2_CLOSE, body.end())
         return [ToolCall("", {}, NO_LIST)] if closed >= 0 else [], max(closed, body.end())

@@ -280,5 +280,6 @@ def exact_answer(
 
 
 def _fold_text(text: str, fold: str) -> str:
-    text = unicodedata.normalize("NFKC", text)
+    # Normalized, a raised digit would join the number before it: 10³ would be 103.
+    text = unicodedata.normalize("NFKC", re.sub("[⁰¹²³⁴-⁹⁺⁻]+", r"^\g<0>", text))
     return " ".join((text.casefold() if fold == "case" else text).split())

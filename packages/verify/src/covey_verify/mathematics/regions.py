@@ -21,7 +21,7 @@ OPERATIONS: dict[str, Callable[[bool, bool], bool]] = {
     "intersection": lambda a, b: a and b,
     "difference": lambda a, b: a and not b,
 }
-MOST_PARTS = 40
+MAX_PARTS = 40
 MINUS_INFINITY = negative(INFINITY)
 
 
@@ -41,7 +41,7 @@ class Region:
 
 def region(node: Node) -> Region:
     """Return the set of real numbers that a node describes. Raises NoRegion."""
-    if len(node.parts) > MOST_PARTS:
+    if len(node.parts) > MAX_PARTS:
         raise NoRegion
     if node.kind == "tuple" and len(node.parts) == 2:
         return _interval(node.parts[0], node.parts[1], "[" in node.text, "]" in node.text)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from covey_verify.contract import reward
-from covey_verify.extract import LONGEST, TextOrMessages, text_of
+from covey_verify.extract import MAX_CHARACTERS, TextOrMessages, text_of
 from covey_verify.mathematics.exact import decimals
 from covey_verify.mathematics.rational import constant
 from covey_verify.mathematics.reader import Reader, plain_number
@@ -34,7 +34,7 @@ STARTS: Mapping[SplitRule, re.Pattern[str]] = {
     "code_blocks": re.compile(r"^(?=```\w)|^```[ \t]*\n", re.MULTILINE),
 }
 """The separators of steps: a step begins where the pattern's match ends."""
-MOST_STEPS = 200
+MAX_STEPS = 200
 """Largest number of steps of a completion; the rest belongs to the last one."""
 ANNOTATION = re.compile(r"<<([^<>=]{1,200})=([^<>=]{1,60})>>")
 TIMES = Token("sign", "*")
@@ -48,7 +48,7 @@ def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
     ['1. add\n', '2. divide']
     """
     ends = [m.end() for m in STARTS[how].finditer(text) if 0 < m.end() < len(text)]
-    edges = [0, *ends[: MOST_STEPS - 1], len(text)]
+    edges = [0, *ends[: MAX_STEPS - 1], len(text)]
     return [(a, b) for a, b in pairwise(edges) if text[a:b].strip()]
 
 
@@ -78,7 +78,7 @@ def calculations(
     >>> calculations("48/2 = <<48/2=24>>24\n24+1 = <<24+1=26>>26", []).value
     0.0
     """
-    text = text_of(completion)[:LONGEST]
+    text = text_of(completion)[:MAX_CHARACTERS]
     spans = split(text, split_by)
     verdicts = [[is_correct(m[1], m[2]) for m in ANNOTATION.finditer(text[a:b])] for a, b in spans]
     values = [float(all(of_step)) if of_step else None for of_step in verdicts]
@@ -113,7 +113,7 @@ def step_labels(
     0.5
     """
     labels = {" ".join(step.split()): (1 + label) / 2 for step, label in step_labels.items()}
-    text = text_of(completion)[:LONGEST]
+    text = text_of(completion)[:MAX_CHARACTERS]
     spans = split(text, split_by)
     values = [labels.get(" ".join(text[a:b].split())) for a, b in spans]
     judged = any(v is not None for v in values)

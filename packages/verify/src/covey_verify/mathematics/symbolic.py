@@ -31,7 +31,7 @@ POINTS_TO_DECIDE = 48
 """Points at which two formulas have to agree."""
 MIN_POINTS = 3
 """Points that suffice if both formulas have a value at no more of them."""
-MOST_DIGITS = 30_000
+MAX_DIGITS = 30_000
 FUNCTIONS = {
     **{f: getattr(mpmath, f) for f in (*CIRCULAR, *HYPERBOLIC)},
     **{f"arc{f}": getattr(mpmath, f"a{f}") for f in CIRCULAR},
@@ -107,7 +107,7 @@ class Algebra:
         # Without variables, or if i is written, values may be complex.
         allows_complex = not names or any(n == name("i") for n in both.walk())
         digits = 100 + 2 * _digits(both)
-        if digits > MOST_DIGITS:
+        if digits > MAX_DIGITS:
             return self.no("too many digits to compare")
         allowed = rounding(ours.text, theirs.text) if {ours.kind, theirs.kind} & {"number"} else None
         with mpmath.workdps(digits):
@@ -158,7 +158,7 @@ class Algebra:
     ) -> bool:
         """Return whether only rounding made the difference: large terms that cancel need more digits."""
         for factor in (2, 10):
-            with mpmath.workdps(min(factor * mpmath.mp.dps, MOST_DIGITS)):
+            with mpmath.workdps(min(factor * mpmath.mp.dps, MAX_DIGITS)):
                 ours, theirs = (self._value(side, at, allows_complex) for side in sides)
                 if isinstance(ours, NoValue) or isinstance(theirs, NoValue):
                     return False
@@ -202,7 +202,7 @@ def _digits(node: Node) -> int:
         elif part.kind == "call" and part.text == "factorial":
             n = approximate(part.parts[0])
             total += math.lgamma(n + 1) if 1 < n < MAX_TERMS else 0.0
-    return int(min(total, MOST_DIGITS))
+    return int(min(total, MAX_DIGITS))
 
 
 class Evaluation:

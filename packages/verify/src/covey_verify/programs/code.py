@@ -24,7 +24,7 @@ from covey_verify.errors import SandboxUnavailable
 from covey_verify.extract import TextOrMessages, after_reasoning, code_block, text_of
 from covey_verify.machine import available_cpus
 from covey_verify.programs.asserts import asserts_of, function_of
-from covey_verify.sandbox.base import LEAST_SECONDS, Outcome, SandboxBackend, too_long
+from covey_verify.sandbox.base import MIN_SECONDS, Outcome, SandboxBackend, too_long
 from covey_verify.sandbox.confine import Limits
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.sandbox.wire import encode_value, numbers_agree, same
@@ -37,9 +37,9 @@ SUSPICIOUS = re.compile(
     r"os\._exit|sys\.exit|_getframe|\batexit\b|unittest|__eq__|excepthook|\bgc\.|settrace"
 )
 """Signs of a program that manipulates its tester; they are logged and never change the score."""
-MOST_SECONDS = 300.0
+MAX_SECONDS = 300.0
 """Longest check in seconds: well below the reward's own limit, so a check that hangs gets 0, not None."""
-MOST_SOLUTIONS = 1_000
+MAX_SOLUTIONS = 1_000
 """Number of solutions that are tried before a run, so that it takes seconds and not minutes."""
 NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
 """Comments of C, and lines of its preprocessor."""
@@ -108,7 +108,7 @@ def bad_tests(
     # Without a sandbox the tests' form is all that can be checked.
     if sandbox is None:
         return complaints
-    solved = [n for n, row in enumerate(rows) if complaints[n] is None and _example(row)][:MOST_SOLUTIONS]
+    solved = [n for n, row in enumerate(rows) if complaints[n] is None and _example(row)][:MAX_SOLUTIONS]
     settings = {**settings, "mode": mode, "sandbox": sandbox}
     with ThreadPoolExecutor(available_cpus()) as pool:
         faults = pool.map(lambda n: _solution_fault(rows[n], settings), solved)
@@ -184,7 +184,7 @@ def code_tests(
     form: Form = "block",
     tolerance: Annotated[float, Ge(0)] = 1e-9,
     seconds: Annotated[float, Gt(0)] = 6.0,
-    total_seconds: Annotated[float, Gt(0), Le(MOST_SECONDS)] = 30.0,
+    total_seconds: Annotated[float, Gt(0), Le(MAX_SECONDS)] = 30.0,
     memory_mb: Annotated[int, Gt(0)] = 1024,
 ) -> Score:
     """Return 1 if the program passes all tests, 0 otherwise; ``points`` may give a fraction instead.
@@ -289,7 +289,7 @@ def _calls(
     call_seconds: float,
     tolerance: float,
 ) -> Iterator[tuple[bool, Outcome]]:
-    if limits.wall < LEAST_SECONDS:
+    if limits.wall < MIN_SECONDS:
         yield from [(False, too_long())] * len(cases)
         return
     results = sandbox.calls(code, entry, [(c.args, c.settings) for c in cases], limits, call_seconds)
@@ -306,7 +306,7 @@ def _scripts(
     tolerance: float,
 ) -> Iterator[tuple[bool, Outcome]]:
     for case in cases:
-        if seconds < LEAST_SECONDS:
+        if seconds < MIN_SECONDS:
             yield False, too_long()
             continue
         result = sandbox.script(code, str(case.args[0]), replace(limits, wall=min(limits.wall, seconds)))

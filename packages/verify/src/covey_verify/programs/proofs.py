@@ -26,9 +26,9 @@ from covey_verify.sandbox.confine import Limits
 from covey_verify.sandbox.process import ProcessSandbox
 from covey_verify.types import Score
 
-MOST_PROOF_SECONDS = 120.0
+MAX_PROOF_SECONDS = 120.0
 """Longest time in seconds of each of the four steps of a check, together below the reward's limit."""
-MOST_TRIED = 16
+MAX_TRIED = 16
 """Number of headers, and of theorems, that are compiled before a run begins."""
 MALFORMED = "column 'theorem' has to be a proposition, 'header' and 'prover' texts, 'axioms' a list of names"
 """The fault of a row without a question for a prover."""
@@ -56,14 +56,14 @@ def _bad_theorems(
 ) -> list[str | None]:
     """Return the fault of each row: it states nothing, or the prover refuses its header or its theorem.
 
-    Only the first MOST_TRIED headers and theorems are compiled.
+    Only the first MAX_TRIED headers and theorems are compiled.
     """
     defaults = {"prover": prover, "axioms": axioms, "header": ""}
     questions = [_question({**defaults, **row}) for row in rows]
     # One trial per distinct (prover, header, axioms), because most rows share a few headers.
     headers = dict.fromkeys((*question[:3], TRIVIAL) for question in questions if question)
-    theorems = [question for question in questions[:MOST_TRIED] if question]
-    trials = [*islice(headers, MOST_TRIED), *theorems]
+    theorems = [question for question in questions[:MAX_TRIED] if question]
+    trials = [*islice(headers, MAX_TRIED), *theorems]
 
     def refusal(question: Question) -> str | None:
         return _refusal(_compile_statement(sandbox, question, memory_mb)[0], question)
@@ -119,7 +119,7 @@ def proves(
     prover: Literal["coq", "lean"] = "coq",
     axioms: Sequence[str] = (),
     form: Form = "block",
-    seconds: Annotated[float, Gt(0), Le(MOST_PROOF_SECONDS)] = 20.0,
+    seconds: Annotated[float, Gt(0), Le(MAX_PROOF_SECONDS)] = 20.0,
     memory_mb: Annotated[int, Gt(0)] = 2048,
 ) -> Score:
     """Return 1 if the last code block proves ``theorem`` with tactics of Coq or Lean 4, 0 otherwise.
@@ -174,7 +174,7 @@ def _compile_statement(sandbox: SandboxBackend | None, question: Question, memor
     backend = _backend(sandbox)
     permitted = " ".join(f"let _ := @{axiom} in" for axiom in axioms)
     text = _fill_template(kind.statement, header, theorem=theorem.strip().removesuffix("."), axioms=permitted)
-    limits = Limits(MOST_PROOF_SECONDS, int(MOST_PROOF_SECONDS), memory_mb << 20)
+    limits = Limits(MAX_PROOF_SECONDS, int(MAX_PROOF_SECONDS), memory_mb << 20)
     compiled = partial(_compile, backend, kind, "Statement", text, limits)
     return STATEMENTS.get((backend.name, *question), compiled)
 

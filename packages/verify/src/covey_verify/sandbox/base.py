@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
     """The time of a program or a call, without the time in which the machine kept it waiting."""
 
 
-LEAST_SECONDS = 0.05
+MIN_SECONDS = 0.05
 """The least time for which another process is started."""
 # (positional arguments, keyword arguments) of one call.
 Arguments = tuple[Sequence[object], Mapping[str, object]]

@@ -29,7 +29,7 @@ from covey_verify.machine import available_cpus
 from covey_verify.sandbox.base import Outcome, OutcomeKind
 from covey_verify.sandbox.confine import Limits, package_folders, python_folders
 from covey_verify.sandbox.driver import READY
-from covey_verify.sandbox.server import LONGEST_WAIT, MOST_WAIT, Job
+from covey_verify.sandbox.server import MAX_TIMEOUT, MAX_WAIT, Job
 from covey_verify.sandbox.wire import BadFrame, frame, read_frame
 
 START_CODE = """
@@ -58,7 +58,7 @@ CLEAN_ENVIRONMENT = {
 START_SECONDS = 60.0
 GRACE = 5.0
 """Seconds the server may take beyond a child's last deadline before it counts as lost."""
-SHORTEST_WAIT = 0.01
+MIN_WAIT = 0.01
 """Seconds in a processor's queue below which a child that is late was not kept waiting."""
 
 
@@ -262,7 +262,7 @@ class ChildProcess:
         self.limits = limits
         self.started = time.monotonic()
         # GRACE longer than the child's own limit, which the server enforces: then the server itself is lost.
-        self.deadline = self.patience = self.started + limits.wall + MOST_WAIT + GRACE
+        self.deadline = self.patience = self.started + limits.wall + MAX_WAIT + GRACE
         self.report: dict[str, Any] = {}
         """The latest reports of the server about it."""
         self.granted = 0.0
@@ -277,7 +277,7 @@ class ChildProcess:
     def send(self, message: object) -> None:
         """Send a frame. An error is ignored here: a child that does not read is ended by its deadline."""
         with contextlib.suppress(OSError):
-            self.channel.settimeout(min(max(0.001, self.deadline - time.monotonic()), LONGEST_WAIT))
+            self.channel.settimeout(min(max(0.001, self.deadline - time.monotonic()), MAX_TIMEOUT))
             self.channel.sendall(frame(message))
 
     def receive(self, within: float = math.inf) -> Any:
@@ -325,12 +325,12 @@ class ChildProcess:
 
     def _receive(self, size: int) -> bytes:
         while True:
-            self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
+            self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), MAX_TIMEOUT))
             try:
                 return self.channel.recv(size)
             except TimeoutError:
                 extension = self.kept_waiting() - self.granted
-                if extension < SHORTEST_WAIT or time.monotonic() >= self.deadline:
+                if extension < MIN_WAIT or time.monotonic() >= self.deadline:
                     raise
                 self.granted += extension
                 self.patience = min(self.deadline, self.patience + extension)
@@ -350,7 +350,7 @@ class ChildProcess:
     def own_seconds(self) -> float:
         """Return the seconds since its start, without those in which it had no processor."""
         passed = time.monotonic() - self.started
-        if passed > 10 * SHORTEST_WAIT:  # in a shorter time it cannot have been kept waiting for long
+        if passed > 10 * MIN_WAIT:  # in a shorter time it cannot have been kept waiting for long
             self.kept_waiting()
         return passed - self.known_wait
 
@@ -392,7 +392,7 @@ class ChildProcess:
     def _kind_of_end(self, code: int, ending: str, cpu: float, **_: object) -> tuple[OutcomeKind, str]:
         limits = self.limits
         if ending == "starved":
-            return "lost", f"the machine kept it waiting for more than {MOST_WAIT:g} s"
+            return "lost", f"the machine kept it waiting for more than {MAX_WAIT:g} s"
         if ending:
             return "timeout", f"no answer within {limits.wall:g} s"
         # The CPU limit may show as SIGXCPU, or as SIGKILL at the hard limit.
@@ -406,7 +406,7 @@ def _receive_until(connection: socket.socket, end: bytes, deadline: float) -> by
     data = b""
     try:
         while not data.endswith(end):
-            connection.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST_WAIT))
+            connection.settimeout(min(max(0.001, deadline - time.monotonic()), MAX_TIMEOUT))
             part = connection.recv(4096)
             if not part:
                 return b""

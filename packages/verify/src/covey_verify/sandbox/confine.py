@@ -42,7 +42,7 @@ MAKE_FILE = 1 << 8
 TRUNCATE = 1 << 14
 
 
-LARGEST_FILE = 16 << 20
+MAX_FILE_BYTES = 16 << 20
 """Largest size in bytes of a file that a child with a folder may write."""
 
 
@@ -52,7 +52,7 @@ class Limits:
 
     wall: float = 6.0
     """Seconds from its start, after which its process group is killed. The seconds in which other work kept
-    it from a processor do not count, up to MOST_WAIT of the server."""
+    it from a processor do not count, up to MAX_WAIT of the server."""
     cpu: int = 5
     """Seconds of processor time."""
     memory: int = 1 << 30
@@ -137,7 +137,7 @@ class Confinement:
                 prctl(PR_SET_DUMPABLE, 1)  # so that debuggers and profilers can look at it
             return
         # With a filter and without a folder there is no file that a child could need to write.
-        writes = 0 if self.filter is not None and not folder else LARGEST_FILE
+        writes = 0 if self.filter is not None and not folder else MAX_FILE_BYTES
         limit(resource.RLIMIT_CORE, 0)
         limit(resource.RLIMIT_NOFILE, 64)
         limit(resource.RLIMIT_FSIZE, writes)

@@ -22,11 +22,11 @@ from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
 
 from covey_verify import children
 from covey_verify.errors import SandboxUnavailable
-from covey_verify.sandbox.base import LEAST_SECONDS, Arguments, Outcome, reply_result, too_long
+from covey_verify.sandbox.base import MIN_SECONDS, Arguments, Outcome, reply_result, too_long
 from covey_verify.sandbox.client import ChildProcess, ForkServer
 from covey_verify.sandbox.confine import Limits, python_folders
 from covey_verify.sandbox.importable import PACKAGES, hidden_folders, libraries, package_paths, paths_except
-from covey_verify.sandbox.server import MOST_WAIT
+from covey_verify.sandbox.server import MAX_WAIT
 from covey_verify.sandbox.wire import encode_value
 
 NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
@@ -223,7 +223,7 @@ class ProcessSandbox:
             yield from [Outcome("lost", text=lost)] * len(remaining)
             return
         while remaining:
-            if seconds < LEAST_SECONDS:
+            if seconds < MIN_SECONDS:
                 yield from [too_long()] * len(remaining)
                 return
             whole = replace(limits, wall=seconds)
@@ -260,7 +260,7 @@ class ProcessSandbox:
             return Outcome("lost", text=lost)
         ours, theirs = socket.socketpair()
         # Each waits for the other, so only the time of both together can be too long.
-        late = replace(limits, wall=limits.wall + MOST_WAIT)
+        late = replace(limits, wall=limits.wall + MAX_WAIT)
         with (
             ours,
             theirs,

@@ -28,15 +28,15 @@ from covey_verify.sandbox.confine import Confinement, Limits, adopt_orphans
 
 # Bytes of a job on the wire, padded.
 REQUEST_SIZE = 512
-LONGEST_WAIT = 1e6
+MAX_TIMEOUT = 1e6
 """Longest wait in seconds, since ``poll`` takes milliseconds in 31 bits."""
 # Limits of a model's program, which is ended if it passes one.
-MOST_THREADS = 64
-MOST_FILES = 1_000
+MAX_THREADS = 64
+MAX_FILES = 1_000
 """Most files in the program's folder."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Most bytes of all files in the program's folder."""
-MOST_WAIT = 120.0
+MAX_WAIT = 120.0
 """Seconds for which other work on the machine may keep a child from a processor before it is given up."""
 WATCH = 0.02
 """Seconds between two checks of the resources that no limit of the system counts (threads, files)."""
@@ -94,9 +94,9 @@ class RunningChild:
     def look(self, clock: float) -> None:
         """See how long it was kept waiting, and end it if its own seconds are over."""
         self.kept_waiting = max(self.kept_waiting, seconds_kept_waiting(self.pid))
-        self.deadline = self.started + self.wall + min(self.kept_waiting, MOST_WAIT)
+        self.deadline = self.started + self.wall + min(self.kept_waiting, MAX_WAIT)
         if clock >= self.deadline:
-            self.ending = "starved" if self.kept_waiting > MOST_WAIT else "timeout"
+            self.ending = "starved" if self.kept_waiting > MAX_WAIT else "timeout"
             kill_group(self.pid)
 
 
@@ -150,7 +150,7 @@ class Server:
             return None
         seconds = min(c.deadline for c in self.children.values()) - time.monotonic()
         seconds = min(seconds, WATCH) if self.confinement.roots else seconds
-        return 1000 * min(max(0.0, seconds), LONGEST_WAIT) + 1
+        return 1000 * min(max(0.0, seconds), MAX_TIMEOUT) + 1
 
     def _start(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self.control, REQUEST_SIZE, 4, socket.MSG_WAITALL)
@@ -223,7 +223,7 @@ class Server:
                 # After the command's name, which may contain anything up to the last ")", field 17 is
                 # num_threads.
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[17]) > MOST_THREADS:
+                if int(fields[17]) > MAX_THREADS:
                     return True
             return bool(child.folder) and _overfull(child.folder)
         return False
@@ -294,7 +294,7 @@ def _overfull(folder: str) -> bool:
                     folders.append(entry.path)
                 else:
                     size += entry.stat(follow_symlinks=False).st_size
-                if files > MOST_FILES or size > MOST_BYTES:
+                if files > MAX_FILES or size > MAX_BYTES:
                     return True
     return False
 

@@ -15,13 +15,13 @@ from covey_verify.texts.language import identifier, needs_detector
 from covey_verify.texts.words import fold_case, has_words, normalize, words
 from covey_verify.types import Messages, Score
 
-LONGEST_TEXT = 1_000_000
+MAX_TEXT = 1_000_000
 """Characters of a text that is checked."""
 MARKUP = re.compile(r"<[A-Za-z_/]+>|\\[A-Za-z]+")
 """Tags and TeX commands, which do not make an answer."""
-FEWEST_REPEATED = 50
+MIN_REPEATED = 50
 """Words from which a text may be nothing but a repetition."""
-LEAST_NEW = 0.1
+MIN_NEW = 0.1
 """Fraction of its word triples that must differ from each other."""
 
 
@@ -84,8 +84,8 @@ def instructions(
     except ValueError as error:
         return Score(None, "bad_reference", detail=str(error))
     none_met = [False] * len(row_instructions)
-    answer = after_reasoning(model_turns(completion, turns)[-1], LONGEST_TEXT + 1)
-    if answer is not None and len(answer) > LONGEST_TEXT:
+    answer = after_reasoning(model_turns(completion, turns)[-1], MAX_TEXT + 1)
+    if answer is not None and len(answer) > MAX_TEXT:
         return Score(0.0, "too_large", metrics=_metrics(row_instructions, none_met))
     text = normalize(answer or "")
     complaint = "the reasoning never ended" if answer is None else no_answer(text, prompt)
@@ -164,7 +164,7 @@ def no_answer(text: str, prompt: str | Messages) -> str:
         return "it is the prompt"
     text_words = [word.casefold() for word in words(text)]
     triples = set(zip(text_words, text_words[1:], text_words[2:], strict=False))
-    if len(text_words) >= FEWEST_REPEATED and len(triples) < LEAST_NEW * len(text_words):
+    if len(text_words) >= MIN_REPEATED and len(triples) < MIN_NEW * len(text_words):
         return "it is one repetition"
     return ""
 

@@ -24,7 +24,7 @@ from functools import cache, partial
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from covey_verify.contract import reward
-from covey_verify.extract import LONGEST, TextOrMessages, after_reasoning, prompt_text, text_of
+from covey_verify.extract import MAX_CHARACTERS, TextOrMessages, after_reasoning, prompt_text, text_of
 from covey_verify.isolated import strict_json_at
 from covey_verify.mathematics.steps import SplitRule, Total, score_steps, split
 from covey_verify.threads import ThreadPool
@@ -48,9 +48,9 @@ CANARY = ("What is 1 + 1?", "The answer is 2.")
 """A question and an answer that every judge can judge."""
 REQUESTS_AT_ONCE = 16
 """Largest number of requests under way to one judge."""
-LONGEST_PAUSE = 30
+MAX_PAUSE = 30
 """Largest pause before another try, as a multiple of the first."""
-LONGEST_REPLY = 1 << 20
+MAX_REPLY_BYTES = 1 << 20
 """Largest size of a reply in bytes."""
 HEADINGS = """
     solution, answer, final answer, the answer is, thought process, let s solve this problem step by step,
@@ -118,7 +118,7 @@ class Endpoint:
         self, body: Mapping[str, object], key: str, patience: Patience
     ) -> tuple[str, bool]:
         """Return the text of a reply, and whether it was truncated. Raises JudgeFailed."""
-        waits = pauses(patience.pause, LONGEST_PAUSE * patience.pause)
+        waits = pauses(patience.pause, MAX_PAUSE * patience.pause)
         for attempt in range(1, patience.tries + 1):
             # A loop, since other calls may close the breaker again while this one sleeps.
             while (rest := self.closed_until - time.monotonic()) > 0:
@@ -145,7 +145,7 @@ class Endpoint:
 
     async def _reply(self, body: Mapping[str, object], key: str, timeout: float) -> object:
         """Return one reply. Raises TimeoutError ``timeout`` seconds after the request began at the latest."""
-        call = self.pool.submit(partial(ask, self.url, body, key, timeout, LONGEST_REPLY), timeout)
+        call = self.pool.submit(partial(ask, self.url, body, key, timeout, MAX_REPLY_BYTES), timeout)
         reply = asyncio.wrap_future(call.future)
         while not call.future.done():
             # Wake up at least every second, to replace threads whose request hangs.
@@ -344,7 +344,7 @@ async def judge(
     read from the environment variable ``key_variable``.
     """
     text = text_of(completion)
-    answer = after_reasoning(text) if split_by is None else text[:LONGEST]
+    answer = after_reasoning(text) if split_by is None else text[:MAX_CHARACTERS]
     no_steps = None if split_by is None else ()
     if answer is None or empty(answer):
         return Score(0.0, "no_answer", steps=no_steps)

@@ -10,7 +10,7 @@ from typing import Any
 
 from covey_verify.contract import reward
 from covey_verify.errors import ConfigError
-from covey_verify.extract import LONGEST, TextOrMessages, text_of
+from covey_verify.extract import MAX_CHARACTERS, TextOrMessages, text_of
 from covey_verify.types import Score
 
 # Code blocks, inline code, formulas, TeX commands, tags and addresses.
@@ -54,7 +54,7 @@ KANA = re.compile("[\u3040-\u30ff]")
 LATIN_WORD = re.compile(f"[{SCRIPTS['latin']}]+")
 GREEK_WORD = re.compile(f"[{SCRIPTS['el']}]+")
 SENTENCE = re.compile(r"(?<![\\a-z])[a-z]{2,}(?:,? [a-z]{2,}){2,}", re.IGNORECASE)
-FEWEST = 10
+MIN_WORDS = 10
 """Fewest words that are judged: `x = 4` could be in any language."""
 
 
@@ -62,7 +62,7 @@ PIECE = 8
 """Fewest words in which a language is detected: with fewer it is often a guess."""
 LONG_PIECE = 15
 """Words of a piece in which ``in_language`` looks for another language."""
-MOST_PIECES = 40
+MAX_PIECES = 40
 ENTIRE = 0.8
 """Fraction of a text's words that have to be in its language: names and quotations may be in another."""
 CERTAIN = 5.0
@@ -85,8 +85,8 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
         names = ", ".join(sorted(LATIN | SCRIPTS.keys()))
         raise ConfigError(f"language_consistency: language {language!r} is unknown; known: {names}")
     script = re.compile(f"[{SCRIPTS['latin' if language in LATIN else language]}]+")
-    words = WORD.findall(_prose(text_of(completion)[:LONGEST], script))
-    if len(words) < FEWEST:
+    words = WORD.findall(_prose(text_of(completion)[:MAX_CHARACTERS], script))
+    if len(words) < MIN_WORDS:
         return Score(None, "not_applicable")
     fitting = [w for w in words if script.fullmatch(w)]
     if detect and language in LATIN:
@@ -114,7 +114,7 @@ def in_language(text: str, language: str) -> bool:
     if name in RIVALS and share >= ENTIRE:
         # Whole tokens: the words above are without the vowel signs of some scripts.
         tokens = prose.split()
-        pieces = _pieces(tokens, min(MOST_PIECES, len(tokens) // LONG_PIECE))
+        pieces = _pieces(tokens, min(MAX_PIECES, len(tokens) // LONG_PIECE))
         fitting = 0
         for piece in pieces:
             scores = identifier(RIVALS[name]).rank(" ".join(piece))  # (language, nats), the likeliest first
