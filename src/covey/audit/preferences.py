@@ -123,7 +123,7 @@ MISTAKES: Mapping[str, Mapping[str, str]] = {
     "the reference is left out": {"ref_chosen": "", "ref_rejected": ""},
     BETA_OUTSIDE: {},
 }
-"""What is wrong, in words -> field of a pair -> the field whose values it gets."""
+"""Mistake in words -> field of a pair -> the field whose values it gets."""
 
 
 def margins_are_zero(record: AuditRecord) -> Fault | None:

@@ -20,7 +20,7 @@ PART = 0.1
 CHANCE = 4.0
 """A model answers if it gives its row's answer this many times as often as another row's."""
 FORMULA = ("/", "frac", "^", "%")
-"""What makes a number of several."""
+"""Signs that make one number of several."""
 
 
 class Verdict(NamedTuple):
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     other: float
     """The answer of another row."""
     numbers: tuple[float, ...]
-    """Those that the text has, in order."""
+    """Numbers of the text, in order."""
     text_has: bool
     """Whether the text has the answer's characters."""
     prompt_has: bool
@@ -57,7 +57,7 @@ def _verdicts(record: AuditRecord) -> list[Verdict]:
     known = [answer for answer in answers if answer is not None]
     if len(known) < len(answers):
         return []
-    verdicts = []
+    verdicts: list[Verdict] = []
     for batch in functions[0]:
         for place, (sample, paid) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
             text = sample.text or ""
