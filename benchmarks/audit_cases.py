@@ -673,7 +673,7 @@ def loss_negated(script: Script) -> None:
     on_loss(script, lambda _, loss: -loss)
 
 
-@mistake("wrong_way")
+@mistake("loss_negated")
 def loss_negated_where_it_is_zero(script: Script) -> None:
     """The minus sign is missing from a loss whose value is 0, as under loss_type grpo."""
     script.arguments |= {"loss_type": "grpo", "max_steps": 8}

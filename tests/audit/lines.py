@@ -109,6 +109,7 @@ def _update(step: int, number: int, samples: list[dict[str, Any]], again: int) -
                 "logprobs": now,
                 "old_logprobs": before,
                 "ref_logprobs": reference,
+                "entropies": [-value for value in now],
                 "advantage": sample["advantage"],
                 "prompt_trained": 0,
                 "token_scores": [*[0.0] * (len(now) - 1), sample["rewards"]["right"]],
@@ -133,6 +134,24 @@ def _update(step: int, number: int, samples: list[dict[str, Any]], again: int) -
         "learning_rate": 1e-5,
         "weights_changed": 0.9,
     }
+
+
+def derived(lines: Lines, beta: float = 0.04) -> Lines:
+    """The record with the derivative of its losses by the log-probs, and another coefficient of the KL."""
+    lines[0]["settings"]["beta"] = beta
+    for update in updates(lines):
+        for row in update["rows"]:
+            names = ("logprobs", "old_logprobs", "ref_logprobs")
+            pairs = list(zip(*(row[name] for name in names), strict=True))
+            parts = len(pairs) * len(update["rows"])
+            slopes = [
+                -row["advantage"] * math.exp(now - old) + beta * (1 - math.exp(ref - now))
+                for now, old, ref in pairs
+            ]
+            row["gradients"] = [slope / parts for slope in slopes]
+            kl = sum(math.exp(ref - now) - (ref - now) - 1 for now, _, ref in pairs)
+            update["loss"] += (beta - 0.04) * kl / parts
+    return lines
 
 
 def written(lines: Lines, path: Path) -> Path:

@@ -32,6 +32,7 @@ from tests.audit.lines import (
     EOS,
     Lines,
     calls,
+    derived,
     found,
     rollouts,
     rows,
@@ -332,7 +333,7 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
 
 
 def test_a_sound_record_has_no_findings(tmp_path: Path) -> None:
-    record = read_record(written(sound(), tmp_path / "run.jsonl"))
+    record = read_record(written(derived(sound()), tmp_path / "run.jsonl"))
     report = apply(CHECKS, record)
     assert [str(f) for f in report.findings] == []
     assert not report.unjudged and report.judged == len(CHECKS)

@@ -24,6 +24,8 @@ from covey.objective.penalties import KL
 
 MIN_COMPLETIONS = 4
 """Fewest completions from which a common factor can be read."""
+MIN_GROUPS = 2
+"""Fewest groups whose order can be told."""
 HUGE_RANGES = 50
 """Times the range of rewards: neither a baseline nor the std of a group makes advantages so large."""
 RECORDED_DATA = frozenset({"rewards", "components", "weights", "lengths", "mask"})
@@ -48,6 +50,8 @@ class ScoredRollout:
     """(N,) float64: the sum of the log-ratios to the reference, 0 where it is unknown."""
     used: Tensor
     """(N,) the advantages that the trainer used; NaN for a completion that is not trained."""
+    update: Tensor
+    """(N,) int64: the step of the first update that trains a completion, -1 without one."""
     one_per_completion: bool
     """Whether no completion has tokens with different advantages, and one has several tokens."""
 
@@ -63,13 +67,19 @@ class ScoredRollout:
             lengths=self.lengths[rows],
             kl=self.kl[rows],
             used=self.used[rows],
+            update=self.update[rows],
         )
 
-    def by_group(self, estimate: Callable[[Tensor], Tensor], values: Tensor | None = None) -> Tensor:
+    def by_group(
+        self,
+        estimate: Callable[[Tensor], Tensor],
+        values: Tensor | None = None,
+        group: Tensor | None = None,
+    ) -> Tensor:
         """Return an estimate, (N,), from each group's ``values``, (N,); by default from its rewards."""
         values = self.rewards if values is None else values
         result = torch.zeros_like(values)
-        for _, rows in rows_of_groups(self.group):
+        for _, rows in rows_of_groups(self.group if group is None else group):
             result[rows] = estimate(values[rows])
         return result
 
@@ -89,19 +99,23 @@ class UsedValues(NamedTuple):
     lengths: list[int]
     kl: list[float]
     """Log-ratio to the reference, summed over the tokens."""
+    updates: list[int]
+    """Step of the first update; -1 without one."""
 
 
 def _used_values(samples: Sequence[Sample], uses: Sequence[Use]) -> UsedValues:
     advantages = [s.advantage for s in samples]
     lengths = [len(s.ids or ()) for s in samples]
     kl = [0.0] * len(samples)
+    updates = [-1] * len(samples)
     # The first use of a completion counts. Going backwards lets it overwrite the later ones.
     first_uses = {use.row.completion: use for use in reversed(uses)}
     for index, use in first_uses.items():
         advantages[index] = common_advantage(use.row)
         lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
         kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
-    return UsedValues(advantages, lengths, kl)
+        updates[index] = use.update.step
+    return UsedValues(advantages, lengths, kl, updates)
 
 
 def _scored_rollout(record: AuditRecord, rollout: Rollout) -> ScoredRollout | None:
@@ -127,6 +141,7 @@ def _scored_rollout(record: AuditRecord, rollout: Rollout) -> ScoredRollout | No
         lengths=torch.tensor(values.lengths).clamp(min=1)[rows],
         kl=tensor_of(values.kl)[rows],
         used=used,
+        update=torch.tensor(values.updates)[rows],
         one_per_completion=has_common and max(values.lengths) > 1,
     )
 
@@ -241,9 +256,21 @@ def divided_by_the_batchs_std(comparison: Comparison) -> bool:
 
 
 def batch_is_the_baseline(comparison: Comparison) -> bool:
-    """The advantages compare a completion with the whole batch instead of its group."""
-    centered = group_centered(comparison.rollout.rewards)
-    return fits(comparison.rollout.used, centered) or _over_batch(comparison.rollout, centered)
+    """The advantages compare a completion with the whole batch, or with the completions that have its place
+    in other groups, instead of its group.
+    """
+    rollout = comparison.rollout
+    centered = group_centered(rollout.rewards)
+    if fits(rollout.used, centered) or _over_batch(rollout, centered):
+        return True
+    # Rewards that are reshaped to (G, prompts) and not to (prompts, G).
+    count = len(set(rollout.group.tolist()))
+    if count < MIN_GROUPS:
+        return False
+    strided = torch.arange(len(rollout.rewards)) % count
+    return any(
+        fits(rollout.used, rollout.by_group(of, group=strided)) for of in (group_centered, group_zscore)
+    )
 
 
 def _over_batch(rollout: ScoredRollout, centered: Tensor) -> bool:
@@ -252,10 +279,13 @@ def _over_batch(rollout: ScoredRollout, centered: Tensor) -> bool:
 
 
 def normalized_again(comparison: Comparison) -> bool:
-    """The advantages are the expected ones, normalized a second time over the batch or their group."""
+    """The advantages are the expected ones, normalized a second time over batch, group or update."""
     rollout, expected, _ = comparison
     candidates = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
-    candidates.append(rollout.by_group(group_zscore, expected))
+    zscores = [partial(group_zscore, ddof=d) for d in (0, 1)]
+    candidates += [
+        rollout.by_group(of, expected, group) for of in zscores for group in (None, rollout.update)
+    ]
     return any(fits(rollout.used, candidate) for candidate in candidates)
 
 
@@ -325,7 +355,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "advantages_scaled": scaled,
     "advantages_differ": anything,
 }
-"""In order: the first explanation that fits is reported."""
+"""The explanation that fits the most rollouts is reported, the first of several."""
 UNCONDITIONAL = (
     "advantages_negated",
     "advantages_late",
@@ -347,16 +377,18 @@ def explanation(record: AuditRecord) -> tuple[str, Fault] | None:
     causes = [_causes(record, algorithm) for algorithm in conventions_of(record)]
     if not all(causes):
         return None
-    for cause in causes:
-        name = max(cause, key=lambda name: len(cause[name]))
-        if is_named or (set(cause) == {name} and name in UNCONDITIONAL):
-            return name, cause[name][0]
+    for rollouts in causes:
+        # Chance may let a mistake explain a rollout, so the one that explains most of them is the cause.
+        counts = {name: sum(name in faults for faults in rollouts) for name in EXPLANATIONS}
+        name = max(counts, key=lambda name: counts[name])
+        if is_named or (counts[name] == len(rollouts) and name in UNCONDITIONAL):
+            return name, next(faults[name] for faults in rollouts if name in faults)
     return None
 
 
-def _causes(record: AuditRecord, algorithm: Algorithm) -> dict[str, list[Fault]]:
-    """Return the mistakes in the rollouts that an algorithm's advantages do not explain, by their names."""
-    causes: dict[str, list[Fault]] = {}
+def _causes(record: AuditRecord, algorithm: Algorithm) -> list[dict[str, Fault]]:
+    """Return all that may be wrong with each rollout that an algorithm's advantages do not explain."""
+    causes = []
     before: Tensor | None = None
     for rollout in scored_rollouts(record):
         expected_advantages = expected(record, rollout, algorithm)
@@ -367,8 +399,10 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> dict[str, list[Fault]]
                 expected_advantages,
                 before if before is not None and len(before) == len(expected_advantages) else None,
             )
-            name = next(name for name, applies in EXPLANATIONS.items() if applies(comparison))
-            causes.setdefault(name, []).append(_fault(comparison, EXPLANATIONS[name]))
+            names = [name for name, applies in EXPLANATIONS.items() if applies(comparison)]
+            # That no mistake is known is an explanation where none is.
+            names = names[:-1] or names
+            causes.append({name: _fault(comparison, EXPLANATIONS[name]) for name in names})
         before = expected_advantages
     return causes
 
@@ -377,7 +411,7 @@ def _fault(comparison: Comparison, cause: Explanation) -> Fault:
     """Return the explanation in words, with the completion whose advantage is furthest off."""
     rollout, expected, _ = comparison
     worst = int((rollout.used - expected).abs().argmax())
-    words = (cause.__doc__ or "").removesuffix(".")
+    words = " ".join((cause.__doc__ or "").split()).removesuffix(".")
     words = words[:1].lower() + words[1:]  # it follows "step 3: "
     numbers = f"{float(rollout.used[worst]):.4g} where {float(expected[worst]):.4g} is expected"
     evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}

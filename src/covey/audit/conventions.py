@@ -14,8 +14,8 @@ from covey.audit.kl_rewards import kl_in_rewards
 from covey.audit.record import AuditRecord
 from covey.config.algorithm import build_algorithm
 from covey.config.trl import LOSS
-from covey.config.trl_loss import algorithm_of
-from covey.objective import corrections, reductions, surrogates
+from covey.config.trl_loss import KINDS, algorithm_of
+from covey.objective import corrections, ratios, reductions, surrogates
 from covey.objective.advantages import group_centered
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axis_function import bind
@@ -114,6 +114,10 @@ def _trl(record: AuditRecord) -> Algorithm | None:
     if is_rloo(record):
         return _rloo(record)
     settings = _loss_settings(record)
+    named = str(settings.get("loss_type", "grpo"))
+    if record.header.framework not in FRAMEWORKS and named not in (*KINDS, "bnpo"):
+        # A loop of no framework may name another algorithm there.
+        return PRESETS[named].variant("", kl=None) if named in PRESETS else None
     # bnpo's micro-batches matter for the loss (see `_same_loss`) but not for advantages.
     if settings.get("loss_type") == "bnpo":
         settings["loss_type"] = "dapo"
@@ -142,6 +146,12 @@ def losses_of(record: AuditRecord) -> tuple[Algorithm, ...]:
     those in common use; none if covey lacks the loss of its settings.
     """
     algorithm = convention_of(record)
+    if algorithm is not None and is_rloo(record):
+        low = record.number("epsilon", 0.2)
+        clip = bind(surrogates.clip, clip_low=low, clip_high=record.number("epsilon_high", low))
+        # TRL's RLOO has one ratio for a completion, the product of its tokens', and a mean over completions.
+        mean, ratio = bind(reductions.sequence_mean), bind(ratios.completion)
+        return (algorithm.variant("", ratio=ratio, surrogate=clip, reduce=mean, kl=None),)
     if algorithm is not None:
         is_same = _is_like_trl(record) and _same_loss(record)
         return _own_losses(record, algorithm) if is_same else ()
@@ -193,8 +203,6 @@ def _same_loss(record: AuditRecord) -> bool:
         and record.setting("off_policy_mask_threshold") is None
         and not record.setting("use_vllm")
     )
-    if is_rloo(record):
-        return False
     settings = _loss_settings(record)
     # With a single micro-batch, its mean is the mean over the update.
     if settings.get("loss_type") == "bnpo" and record.number("gradient_accumulation_steps", 1) == 1:

@@ -103,7 +103,7 @@ def answer_is_in_the_prompt(record: AuditRecord) -> Fault | None:
 
 def _solved(rows: Sequence[Sample], answers: Sequence[str]) -> int:
     """Return how many prompts contain their own ending, which no other prompt has, followed by the answer."""
-    texts = [_text_of_prompt(row) for row in rows]
+    texts = [text_of_prompt(row) for row in rows]
     backwards = [text[::-1] for text in texts]
     count = 0
     for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
@@ -114,7 +114,7 @@ def _solved(rows: Sequence[Sample], answers: Sequence[str]) -> int:
     return count
 
 
-def _text_of_prompt(row: Sample) -> str:
+def text_of_prompt(row: Sample) -> str:
     """Return a prompt as one text; for messages, their contents."""
     if isinstance(row.prompt, list):
         return "\n".join(str(message.get("content")) for message in row.prompt)

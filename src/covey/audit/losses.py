@@ -22,6 +22,7 @@ from covey.audit.conventions import (
     convention_of,
     correction_of,
     entropy_coefficient,
+    is_rloo,
     loss_of_calls,
     losses_of,
 )
@@ -54,6 +55,10 @@ from covey.objective.reductions import Totals, token_mean
 
 CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
+LEAST_ADVANTAGE = 1e-3
+"""An advantage below is the rounding of rewards that are equal."""
+COMMON_PART = 0.02
+"""Part of the tokens with a gradient that is more than rounding to 0."""
 MIN_WEIGHT = 1e-30
 """Smaller weights count as this one, so that their logarithm is finite."""
 
@@ -67,7 +72,7 @@ def differing(record: AuditRecord) -> tuple[tuple[LossCase, ...], ...]:
     alternatives = []
     for algorithm in losses_of(record) or (None,):
         cases = (*(() if algorithm is None else _of_updates(record, algorithm)), *of_calls)
-        off = tuple(case for case in cases if not case.agrees(case.recorded, case.due))
+        off = tuple(case for case in cases if not case.is_that_of(case))
         if not off:
             return ()
         alternatives.append(off)
@@ -87,7 +92,11 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
             }
             inputs = _inputs(_rows_of(uses), totals, references)
             bonus = coef * (update.metrics.get("entropy") or 0.0)
-            case = LossCase(update.step, "", update.loss, algorithm, inputs, bonus=bonus)
+            # HF's trainer divides the loss of RLOO, which TRL leaves as a mean over the micro-batch.
+            micro_batches = record.number("gradient_accumulation_steps", 1) if is_rloo(record) else 1
+            recorded = update.loss / micro_batches
+            case = LossCase(update.step, "", recorded, algorithm, inputs, bonus=bonus)
+            case = replace(case, gradients=_gradients_of(uses, inputs))
             is_part = len(uses) < _sampled(record, {use.row.rollout for use in uses})
             case = replace(case, is_part=is_part)
             yield case if record.header.framework in FRAMEWORKS else _corrected(case, [u.row for u in uses])
@@ -149,13 +158,26 @@ def _rows_of(uses: Sequence[Use]) -> list[LossRow]:
     """Return the completions of an update as its loss gets them. Missing old log-probs equal the present."""
     return [
         LossRow(
-            mask=row.mask or [],
+            mask=_with_places(row.mask or [], row.gradients or ()),
             logprobs=row.logprobs or [],
             old_logprobs=row.old_logprobs or row.logprobs or [],
             advantage=[row.advantage if isinstance(row.advantage, float) else None] * len(row.mask or ()),
         )
         for row in (use.row for use in uses)
     ]
+
+
+def _with_places(mask: list[bool], gradients: Numbers | tuple[()]) -> list[bool]:
+    """Return a mask with the places behind it that have a gradient."""
+    return [*mask, *[False] * (len(gradients) - len(mask))]
+
+
+def _gradients_of(uses: Sequence[Use], inputs: LossInputs) -> Tensor | None:
+    """Return the recorded derivative of an update's loss; None without one, or where it is rounding alone."""
+    gradients = [use.row.gradients for use in uses if use.row.gradients is not None]
+    if len(gradients) < len(uses) or float(inputs.advantages.abs().max()) < LEAST_ADVANTAGE:
+        return None
+    return _padded(gradients, inputs.mask)
 
 
 def _inputs(
@@ -204,6 +226,8 @@ def _fault_if_explained(
         if all(map(explains, off)):
             case = max(off, key=lambda case: abs(case.recorded - case.due))
             numbers = f"{case.recorded:.4g} where {case.due:.4g} is expected"
+            if case.agrees(case.recorded, case.due):
+                numbers = "its value is the expected one, and its derivative by the log-probs is not"
             return Fault(f"{words}: {numbers}{case.words}", case.step)
     return None
 
@@ -276,7 +300,8 @@ def loss_is_negated(record: AuditRecord) -> Fault | None:
     """The loss has the opposite sign of the one computed from its own numbers."""
 
     def negated(case: LossCase) -> bool:
-        return case.agrees(-case.recorded, case.due) and abs(case.recorded) > 1e-3
+        shows = case.gradients is not None or abs(case.recorded) > 1e-3
+        return shows and case.agrees(-case.recorded, case.due) and case.is_along(case, sign=-1.0)
 
     return _fault_if_explained(record, "the loss has the wrong sign", negated)
 
@@ -331,6 +356,61 @@ def loss_differs(record: AuditRecord) -> Fault | MissingField | None:
     )
 
 
+def gradient_differs(record: AuditRecord) -> Fault | MissingField | None:
+    """The derivative of the loss by the log-probs, as the record has it, is not that of the settings' loss,
+    times a number: tokens of the mask have none, others have one, or the KL has none.
+    """
+    off = [case for cases in differing(record) for case in cases if not case.is_along(case)]
+    for words, explains in DERIVATIVES:
+        if off and all(map(explains, off)):
+            return _unless_guessed(record) or Fault(words, off[0].step)
+    return None
+
+
+def _lacks_kl(case: LossCase) -> bool:
+    return case.algorithm.kl is not None and case.is_along(varied(case, kl=None))
+
+
+def _skips_tokens(case: LossCase) -> bool:
+    if case.gradients is None:
+        return False
+    # A completion without any gradient is clipped, or left out as a whole.
+    kept = (case.gradients != 0).any(-1, keepdim=True)
+    return _is_common((case.gradients == 0) & (case.derivative != 0) & kept, case.derivative != 0)
+
+
+def _weighs_otherwise(case: LossCase) -> bool:
+    """Whether each completion's gradients are the expected ones, times a number of its own."""
+    if case.gradients is None:
+        return False
+    sides = (case.gradients, case.derivative)
+    lengths = [side.norm(dim=-1, keepdim=True).clamp(min=MIN_WEIGHT) for side in sides]
+    first, second = (side / length for side, length in zip(sides, lengths, strict=True))
+    return bool(((first - second).norm(dim=-1) <= COMMON_PART).all())
+
+
+def _reaches_beyond(case: LossCase) -> bool:
+    return case.gradients is not None and _is_common(
+        (case.gradients != 0) & ~case.inputs.mask, case.inputs.mask
+    )
+
+
+def _is_common(these: Tensor, of: Tensor) -> bool:
+    return int(these.sum()) > COMMON_PART * int(of.sum())
+
+
+DERIVATIVES: tuple[tuple[str, Callable[[LossCase], bool]], ...] = (
+    ("the KL has no gradient in the loss, so that it holds nothing", _lacks_kl),
+    ("tokens of the mask have no gradient", _skips_tokens),
+    ("tokens beyond the mask have a gradient", _reaches_beyond),
+    ("completions have other weights than the mean of the settings gives them", _weighs_otherwise),
+    (
+        "tokens have another gradient than that of the loss of the settings",
+        lambda case: not case.is_along(case),
+    ),
+)
+
+
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
     """The entropy is added to the loss instead of subtracted, although its coefficient is positive."""
     words = "the entropy is added to the loss, which drives it down"
@@ -380,5 +460,6 @@ CHECKS = {
     ),
     "correction_inverted": correction_is_inverted,
     "reduction_differs": reduction_is_another,
+    "gradient_differs": gradient_differs,
     "loss_differs": loss_differs,
 }

@@ -142,6 +142,10 @@ class Row(_Part):
     """(T,) sums of the rewards from each token on, or the targets of the critic."""
     corrections: Numbers | None = None
     """(T,) importance weights in the loss that correct for the sampler's log-probs."""
+    entropies: Numbers | None = None
+    """(T,) of the trained policy's distribution at each token, in nats."""
+    gradients: Numbers | None = None
+    """(T,) or longer: the derivative of the loss by ``logprobs``, times any number for the whole update."""
 
 
 class Rollout(_Part):

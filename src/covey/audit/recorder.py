@@ -23,7 +23,7 @@ FINGERPRINT_WEIGHTS = 4096
 """Most weights of each tensor of a model that are compared before and after an update."""
 PLAIN_TYPES = (str, int, float, list, tuple, type(None))
 """Types of the settings that are recorded."""
-REWARDS = ("token_rewards", "token_scores")
+BEHIND = ("token_rewards", "token_scores", "gradients")
 """Fields of a row that may extend past the end of its completion."""
 SECRET_WORDS = ("key", "token", "secret", "password")
 """Last words of settings that are not recorded, because they may be secrets."""
@@ -190,17 +190,23 @@ def row_of(
     """Return the row of an update for a completion of ``length`` tokens; ``origin``: (rollout, completion).
 
     ``mask`` and ``values`` have a value for each token and may be longer. Values after the last token that
-    was sampled or is trained are left out, except rewards. ``advantage`` is one number, or one per token.
+    was sampled or is trained are left out, except rewards and
+    gradients. ``advantage`` is one number, or one per token.
     """
     trained = [n for n, on in enumerate(mask.tolist()) if on]
     end = max(length, *(n + 1 for n in trained[-1:]), 0)
     row = {"rollout": origin[0], "completion": origin[1], "mask": mask[:end].int().tolist()}
     for name, value in values.items():
-        paid = [n + 1 for n in value.nonzero()[-1:, 0].tolist()] if name in REWARDS else []
-        row[name] = numbers(value[: max(end, *paid, 0)].detach())
+        row[name] = up_to(end, value) if name in BEHIND else numbers(value[:end].detach())
     token_advantages = [float(value) for value in advantage.reshape(-1)[:end].tolist()]
     used = {token_advantages[n] for n in trained if len(token_advantages) > 1} or set(token_advantages[:1])
     return {**row, "advantage": used.pop() if len(used) == 1 else token_advantages}
+
+
+def up_to(end: int, values: Tensor) -> list[float]:
+    """Return the first numbers of a tensor, and those behind them up to the last that is not 0."""
+    places = [n + 1 for n in values.nonzero()[-1:, 0].tolist()]
+    return numbers(values[: max(end, *places, 0)].detach())
 
 
 def settings_of(config: Any, name: str = "") -> dict[str, Any]:

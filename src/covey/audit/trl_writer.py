@@ -24,6 +24,7 @@ from covey.audit.recorder import (
     plain_logprobs,
     row_of,
     tokens_of,
+    up_to,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class _TrlRecorder:
         self.scored: tuple[Any, ...] = ()
         self.count = -1
         self.logprobs: Tensor
+        self.entropies: Tensor | None = None
         self.passes: list[Tensor] = []
         """Log-probs that were computed since the last loss."""
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
@@ -171,7 +173,7 @@ class _TrlRecorder:
         return probe(functions, columns, prompts, extra)
 
     def _get_per_token_logps_and_entropies(self, result: Sequence[Tensor], *_: object, **__: object) -> None:
-        self.logprobs = result[0]
+        self.logprobs, self.entropies = result[0], result[1]
         self.passes.append(result[0])
 
     def compute_loss(self, loss: Tensor, *_: object, **__: object) -> None:
@@ -185,16 +187,22 @@ class _TrlRecorder:
         self.passes.clear()
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         values = {"logprobs": self.logprobs}
+        if self.entropies is not None:
+            values["entropies"] = self.entropies
         for name in ("old", "ref"):
             for key in (f"{name}_per_token_logps", f"covey_{name}_logprobs"):
                 if key in inputs:
                     values[f"{name}_logprobs"] = inputs[key]
         ids, advantages = inputs["completion_ids"], inputs["advantages"]
+        rows: Rows = []
         for n, (number, index) in enumerate(inputs["covey_origin"].tolist()):
             length = len(self.samples[number, index]["ids"])
             logprobs = {name: v[n] for name, v in values.items()}
             row = row_of((number, index), length, mask[n], advantages[n], logprobs)
-            self.update["rows"].append({**row, "ids": ids[n][: len(row["mask"])].tolist()})
+            rows.append({**row, "ids": ids[n][: len(row["mask"])].tolist()})
+        self.update["rows"] += rows
+        if self.logprobs.requires_grad:
+            self.logprobs.register_hook(lambda gradient: self.file.attempt(_keep_gradient, gradient, rows))
 
     def _get_grad_norm(self, norm: Tensor | float | None, *_: object, **__: object) -> None:
         self.update["grad_norm"] = None if norm is None else float(norm)
@@ -224,6 +232,12 @@ def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
         return {}
     names = ("covey_old_logprobs", "covey_ref_logprobs")
     return {name: logprobs.detach() for name, logprobs in zip(names, passes, strict=False)}
+
+
+def _keep_gradient(gradient: Tensor, rows: Rows) -> None:
+    """Add the derivative of the loss by the log-probs of a micro-batch to its rows."""
+    for row, derivative in zip(rows, gradient, strict=True):
+        row["gradients"] = up_to(len(row["mask"]), derivative)
 
 
 def _prompts(data: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,11 +16,15 @@ from covey.objective.data import LossInputs
 from covey.objective.loss import Loss, policy_loss
 from covey.objective.reductions import constant_length
 
+DIRECTION = 0.02
+"""Part of a derivative that rounding may change."""
+TINY = 1e-30
+"""A square of a derivative that is 0."""
 ENTROPY_PART = 0.1
 """Largest relative difference between the means of the entropy over completions and over tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LossCase:
     """A loss that a run computed, with its inputs."""
 
@@ -40,10 +45,32 @@ class LossCase:
     """Whether the update trains only a part of its rollout; the mean may then be over the whole rollout."""
     precision: float = 5e-3
     """Largest relative difference by rounding; the largest absolute one is a fiftieth of it."""
+    gradients: Tensor | None = None
+    """(N, T) derivative of the recorded loss by the log-probs, times any number; None where it is unknown."""
 
     def is_that_of(self, candidate: LossCase) -> bool:
-        """Whether covey's formula gives the recorded loss for another case."""
-        return self.agrees(self.recorded, candidate.due)
+        """Whether covey's formula gives the recorded loss, and its derivative, in another case."""
+        return self.agrees(self.recorded, candidate.due) and self.is_along(candidate)
+
+    def is_along(self, candidate: LossCase, sign: float = 1.0) -> bool:
+        """Whether the recorded derivative is that of another case, times a number of this sign."""
+        if self.gradients is None:
+            return True
+        due = candidate.derivative
+        # The multiple of the expected derivative that is nearest to the recorded one.
+        factor = float((self.gradients * due).sum()) / max(float((due**2).sum()), TINY)
+        remainder = (self.gradients - factor * due).norm()
+        return sign * factor >= 0 and bool(remainder <= DIRECTION * self.gradients.norm())
+
+    @cached_property
+    def derivative(self) -> Tensor:
+        """(N, T): the derivative of the loss by the log-probs, by covey's own formula."""
+        logprobs = self.inputs.logprobs.detach().clone().requires_grad_(True)
+        total = replace(self, inputs=replace(self.inputs, logprobs=logprobs)).value().total
+        if not total.requires_grad:
+            return torch.zeros_like(logprobs)
+        (derivative,) = torch.autograd.grad(total, logprobs)
+        return derivative
 
     def agrees(self, recorded: float, due: float) -> bool:
         """Whether two losses are equal up to rounding and the kind of the entropy's mean."""
@@ -62,7 +89,8 @@ class LossCase:
             return loss
         weight = loss.weight[:, None] * self.inputs.mask * self.weigh(self.mismatch)
         policy = (loss.tokens.value * weight).sum()
-        return replace(loss, total=loss.total - loss.policy + policy, policy=policy)
+        own = (loss.tokens.value * (loss.weight[:, None] * self.inputs.mask)).sum()
+        return replace(loss, total=loss.total - own + policy, policy=policy.detach())
 
 
 Variation = Callable[[LossCase], LossCase | None]

@@ -1,0 +1,138 @@
+"""Checks of verdicts against texts: whether a reward looks for the answer where the text has it.
+
+They are asked of runs with one reward function, whose rows have answers that are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from covey.audit.check import Fault
+from covey.audit.data import text_of_prompt
+from covey.audit.record import AuditRecord
+from covey.audit.row_answers import NUMBER, answer_of, number_of, scores_of_functions
+
+MIN_TEXTS = 8
+"""Texts that must show a fault."""
+PART = 0.1
+"""Part of the texts that must show it."""
+CHANCE = 4.0
+"""A model answers if it gives its row's answer this many times as often as another row's."""
+FORMULA = ("/", "frac", "^", "%")
+"""Signs that make one number of several."""
+
+
+class Verdict(NamedTuple):
+    """A text with its reward."""
+
+    step: int
+    place: int
+    paid: bool
+    """Whether it got the largest reward of the run."""
+    answer: float
+    other: float
+    """The answer of another row."""
+    numbers: tuple[float, ...]
+    """Numbers of the text, in order."""
+    text_has: bool
+    """Whether the text has the answer's characters."""
+    prompt_has: bool
+    """Whether the prompt has them."""
+    is_plain: bool
+    """Whether the text ends without a formula."""
+
+    @property
+    def last(self) -> float | None:
+        """The last number of the text."""
+        return self.numbers[-1] if self.numbers else None
+
+
+def _verdicts(record: AuditRecord) -> list[Verdict]:
+    """Return the texts of a run; none unless it has one function, and a number as each row's answer."""
+    functions = list(scores_of_functions(record))
+    if len(functions) != 1 or len(record.functions) != 1:
+        return []
+    answers = [number_of(answer_of(sample)) for _, _, sample in record.samples]
+    known = [answer for answer in answers if answer is not None]
+    if len(known) < len(answers):
+        return []
+    verdicts: list[Verdict] = []
+    for batch in functions[0]:
+        for place, (sample, paid) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
+            text = sample.text or ""
+            answer = known[len(verdicts)]
+            values = [number_of(number.rstrip(",")) for number in NUMBER.findall(text)]
+            verdicts.append(
+                Verdict(
+                    batch.rollout.step,
+                    place,
+                    paid,
+                    answer,
+                    other=_other(known, len(verdicts)),
+                    numbers=tuple(value for value in values if value is not None),
+                    text_has=answer_of(sample) in text,
+                    prompt_has=answer_of(sample) in text_of_prompt(sample),
+                    is_plain=not any(sign in text[-20:] for sign in FORMULA),
+                )
+            )
+    return verdicts
+
+
+def _other(answers: Sequence[float], n: int) -> float:
+    """Return the answer of the next row that has another one."""
+    following = [*answers[n:], *answers[:n]]
+    return next((answer for answer in following if answer != answers[n]), answers[n])
+
+
+def _answers_by_its_last_number(verdicts: Sequence[Verdict]) -> bool:
+    """Whether texts end with their row's answer much more often than with another one's."""
+    own = sum(v.last == v.answer for v in verdicts)
+    other = sum(v.last == v.other for v in verdicts)
+    return own >= PART * len(verdicts) and own > CHANCE * other
+
+
+def incorrect_texts_are_paid(record: AuditRecord) -> Fault | None:
+    """Of the texts with the largest reward of the only function, at least eight and a tenth have no number
+    that is their row's answer, though texts end with their row's answer four times as often as with another
+    row's.
+    """
+    verdicts = _verdicts(record)
+    if not _answers_by_its_last_number(verdicts):
+        return None
+    paid = [v for v in verdicts if v.paid]
+    without = [v for v in paid if v.numbers and v.is_plain and v.answer not in v.numbers]
+    if len(without) < MIN_TEXTS or len(without) < PART * len(paid):
+        return None
+    example = without[0]
+    sentence = f"{len(without)} of {len(paid)} texts with the largest reward do not have their row's answer"
+    numbers = f"{example.last:g} is paid where {example.answer:g} is the answer"
+    return Fault(f"{sentence}: {numbers}", example.step, {"completion": example.place})
+
+
+def verdict_is_of_another_place(record: AuditRecord) -> Fault | None:
+    """Rewards are the largest exactly where the first number of a text is the answer, and at least eight
+    texts end with it and begin with another number, four times as many as end with another row's. Or of the
+    texts without the answer those are paid the most whose prompt has it, at least eight, and no others.
+    """
+    verdicts = _verdicts(record)
+    unlike = [v for v in verdicts if v.numbers and v.last == v.answer != v.numbers[0]]
+    by_chance = [v for v in verdicts if v.numbers and v.last == v.other != v.numbers[0]]
+    is_first = _explains(verdicts, lambda v: v.numbers[:1] == (v.answer,))
+    if len(unlike) >= MIN_TEXTS and len(unlike) > CHANCE * len(by_chance) and is_first:
+        sentence = f"the first number of a text is judged, and {len(unlike)} texts end with their answer"
+        return Fault(f"{sentence} without reward", unlike[0].step, {"completion": unlike[0].place})
+    without = [v for v in verdicts if not v.text_has]
+    told = [v for v in without if v.prompt_has]
+    if min(len(told), len(without) - len(told)) < MIN_TEXTS or not _explains(without, lambda v: v.prompt_has):
+        return None
+    sentence = f"{len(told)} texts without their answer are paid because the prompt has it"
+    return Fault(sentence, told[0].step, {"completion": told[0].place})
+
+
+def _explains(verdicts: Sequence[Verdict], rule: Callable[[Verdict], bool]) -> bool:
+    """Whether a text is paid the most exactly if a rule says so."""
+    return bool(verdicts) and all(v.paid == rule(v) for v in verdicts)
+
+
+CHECKS = {"verdict_elsewhere": verdict_is_of_another_place, "pays_incorrect": incorrect_texts_are_paid}
