@@ -13,7 +13,7 @@ MIN_TOKENS = 256
 """Tokens of which a distribution is told."""
 ERRORS = 5.0
 """Standard errors that chance does not reach."""
-LEAST_NATS = 0.05
+MIN_NATS = 0.05
 """A mean difference that matters."""
 CUT = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Setting of sampling that leaves tokens out -> its value without effect."""
@@ -33,7 +33,7 @@ def drawn_from_another_distribution(record: AuditRecord) -> Fault | None:
     surplus = [value for use in first_uses(record) for value in _surplus(use)]
     error = math.sqrt(sum(value**2 for value in surplus))
     mean = sum(surplus) / max(len(surplus), 1)
-    if len(surplus) < MIN_TOKENS or abs(mean) < LEAST_NATS or abs(sum(surplus)) < ERRORS * error:
+    if len(surplus) < MIN_TOKENS or abs(mean) < MIN_NATS or abs(sum(surplus)) < ERRORS * error:
         return None
     kind = "sharper" if mean > 0 else "flatter"
     sentence = f"tokens are drawn from a {kind} distribution than the trainer's: their log-probs are"

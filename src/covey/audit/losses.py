@@ -55,7 +55,7 @@ from covey.objective.reductions import Totals, token_mean
 
 CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
-LEAST_ADVANTAGE = 1e-3
+MIN_ADVANTAGE = 1e-3
 """An advantage below is the rounding of rewards that are equal."""
 COMMON_PART = 0.02
 """Part of the tokens with a gradient that is more than rounding to 0."""
@@ -175,7 +175,7 @@ def _with_places(mask: list[bool], gradients: Numbers | tuple[()]) -> list[bool]
 def _gradients_of(uses: Sequence[Use], inputs: LossInputs) -> Tensor | None:
     """Return the recorded derivative of an update's loss; None without one, or where it is rounding alone."""
     gradients = [use.row.gradients for use in uses if use.row.gradients is not None]
-    if len(gradients) < len(uses) or float(inputs.advantages.abs().max()) < LEAST_ADVANTAGE:
+    if len(gradients) < len(uses) or float(inputs.advantages.abs().max()) < MIN_ADVANTAGE:
         return None
     return _padded(gradients, inputs.mask)
 
@@ -363,7 +363,7 @@ def gradient_differs(record: AuditRecord) -> Fault | MissingField | None:
     off = [case for cases in differing(record) for case in cases if not case.is_along(case)]
     for words, explains in DERIVATIVES:
         if off and all(map(explains, off)):
-            return _unless_guessed(record) or Fault(words, off[0].step)
+            return _missing_loss_setting(record) or Fault(words, off[0].step)
     return None
 
 

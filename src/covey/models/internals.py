@@ -18,17 +18,21 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version  # noqa: SLF001 - no public name
 
 
+_MASTERS = weakref.WeakValueDictionary[int, Tensor]()
+"""id of a low-precision parameter -> its float32 copy, as long as an optimizer holds both.
+
+An attribute of the parameter would be saved and copied with a user's model.
+"""
+
+
 def give_master(parameter: Tensor, master: Tensor) -> None:
-    """Let a low-precision parameter know its float32 copy, as long as an optimizer has that."""
-    parameter.master = weakref.ref(master)  # type: ignore[attr-defined]
+    """Let a low-precision parameter's float32 copy be found by ``master_of``."""
+    _MASTERS[id(parameter)] = master
 
 
 def master_of(parameter: Tensor) -> Tensor | None:
     """The float32 tensor that learns for a parameter: itself, or its copy; None if it has no copy."""
-    if parameter.dtype == torch.float32:
-        return parameter
-    reference = getattr(parameter, "master", None)
-    return None if reference is None else reference()
+    return parameter if parameter.dtype == torch.float32 else _MASTERS.get(id(parameter))
 
 
 def all_finite(values: Tensor) -> bool:
