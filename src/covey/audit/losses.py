@@ -363,7 +363,7 @@ def gradient_differs(record: AuditRecord) -> Fault | MissingField | None:
     off = [case for cases in differing(record) for case in cases if not case.is_along(case)]
     for words, explains in DERIVATIVES:
         if off and all(map(explains, off)):
-            return _unless_guessed(record) or Fault(words, off[0].step)
+            return _missing_loss_setting(record) or Fault(words, off[0].step)
     return None
 
 
