@@ -24,8 +24,6 @@ from covey.objective.penalties import KL
 
 MIN_COMPLETIONS = 4
 """Fewest completions from which a common factor can be read."""
-MIN_GROUPS = 2
-"""Fewest groups whose order can be told."""
 HUGE_RANGES = 50
 """Times the range of rewards: neither a baseline nor the std of a group makes advantages so large."""
 RECORDED_DATA = frozenset({"rewards", "components", "weights", "lengths", "mask"})
@@ -71,10 +69,7 @@ class ScoredRollout:
         )
 
     def by_group(
-        self,
-        estimate: Callable[[Tensor], Tensor],
-        values: Tensor | None = None,
-        group: Tensor | None = None,
+        self, estimate: Callable[[Tensor], Tensor], values: Tensor | None = None, group: Tensor | None = None
     ) -> Tensor:
         """Return an estimate, (N,), from each group's ``values``, (N,); by default from its rewards."""
         values = self.rewards if values is None else values
@@ -265,12 +260,9 @@ def batch_is_the_baseline(comparison: Comparison) -> bool:
         return True
     # Rewards that are reshaped to (G, prompts) and not to (prompts, G).
     count = len(set(rollout.group.tolist()))
-    if count < MIN_GROUPS:
-        return False
     strided = torch.arange(len(rollout.rewards)) % count
-    return any(
-        fits(rollout.used, rollout.by_group(of, group=strided)) for of in (group_centered, group_zscore)
-    )
+    centered, zscore = (rollout.by_group(of, group=strided) for of in (group_centered, group_zscore))
+    return count > 1 and (fits(rollout.used, centered) or fits(rollout.used, zscore))
 
 
 def _over_batch(rollout: ScoredRollout, centered: Tensor) -> bool:

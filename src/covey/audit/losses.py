@@ -27,6 +27,7 @@ from covey.audit.conventions import (
     losses_of,
 )
 from covey.audit.corrections import exchanged_weights, weights_are_inverted
+from covey.audit.derivatives import DERIVATIVES
 from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.groups import groups_of
 from covey.audit.kl_rewards import kl_is_paid
@@ -57,8 +58,6 @@ CLIPPED = ("vanilla", "ppo")
 """Loss functions of verl and OpenRLHF with PPO's clip."""
 MIN_ADVANTAGE = 1e-3
 """An advantage below is the rounding of rewards that are equal."""
-COMMON_PART = 0.02
-"""Part of the tokens with a gradient that is more than rounding to 0."""
 MIN_WEIGHT = 1e-30
 """Smaller weights count as this one, so that their logarithm is finite."""
 
@@ -365,50 +364,6 @@ def gradient_differs(record: AuditRecord) -> Fault | MissingField | None:
         if off and all(map(explains, off)):
             return _missing_loss_setting(record) or Fault(words, off[0].step)
     return None
-
-
-def _lacks_kl(case: LossCase) -> bool:
-    return case.algorithm.kl is not None and case.is_along(varied(case, kl=None))
-
-
-def _skips_tokens(case: LossCase) -> bool:
-    if case.gradients is None:
-        return False
-    # A completion without any gradient is clipped, or left out as a whole.
-    kept = (case.gradients != 0).any(-1, keepdim=True)
-    return _is_common((case.gradients == 0) & (case.derivative != 0) & kept, case.derivative != 0)
-
-
-def _weighs_otherwise(case: LossCase) -> bool:
-    """Whether each completion's gradients are the expected ones, times a number of its own."""
-    if case.gradients is None:
-        return False
-    sides = (case.gradients, case.derivative)
-    lengths = [side.norm(dim=-1, keepdim=True).clamp(min=MIN_WEIGHT) for side in sides]
-    first, second = (side / length for side, length in zip(sides, lengths, strict=True))
-    return bool(((first - second).norm(dim=-1) <= COMMON_PART).all())
-
-
-def _reaches_beyond(case: LossCase) -> bool:
-    return case.gradients is not None and _is_common(
-        (case.gradients != 0) & ~case.inputs.mask, case.inputs.mask
-    )
-
-
-def _is_common(these: Tensor, of: Tensor) -> bool:
-    return int(these.sum()) > COMMON_PART * int(of.sum())
-
-
-DERIVATIVES: tuple[tuple[str, Callable[[LossCase], bool]], ...] = (
-    ("the KL has no gradient in the loss, so that it holds nothing", _lacks_kl),
-    ("tokens of the mask have no gradient", _skips_tokens),
-    ("tokens beyond the mask have a gradient", _reaches_beyond),
-    ("completions have other weights than the mean of the settings gives them", _weighs_otherwise),
-    (
-        "tokens have another gradient than that of the loss of the settings",
-        lambda case: not case.is_along(case),
-    ),
-)
 
 
 def entropy_has_the_wrong_sign(record: AuditRecord) -> Fault | None:

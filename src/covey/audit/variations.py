@@ -89,8 +89,8 @@ class LossCase:
             return loss
         weight = loss.weight[:, None] * self.inputs.mask * self.weigh(self.mismatch)
         policy = (loss.tokens.value * weight).sum()
-        own = (loss.tokens.value * (loss.weight[:, None] * self.inputs.mask)).sum()
-        return replace(loss, total=loss.total - own + policy, policy=policy.detach())
+        uncorrected = (loss.tokens.value * (loss.weight[:, None] * self.inputs.mask)).sum()
+        return replace(loss, total=loss.total - uncorrected + policy, policy=policy.detach())
 
 
 Variation = Callable[[LossCase], LossCase | None]

@@ -54,22 +54,22 @@ def _verdicts(record: AuditRecord) -> list[Verdict]:
     if len(functions) != 1 or len(record.functions) != 1:
         return []
     answers = [number_of(answer_of(sample)) for _, _, sample in record.samples]
-    known = [answer for answer in answers if answer is not None]
-    if len(known) < len(answers):
+    numbers = [answer for answer in answers if answer is not None]
+    if len(numbers) < len(answers):
         return []
     verdicts: list[Verdict] = []
     for batch in functions[0]:
-        for place, (sample, paid) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
+        for index, (sample, paid) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
             text = sample.text or ""
-            answer = known[len(verdicts)]
+            answer = numbers[len(verdicts)]
             values = [number_of(number.rstrip(",")) for number in NUMBER.findall(text)]
             verdicts.append(
                 Verdict(
                     batch.rollout.step,
-                    place,
+                    index,
                     paid,
                     answer,
-                    other=_other(known, len(verdicts)),
+                    other=_other(numbers, len(verdicts)),
                     numbers=tuple(value for value in values if value is not None),
                     text_has=answer_of(sample) in text,
                     prompt_has=answer_of(sample) in text_of_prompt(sample),
@@ -87,9 +87,9 @@ def _other(answers: Sequence[float], n: int) -> float:
 
 def _answers_by_its_last_number(verdicts: Sequence[Verdict]) -> bool:
     """Whether texts end with their row's answer much more often than with another one's."""
-    own = sum(v.last == v.answer for v in verdicts)
-    other = sum(v.last == v.other for v in verdicts)
-    return own >= PART * len(verdicts) and own > CHANCE * other
+    answered = sum(v.last == v.answer for v in verdicts)
+    by_chance = sum(v.last == v.other for v in verdicts)
+    return answered >= PART * len(verdicts) and answered > CHANCE * by_chance
 
 
 def incorrect_texts_are_paid(record: AuditRecord) -> Fault | None:
