@@ -96,6 +96,18 @@ def test_explain_lists_the_settings_of_a_reward(capsys) -> None:
     assert "sandbox (" not in said
 
 
+def test_explain_knows_the_checks_of_the_audit(capsys) -> None:
+    assert main(["explain", "sampler_behind"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("sampler_behind (a check of covey audit; severe; needs ")
+    assert "Convention: " in said
+    assert "; with verl: " in said
+    assert main(["explain", "no_motion"]) == 0
+    said = capsys.readouterr().out
+    assert "(a finding" in said
+    assert "(a check of covey audit" in said, "a name of both"
+
+
 def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     file = tmp_path / "done.jsonl"
     file.write_text(

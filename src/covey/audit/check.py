@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.record import AuditRecord
@@ -51,6 +53,12 @@ class CheckText(BaseModel):
     openrlhf: str = ""
     silences: tuple[str, ...] = ()
     """Checks that would only report the consequences of this mistake."""
+
+
+def check_texts() -> dict[str, CheckText]:
+    """Return the words of all checks by name, in the order of their certainty."""
+    text = (files("covey") / "audit" / "checks.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, CheckText]).validate_python(yaml.safe_load(text))
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from pathlib import Path
-
-import yaml
-from pydantic import TypeAdapter
 
 from covey.audit import (
     advantages,
@@ -31,7 +27,7 @@ from covey.audit import (
     uses,
     verdicts,
 )
-from covey.audit.check import Check, CheckText, Predicate, Report, apply
+from covey.audit.check import Check, Predicate, Report, apply, check_texts
 from covey.audit.course import findings_from_metrics
 from covey.audit.record import AuditRecord
 from covey.audit.sources import open_run
@@ -60,14 +56,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **updates.CHECKS,
 }
 
-
-def _checks() -> tuple[Check, ...]:
-    text = (files("covey") / "audit" / "checks.yaml").read_text(encoding="utf-8")
-    words = TypeAdapter(dict[str, CheckText]).validate_python(yaml.safe_load(text))
-    return tuple(Check(name, PREDICATES[name], row) for name, row in words.items())
-
-
-CHECKS = _checks()
+CHECKS = tuple(Check(name, PREDICATES[name], text) for name, text in check_texts().items())
 """The most certain ones first: ids and masks are read, then values are computed again, then settings."""
 
 

@@ -40,7 +40,7 @@ def settings(name: str = "") -> list[Entry]:
     if not entries and name != name.lower():
         return settings(name.lower())
     if not entries:
-        kinds = "setting, run folder, metric, function, preset, reward or finding"
+        kinds = "setting, run folder, metric, function, preset, reward, finding or check"
         reason = explain_unknown(name, None, [*key_paths(), *algorithm_keys(), *all_words()], kinds)
         raise ConfigError(f"{reason} (`covey explain` lists the settings)")
     return entries
@@ -91,6 +91,7 @@ def _of_trl(name: str, rows: list[SettingRow]) -> Iterator[Entry]:
 KINDS = {
     "metric": "a metric",
     "finding": "a finding",
+    "audit": "a check of covey audit",
     "rewards": "a reward",
     "algorithm": "a preset",
     "function": "your function",

@@ -1,4 +1,4 @@
-"""Explanations of names that are not settings: metrics, functions, presets, rewards and findings."""
+"""Explanations of names that are not settings: metrics, functions, presets, rewards, findings and checks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from covey.audit.check import check_texts
 from covey.config.algorithm import rows_of
 from covey.insight.metric_table import metric_rows
 from covey.objective.algorithms import PRESETS, Algorithm
@@ -20,7 +21,8 @@ ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 def entries_of(name: str) -> list[Entry]:
     """Return all entries for a name; for a family of metrics, such as `kl/`, all its members."""
-    return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
+    kinds = (_metrics, _functions, _presets, _rewards, _findings, _checks)
+    return [entry for of_kind in kinds for entry in of_kind(name)]
 
 
 def all_words() -> list[str]:
@@ -30,7 +32,7 @@ def all_words() -> list[str]:
 
     metrics = (row.name for row in metric_rows())
     functions = (function.__name__ for functions in AXES.values() for function in functions)
-    return [*metrics, *functions, *PRESETS, *BUILT_IN, *(rule.name for rule in RULES)]
+    return [*metrics, *functions, *PRESETS, *BUILT_IN, *(rule.name for rule in RULES), *check_texts()]
 
 
 def _metrics(name: str) -> Iterator[Entry]:
@@ -95,6 +97,20 @@ def _findings(name: str) -> Iterator[Entry]:
             yield word(
                 name, "finding", f"{rule.condition} Why: {rule.reason}", range=rule.severity + silences
             )
+
+
+def _checks(name: str) -> Iterator[Entry]:
+    if name not in check_texts():
+        return
+    from covey.audit.table import CHECKS  # it imports torch
+
+    (check,) = (check for check in CHECKS if check.name == name)
+    lines = {framework: getattr(check.words, framework) for framework in ("trl", "verl", "openrlhf")}
+    remedies = [check.words.any, *(f"with {framework}: {line}" for framework, line in lines.items() if line)]
+    convention = f" Convention: {check.words.convention}." if check.words.convention else ""
+    needs = f"needs {', '.join(check.words.needs)}"
+    effect = f"{check.condition}{convention} Remedy: {'; '.join(remedies)}"
+    yield word(name, "audit", effect, range=f"{check.words.severity}; {needs}")
 
 
 def _doc(function: Callable[..., object]) -> str:
