@@ -447,7 +447,7 @@ MUTANTS = [
     *of(
         "learner/optimizer.py",
         ("a micro-batch's gradient replaces the last one's", "gradient if master.grad is None else master.grad.add_(gradient)", "gradient"),
-        ("betas swapped", "betas=train.betas, fused", "betas=train.betas[::-1], fused"),
+        ("betas swapped", "betas=train.betas)", "betas=train.betas[::-1])"),
         ("weights decayed twice", "(matrices, train.weight_decay)", "(matrices, 2 * train.weight_decay)"),
         ("norms decayed too", "(norms_and_biases, 0.0)", "(norms_and_biases, train.weight_decay)"),
         ("gradient not clipped", "clip_grad_norm_(part, clip)", "clip_grad_norm_(part, math.inf)"),

@@ -222,15 +222,22 @@ def test_an_endless_iterator_is_read_as_far_as_the_steps_can_take(
     settings["data"] = {"train": answered, **settings.get("data", {})}
     resolved = load_config(values=with_objects(settings))
     assert len(load_source(resolved).rows) == rows
-    assert any(f"at most {rows} rows" in note for note in resolved.notes)
-    assert next(answered)["prompt"] == f"{rows}+1=", "no further"
+    assert any(f"the first {rows} rows" in note for note in resolved.notes)
+    assert next(answered)["prompt"] == f"{rows + 1}+1=", "one row shows that there are more"
     assert len(load_source(resolved).rows) == rows, "and kept for who reads it again"
+
+
+def test_an_iterator_that_ends_is_the_same_as_a_list_of_its_rows() -> None:
+    rows = list(itertools.islice(counted(), 16))
+    settings = {"model": "tiny", "train": {"steps": 2}, "rollout": {"prompts_per_step": 8}}
+    both = [load_config(values=with_objects({**settings, "data": {"train": t}})) for t in (rows, iter(rows))]
+    assert {str(resolved.config.data.train) for resolved in both} == {"an object in Python: 16 rows"}
 
 
 def test_an_iterator_of_which_a_run_takes_more_than_memory_holds_is_refused() -> None:
     settings = {"model": "tiny", "data": {"train": counted()}, "train": {"steps": 100_000}}
     with pytest.raises(ConfigError, match=rf"more than {MAX_STREAMED:,} rows .* Lower train\.steps"):
-        load_source(load_config(values=with_objects(settings)))
+        load_config(values=with_objects(settings))
 
 
 class Table:

@@ -26,6 +26,9 @@ class Dataset:
     def __init__(self, rows: list[dict[str, str]]) -> None:
         self.rows = rows
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def __iter__(self) -> Iterator[dict[str, str]]:
         return iter(self.rows)
 

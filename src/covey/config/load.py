@@ -32,7 +32,7 @@ from covey.config.rows import key_paths
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import items, options, read_yaml
-from covey.config.streams import limit_streams
+from covey.config.streams import read_streams
 from covey.config.trl_loss import algorithm_of
 from covey.config.unknown import explain_unknown
 from covey.config.unread import reads, unread_settings
@@ -109,7 +109,8 @@ def load_config(
         for name, raw, origins in layers.stages()
     )
     resolved = replace(whole, of_stages=stages)
-    return replace(resolved, notes=_notes(resolved, layers))
+    stream_notes = read_streams(stage.config for stage in resolved.stages())
+    return replace(resolved, notes=[*_notes(resolved, layers), *stream_notes])
 
 
 def _notes(resolved: ResolvedConfig, layers: Layers) -> list[str]:
@@ -118,7 +119,6 @@ def _notes(resolved: ResolvedConfig, layers: Layers) -> list[str]:
     stages = [(name, stage.config, stage.origins) for name, stage in named]
     return [
         *layers.notes,
-        *limit_streams(stage.config for stage in resolved.stages()),
         *(f"stage {name}: {note}" if name else note for name, stage in named for note in stage.notes),
         *_default_loss_notes(resolved.stages(), layers.of_trl),
         *unread_settings(stages),

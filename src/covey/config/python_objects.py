@@ -54,30 +54,36 @@ MAX_STREAMED = 1_000_000
 
 
 class RowsObject(PythonObject):
-    """Rows of data. Those of an iterator are read once a run asks for them, and kept, for it asks again."""
+    """Rows of data. An iterator is read as far as a run needs it, and its rows are kept."""
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
         self.key = key
         table = _as_sequence(rows)
         self.stream = None if table is not None else iter(rows)
-        """The rows of an iterator that nothing has read yet."""
-        self.most = MAX_STREAMED + 1
-        """Number of rows of an iterator that the run can take."""
-        self._rows = [] if table is None else table
-        super().__init__("an iterator of rows" if table is None else f"{len(table)} rows")
+        """The iterator, if it is one."""
+        self.rows: Sequence[object] = [] if table is None else table
+        """The rows; those of an iterator once ``read`` was called."""
+        self._read = list[object]()
+        super().__init__("" if table is None else f"{len(table)} rows")
 
-    @property
-    def rows(self) -> Sequence[object]:
-        """The rows; of an iterator the first ``most``. Raises ConfigError for too many to keep."""
-        if self.stream is None:
-            return self._rows
-        self._rows = [*self._rows, *islice(self.stream, self.most - len(self._rows))]
-        if len(self._rows) > MAX_STREAMED:
+    def read(self, count: int) -> bool:
+        """Make ``rows`` the first ``count`` of the iterator; return whether it has more.
+
+        Raises ConfigError for more rows than are kept.
+        """
+        assert self.stream is not None, "a table has all its rows"
+        kept = min(count, MAX_STREAMED)
+        # One row more shows whether the iterator ends here. If it does, it is the same as a list of its rows.
+        self._read += islice(self.stream, max(0, kept + 1 - len(self._read)))
+        has_more = len(self._read) > kept
+        if has_more and count > kept:
             raise ConfigError(
                 f"{self.key}: the run takes more than {MAX_STREAMED:,} rows of the iterator, which it would "
                 "keep in memory. Lower train.steps, or give fewer rows, as itertools.islice(rows, 10_000)"
             )
-        return self._rows
+        self.rows = self._read[:kept]
+        self.name = "an iterator of rows" if has_more else f"{len(self.rows)} rows"
+        return has_more
 
 
 def _as_sequence(rows: Iterable[object]) -> Sequence[object] | None:

@@ -10,20 +10,21 @@ from covey.config.python_objects import MAX_STREAMED, RowsObject
 from covey.config.schema import Config
 
 
-def limit_streams(stages: Iterable[Config]) -> list[str]:
-    """Limit the iterators of a run's stages to the rows that the steps can take, and return notes."""
-    most = dict[RowsObject, int]()
+def read_streams(stages: Iterable[Config]) -> list[str]:
+    """Read the iterators of a run's stages as far as the steps can take rows, and return notes.
+
+    Raises ConfigError for more rows than are kept.
+    """
+    counts = dict[RowsObject, int]()
     for config in stages:
         data = config.data
         for table, count in ((data.train, rows_of_run(config)), (data.test, data.test_size)):
             if isinstance(table, RowsObject) and table.stream is not None:
-                most[table] = max(most.get(table, 0), count)
-    for table, count in most.items():
-        table.most = min(count, MAX_STREAMED + 1)
+                counts[table] = max(counts.get(table, 0), count)
     return [
-        f"{table.key}: the run reads at most {count:,} rows of the iterator, which is as many as it can use"
-        for table, count in most.items()
-        if count <= MAX_STREAMED
+        f"{table.key}: the run reads the first {count:,} rows of the iterator, which is as many as it can use"
+        for table, count in counts.items()
+        if table.read(count)
     ]
 
 
