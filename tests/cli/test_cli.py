@@ -56,6 +56,7 @@ def test_algorithms_lists_all_and_shows_one(capsys) -> None:
         ("train", "error: CONFIG is missing. See covey train --help"),
         ("diff one", "error: B is missing. See covey diff --help"),
         ("pairs", "error: RUN is missing. See covey pairs --help"),
+        ("recommend a b", "error: covey recommend takes no 'a b'. See covey recommend --help"),
         *(
             (
                 line,
@@ -94,6 +95,12 @@ def test_explain_lists_the_settings_of_a_reward(capsys) -> None:
     said = capsys.readouterr().out
     assert "mode ('function', one of function, stdio, check)" in said
     assert "sandbox (" not in said
+
+
+def test_a_terminal_of_unknown_width_gets_its_help(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert main(["--help"]) == 0
+    assert "Usage: covey COMMAND" in capsys.readouterr().out
 
 
 def test_explain_knows_the_checks_of_the_audit(capsys) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from cyclopts import CycloptsError, MissingArgumentError
+from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from covey.cli.options import app, print_result
 from covey.errors import as_error, disk_error, is_panic
@@ -23,6 +24,8 @@ TRAINING_COMMANDS = {"demo", "train", "resume", "sweep"}
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
+    if os.environ.get("COLUMNS") == "0":  # some terminals say this for "unknown", and rich cannot wrap to it
+        del os.environ["COLUMNS"]
     with tolerant_output():
         try:
             code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
@@ -74,6 +77,8 @@ def _usage_error(caught: CycloptsError) -> CoveyError:
         if caught.argument.field_info.is_positional:
             name = name.lstrip("-").upper()
         message = f"{name} is missing."
+    if isinstance(caught, UnusedCliTokensError):
+        message = f"{command} takes no {' '.join(caught.unused_tokens or ())!r}."
     return ConfigError(f"{message}{'' if message.endswith('.') else '.'} See {command} --help")
 
 
