@@ -227,7 +227,8 @@ A seventh author, who had read the two pages for users and no check, made 52 run
 without: TRL's GRPO, RLOO, DPO and SFT, loops in PyTorch, and verl's dumps. **At first sight, with 112
 checks, 20 of the 52 were named, 19 had a finding that only says that something is another one, or beside
 the mistake, and 13 none.** Two of the 20 sound runs had an incorrect finding, both severe: a loss_type of
-covey's and not TRL's, and pairs of DPO. Six checks followed, so the last column is no longer blind. The
+covey's and not TRL's, and pairs of DPO. Scripts whose mistake did not show in what they printed were repaired
+before that. Six checks followed, so the last column is no longer blind. The
 derivative of the loss by the log-probs, which TRL's writer keeps since then and which these loops write,
 names what a value of 0 hides. Not named: what only the optimizer or a callback does (`s05`, `l09`, `s17`),
 a reference that follows by its settings (`s20`), old log-probs of a rollout's middle (`l04`), a baseline
