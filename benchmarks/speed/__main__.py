@@ -252,6 +252,10 @@ def main() -> None:
     parser.add_argument("--long", action="store_true", help="two completions of 8,192 tokens")
     parser.add_argument("--write", nargs="?", const="", metavar="NAME", help="write results/speed_NAME.md")
     chosen = parser.parse_args()
+    # A reader of the results has to know how many prompts the numbers are of.
+    asked_size = [
+        f"{name}={os.environ[name]}" for name in ("BENCH_PROMPTS", "BENCH_GROUP") if name in os.environ
+    ]
     if chosen.lora:
         os.environ["BENCH_LORA"] = str(chosen.lora)
     if chosen.quick:
@@ -282,7 +286,8 @@ def main() -> None:
         name: [max(pair) for pair in zip(values, again, strict=True)]
         for (name, values), again in zip(best.items(), limit(chosen.threads).values(), strict=True)
     }
-    text = report(rows, best, chosen.threads, " ".join(["python benchmarks/speed", *sys.argv[1:]]))
+    command = " ".join([*asked_size, "python benchmarks/speed", *sys.argv[1:]])
+    text = report(rows, best, chosen.threads, command)
     print(text)
     if chosen.write is not None:
         name = "gpu" if chosen.gpu else "long" if chosen.long else "_".join(chosen.cells)
