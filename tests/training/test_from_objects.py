@@ -82,6 +82,19 @@ def test_a_run_that_is_continued_with_the_objects_ends_as_one_that_was_not_stopp
     assert not (parts / "events.jsonl").exists()  # nothing was different
 
 
+def test_a_run_on_an_iterator_that_ends_is_continued_for_more_steps(tmp_path: Path) -> None:
+    """It was refused: the rows of two steps were an iterator, those of three steps were 16 rows."""
+    small = {**SMALL, "rollout": {**SMALL["rollout"], "max_resampling_rounds": 2}}
+    data = {"train": iter(ROWS), "test": ROWS[:4]}
+    run = covey.train(**live(), **small, data=data, rewards=[varied], output=tmp_path / "run").folder
+    recorded = yaml.safe_load((run / "config.yaml").read_text())
+    assert recorded["data"]["train"] == "an object in Python: an iterator of rows"
+    data = {"train": iter(ROWS), "test": ROWS[:4]}
+    assert covey.resume(run, **live(), data=data, train={"steps": 3}, quiet=True).steps == 3
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events if e["event"] == "no longer exact"]
+
+
 def test_other_data_is_refused_and_other_content_is_told(tmp_path: Path, capsys) -> None:
     run = covey.train(**live(), **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run").folder
     with pytest.raises(ConfigError, match="16 rows there, an object in Python: 15 rows here"):

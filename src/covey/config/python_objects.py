@@ -22,6 +22,10 @@ OBJECT = "an object in Python: "
 """Prefix in a recorded config of the name of an object that no file can hold."""
 
 
+PART_OF_STREAM = "an iterator of rows"
+"""Name of rows whose iterator has more of them than the run takes."""
+
+
 class PythonObject:
     """An object given from Python; its text is its entry in a record."""
 
@@ -82,7 +86,7 @@ class RowsObject(PythonObject):
                 "keep in memory. Lower train.steps, or give fewer rows, as itertools.islice(rows, 10_000)"
             )
         self.rows = self._read[:kept]
-        self.name = "an iterator of rows" if has_more else f"{len(self.rows)} rows"
+        self.name = PART_OF_STREAM if has_more else f"{len(self.rows)} rows"
         return has_more
 
 

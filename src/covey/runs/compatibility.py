@@ -16,6 +16,7 @@ import transformers
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved_values
 from covey.config.methods import SAMPLES_EXAMPLES
+from covey.config.python_objects import OBJECT, PART_OF_STREAM
 from covey.config.rows import fact_of
 from covey.errors import START_FILE
 from covey.models.kernels.build import processor, tested_kernels
@@ -112,7 +113,11 @@ def changed_settings(resolved: ResolvedConfig) -> list[Difference]:
         words = f"{k} is {before.get(k)} there, {current.get(k)} here"
         if k not in before:  # another version of covey wrote the record, or it is damaged
             words = f"config.yaml has no {k}, which is {current.get(k)} here"
-        differences.append(Difference(k, words, effect_of_change(k, schedule)))
+        effect = effect_of_change(k, schedule)
+        if f"{OBJECT}{PART_OF_STREAM}" in (before.get(k), current.get(k)):
+            # More steps take more rows, so the iterator may now end.
+            effect = BREAKS_EXACTNESS
+        differences.append(Difference(k, words, effect))
     return differences
 
 
