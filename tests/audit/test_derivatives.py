@@ -106,6 +106,17 @@ def pairs_of(margins: list[float], loss: Callable[[float, int], float]) -> Lines
     return lines
 
 
+def test_the_loss_of_pairs_has_the_settings_of_the_run(tmp_path: Path) -> None:
+    """Conservative DPO: with a label smoothing of .1, a tenth of the loss is that of the exchanged pair."""
+
+    def smoothed(margin: float, _: int) -> float:
+        return 0.9 * math.log1p(math.exp(-0.2 * margin)) + 0.1 * math.log1p(math.exp(0.2 * margin))
+
+    lines = pairs_of([0.4 * n for n in range(10)], smoothed)
+    lines[0]["settings"]["label_smoothing"] = 0.1
+    assert found(lines, tmp_path / "run.jsonl") == []
+
+
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
@@ -113,7 +124,7 @@ def pairs_of(margins: list[float], loss: Callable[[float, int], float]) -> Lines
         (lambda margin, _: math.log1p(math.exp(0.2 * margin)), "chosen and rejected are exchanged"),
         (lambda margin, _: math.log1p(math.exp(-0.2 * margin / 3)), "means over tokens and not sums"),
         (lambda margin, _: 0.2 * math.log1p(math.exp(-margin)), "beta multiplies the loss"),
-        (lambda margin, n: float(n), "no known mistake explains it"),
+        (lambda margin, _: 0.1 + math.log1p(math.exp(-0.2 * margin)), ""),  # with a term of its own
     ],
 )
 def test_the_loss_of_pairs_is_computed_again(

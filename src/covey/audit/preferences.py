@@ -10,17 +10,19 @@ from torch import Tensor
 
 from covey.audit.check import Fault
 from covey.audit.record import AuditRecord, Use
-from covey.objective.axis_function import bind
+from covey.objective.axis_function import bind, setting_defaults
 from covey.objective.preference import PREFERENCES, PreferenceData
 
 MIN_UPDATES = 8
-"""Updates of which a margin that stays 0 is told."""
+"""Fewest updates whose margins are all 0."""
 TOLERANCE = 5e-3
-"""Relative difference of a loss that rounding may make; a fiftieth of it, absolute."""
+"""Largest relative difference by rounding; the largest absolute one is a fiftieth of it."""
+PAIR = ("chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_lengths", "rejected_lengths")
+"""Data of pairs that a record has."""
 
 
 def learns_from_pairs(record: AuditRecord) -> bool:
-    """Whether a run's completions are no draws of its policy but answers of its data."""
+    """Whether a run's completions come from its data, in pairs, and were not drawn from its policy."""
     return _name(record) in PREFERENCES
 
 
@@ -29,25 +31,23 @@ def _name(record: AuditRecord) -> str:
 
 
 def preference_loss_differs(record: AuditRecord) -> Fault | None:
-    """In a run whose `algorithm` is a preference loss, as dpo, all losses are others than those of its pairs.
-    A pair is a group of two, of which the one with the higher reward is chosen.
+    """In a run whose `algorithm` is a preference loss, such as dpo, a known mistake explains all losses that
+    are not those of their pairs, more than half of all. A pair is a group of two; the completion with the
+    higher reward is chosen. Other differences may be terms that covey's loss of that name lacks.
     """
     if not learns_from_pairs(record):
         return None
     updates = [(u.step, u.loss, _pairs(record.uses_of(u))) for u in record.updates]
     losses = [(step, loss, pairs) for step, loss, pairs in updates if loss is not None and pairs is not None]
-    beta = record.number("beta", 0.1)
-    off = [loss for loss in losses if not _agrees(loss[1], _loss(record, loss[2], beta))]
+    off = [case for case in losses if not _agrees(case[1], _loss(record, case[2]))]
     if not off or len(off) <= 0.5 * len(losses):
         return None
-    words = "no known mistake explains it"
-    for name in MISTAKES:
-        if all(_agrees(value, _mistaken(record, pairs, beta, name)) for _, value, pairs in off):
-            words = name
-            break
-    step, value, pairs = off[0]
-    due = _loss(record, pairs, beta)
-    return Fault(f"the loss of the pairs is {value:.4g} where {due:.4g} is expected: {words}", step)
+    for mistake in MISTAKES:
+        if all(_agrees(value, _mistaken(record, pairs, mistake)) for _, value, pairs in off):
+            step, value, pairs = off[0]
+            due = _loss(record, pairs)
+            return Fault(f"the loss of the pairs is {value:.4g} where {due:.4g} is expected: {mistake}", step)
+    return None
 
 
 def _agrees(recorded: float, due: float) -> bool:
@@ -76,26 +76,28 @@ def _pairs(uses: Sequence[Use]) -> PreferenceData | None:
     return PreferenceData(**tensors) if by_group else None
 
 
-PAIR = ("chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_lengths", "rejected_lengths")
-"""Data of pairs that a record has."""
-
-
 def _total(values: Sequence[float | None], mask: Sequence[bool]) -> float:
     return sum(value or 0.0 for value, on in zip(values, mask, strict=False) if on)
 
 
-def _loss(record: AuditRecord, pairs: PreferenceData, beta: float) -> float:
-    name = _name(record)
-    rule = bind(PREFERENCES[name], **{"tau" if name == "ipo" else "beta": beta})
+def _loss(record: AuditRecord, pairs: PreferenceData, **changes: float) -> float:
+    function = PREFERENCES[_name(record)]
+    defaults = setting_defaults(function)
+    numbers = {name: record.number(name, v) for name, v in defaults.items() if isinstance(v, float)}
+    if "tau" in numbers:  # TRL calls it beta
+        numbers["tau"] = record.number("tau", record.number("beta", defaults["tau"]))
+    rule = bind(function, **{**numbers, **changes})
     return float(rule(pairs).mean()) if set(rule.needs) <= set(PAIR) else float("nan")
 
 
-def _mistaken(record: AuditRecord, pairs: PreferenceData, beta: float, name: str) -> float:
+def _mistaken(record: AuditRecord, pairs: PreferenceData, mistake: str) -> float:
     """Return the loss as a mistake would make it."""
-    if name == BETA_OUTSIDE:
-        return beta * _loss(record, pairs, 1.0)
-    changes = {field: _changed(pairs, other) for field, other in MISTAKES[name].items()}
-    return _loss(record, replace(pairs, **changes), beta)
+    if mistake == BETA_OUTSIDE:
+        is_without = "beta" not in setting_defaults(PREFERENCES[_name(record)])
+        beta = record.number("beta", 0.1)
+        return float("nan") if is_without else beta * _loss(record, pairs, beta=1.0)
+    changes = {field: _changed(pairs, other) for field, other in MISTAKES[mistake].items()}
+    return _loss(record, replace(pairs, **changes))
 
 
 def _changed(pairs: PreferenceData, other: str) -> Tensor:

@@ -190,8 +190,8 @@ def row_of(
     """Return the row of an update for a completion of ``length`` tokens; ``origin``: (rollout, completion).
 
     ``mask`` and ``values`` have a value for each token and may be longer. Values after the last token that
-    was sampled or is trained are left out, except rewards and
-    gradients. ``advantage`` is one number, or one per token.
+    was sampled or is trained are left out, except rewards and gradients. ``advantage`` is one number, or one
+    per token.
     """
     trained = [n for n, on in enumerate(mask.tolist()) if on]
     end = max(length, *(n + 1 for n in trained[-1:]), 0)
