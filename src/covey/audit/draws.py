@@ -10,9 +10,9 @@ from covey.audit.logprobs import SAME_PROGRAM_NATS, distance, first_uses, recomp
 from covey.audit.record import AuditRecord, Use
 
 MIN_TOKENS = 256
-"""Tokens of which a distribution is told."""
+"""Fewest tokens that a distribution is compared with."""
 ERRORS = 5.0
-"""Standard errors that chance does not reach."""
+"""Number of standard errors that chance does not reach."""
 MIN_NATS = 0.05
 """A mean difference that matters."""
 CUT = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}

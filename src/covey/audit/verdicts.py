@@ -1,6 +1,6 @@
 """Checks of verdicts against texts: whether a reward looks for the answer where the text has it.
 
-They are asked of runs with one reward function, whose rows have answers that are numbers.
+They judge only runs with one reward function, whose rows have answers that are numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from covey.audit.row_answers import NUMBER, answer_of, number_of, scores_of_func
 
 MIN_TEXTS = 8
 """Texts that must show a fault."""
-PART = 0.1
-"""Part of the texts that must show it."""
+MIN_PART = 0.1
+"""Smallest part of the texts that must show it."""
 CHANCE = 4.0
-"""A model answers if it gives its row's answer this many times as often as another row's."""
+"""A text's last number is its answer if it equals its row's answer this many times as often as another's."""
 FORMULA = ("/", "frac", "^", "%")
 """Signs that make one number of several."""
 
@@ -89,7 +89,7 @@ def _answers_by_its_last_number(verdicts: Sequence[Verdict]) -> bool:
     """Whether texts end with their row's answer much more often than with another one's."""
     answered = sum(v.last == v.answer for v in verdicts)
     by_chance = sum(v.last == v.other for v in verdicts)
-    return answered >= PART * len(verdicts) and answered > CHANCE * by_chance
+    return answered >= MIN_PART * len(verdicts) and answered > CHANCE * by_chance
 
 
 def incorrect_texts_are_paid(record: AuditRecord) -> Fault | None:
@@ -102,7 +102,7 @@ def incorrect_texts_are_paid(record: AuditRecord) -> Fault | None:
         return None
     paid = [v for v in verdicts if v.paid]
     without = [v for v in paid if v.numbers and v.is_plain and v.answer not in v.numbers]
-    if len(without) < MIN_TEXTS or len(without) < PART * len(paid):
+    if len(without) < MIN_TEXTS or len(without) < MIN_PART * len(paid):
         return None
     example = without[0]
     sentence = f"{len(without)} of {len(paid)} texts with the largest reward do not have their row's answer"

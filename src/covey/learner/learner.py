@@ -99,7 +99,7 @@ M = TypeVar("M", bound=Trainable)
 
 
 class LearnerMonitor:
-    """Callbacks for what follows a learner's work. The base class does nothing."""
+    """Gets told of a learner's work, by calls of its methods. The base class ignores them."""
 
     def micro_batch_begins(self) -> None:
         """Called before each micro-batch; it may raise to stop."""

@@ -64,7 +64,7 @@ def with_running_means(
     """
     if "running_mean" not in algorithm.needs:
         return groups, means
-    settings = algorithm.advantage.all_settings  # with both: config/contradictions.py
+    settings = algorithm.advantage.all_settings  # it has both, or the config was refused
     decay = settings["decay"]
     by = settings["by"]
     new_means = dict(means)

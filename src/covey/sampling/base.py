@@ -74,7 +74,7 @@ class SampledCompletion(NamedTuple):
 
 
 class SamplerMonitor:
-    """Callbacks for what follows a sampler's work. The base class does nothing."""
+    """Gets told of a sampler's work, by calls of its methods. The base class ignores them."""
 
     def tokens_drawn(self, drawn: int, most_left: int) -> None:
         """Called before each token of all running completions; it may raise to stop.

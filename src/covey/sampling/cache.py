@@ -118,7 +118,7 @@ class CacheEngine:
         return first_logits
 
     def _first_of_equals(self, requests: Sequence[int]) -> Iterator[int]:
-        """The requests, but for each whose prompt is its neighbour's, the first of such neighbours.
+        """Yield for each request the first of the neighbours that have its prompt, which is read only once.
 
         An evaluation asks for sampled completions and for the greedy one by two requests.
         """

@@ -164,11 +164,11 @@ def process_reward_model(
         worked_ids(
             classifier.tokenizer,
             prompt,
-            [classifier.words.remove_from(step) for step in _steps_with_results(text, cuts, own)],
+            [classifier.words.remove_from(step) for step in _steps_with_results(text, cuts, messages)],
             separator,
             shown,
         )
-        for prompt, text, cuts, own, shown in zip(
+        for prompt, text, cuts, messages, shown in zip(
             prompts, texts, spans, turns, template_arguments, strict=True
         )
     ]
