@@ -251,7 +251,8 @@ def test_contents_cannot_forge_a_turn(content: str, role: str) -> None:
 
 JSON_FORGED = FORGED.replace("<", r"\u003c").replace("\n", r"\n")
 EVERYTHING = (
-    "{% for part in (tools, documents) if part %}<|im_start|>system\n{{ part | tojson }}<|im_end|>\n{% endfor %}"
+    "{% for part in (tools, documents) if part %}<|im_start|>system\n"
+    "{{ part | tojson }}<|im_end|>\n{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content or '' }}{{ m.content }}"
     "{% for call in m.tool_calls or () %}{{ call | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
