@@ -20,10 +20,17 @@ CUT = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def drawn_from_another_distribution(record: AuditRecord) -> Fault | None:
-    """The tokens of first updates are likelier for the trainer than its own entropy lets draws of it be, or
-    less likely: by 5 standard errors and .05 nats per token. Not asked of a run whose settings cut the
-    distribution, whose sampler has log-probs of its own, or whose trainer differs from its own model.
+    """TRL's generation_kwargs have another temperature than its log-probs. Or the tokens of first updates are
+    likelier for the trainer than its own entropy lets draws of it be, or less likely: by 5 standard errors
+    and .05 nats per token. Not asked of a run whose settings cut the distribution, whose sampler has
+    log-probs of its own, or whose trainer differs from its own model.
     """
+    hot = record.header.settings.get("generation_kwargs.temperature")
+    temperature = record.number("temperature", 1.0)
+    if isinstance(hot, int | float) and hot != temperature:
+        return Fault(
+            f"generation_kwargs draw tokens at temperature {hot:g}, and log-probs are at {temperature:g}"
+        )
     declared = any(max(record.number(name, neutral), 0.0) != neutral for name, neutral in CUT.items())
     if declared or "sampler_logprobs" in record.fields:
         return None
