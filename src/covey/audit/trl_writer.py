@@ -258,9 +258,13 @@ class _TrlRecorder:
         is_all = trainer.accelerator.num_processes == 1 and not has_terms
         if motions is None or not is_all or not all("gradients" in row for row in self.update["rows"]):
             return None
-        # Without memory for it, or with reentrant checkpoints, there is no comparison.
-        with suppress(RuntimeError), trainer.accelerator.autocast():
-            return motions.gradient_cosine(map(self._along_gradients, self.update["rows"]))
+        # Without dropout, which would draw random numbers; without memory for it there is no comparison.
+        trainer.model.eval()
+        try:
+            with suppress(RuntimeError), trainer.accelerator.autocast():
+                return motions.gradient_cosine(map(self._along_gradients, self.update["rows"]))
+        finally:
+            trainer.model.train()
         return None
 
     def _along_gradients(self, row: dict[str, Any]) -> Tensor:
