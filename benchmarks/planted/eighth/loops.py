@@ -89,7 +89,7 @@ def alone(net, s, temperature):
 class Run:
     """DAPO's loss: a mean over the tokens of the batch."""
 
-    prompts, group, limit, steps = 4, 4, 24, 12
+    prompts, group, limit, steps = 4, 4, 24, 8
     epochs = minibatches = micro = 1
     lr, temperature, beta = 1e-3, 1.0, 0.0
     epsilon = epsilon_high = 0.2
@@ -343,7 +343,7 @@ class Calculator(Run):
 class Critic(Run):
     """PPO: a critic on the policy's hidden states, GAE, two epochs of two minibatches."""
 
-    group, prompts, epochs, minibatches = 1, 16, 2, 2
+    group, prompts, epochs, minibatches, steps = 1, 16, 2, 2, 5
     gamma, lam = 1.0, 0.9
 
     def __init__(self, name):
@@ -444,7 +444,7 @@ class s22_tool_tokens_in_the_denominator(Calculator):
 class s23_filter_keeps_the_dead(Run):
     """Dynamic sampling has its condition inverted: groups whose rewards are all equal are kept, the others go."""
 
-    temperature = 0.6
+    temperature, steps = 0.6, 8
 
     def judge(self, s):
         return {"right": float(number(s.text) == s.row["answer"])}
@@ -465,7 +465,8 @@ class s23_filter_keeps_the_dead(Run):
 class s24_old_in_the_inner_ratio(Run):
     """GSPO-token is written with the old log-probs where the detached ones belong: the ratio counts twice."""
 
-    loss_type, level, epochs, minibatches, epsilon, epsilon_high, lr = "grpo", "sequence", 3, 2, 0.1, 0.1, 2e-3
+    loss_type, level, epochs, minibatches, epsilon, epsilon_high, lr = "grpo", "sequence", 3, 2, 0.2, 0.2, 5e-4
+    steps = 4
 
     def ratio(self, s, lp):
         whole = (lp - s.old).mean().exp().detach()
@@ -500,7 +501,7 @@ class s26_longest_is_the_constant(Run):
 class s27_stop_by_the_reference(Run):
     """The early stop asks the KL to the reference, not to the old policy: soon each rollout gets one update of four."""
 
-    epochs, minibatches, steps, needs_reference, target = 1, 4, 16, True, 0.05
+    epochs, minibatches, steps, needs_reference, target = 1, 4, 8, True, 0.05
 
     def learn(self, samples):
         self.rng.shuffle(samples)
@@ -546,7 +547,7 @@ class s30_reasoning_is_stripped(Calculator):
 class s31_controller_upside_down(Run):
     """The KL's coefficient shrinks when the KL is above its target and grows when below: it runs away."""
 
-    beta, target, steps, lr = 0.05, 0.02, 16, 2e-3
+    beta, target, steps, lr = 0.05, 0.02, 12, 2e-3
 
     def learn(self, samples):
         with torch.no_grad():
@@ -589,7 +590,7 @@ class s33_prompt_in_the_loss(Run):
 class n21_dapo(Run):
     """Sound: DAPO with its filter, clip-higher, a soft penalty for length, micro-batches and two minibatches."""
 
-    epsilon_high, minibatches, micro, limit = 0.28, 2, 2, 20
+    epsilon_high, minibatches, micro, limit, steps, lr = 0.28, 2, 2, 20, 6, 3e-4
 
     def judge(self, s):
         right = float(number(s.text) == s.row["answer"])
@@ -613,7 +614,7 @@ class n21_dapo(Run):
 class n22_asynchronous(Run):
     """Sound: the sampler is two updates behind, truncated weights correct it, temperature 0.8."""
 
-    lag, temperature = 2, 0.8
+    lag, temperature, lr = 2, 0.8, 3e-4
 
 
 @case
@@ -621,7 +622,7 @@ class n23_gspo(Run):
     """Sound: GSPO, two epochs of two minibatches, groups of eight."""
 
     loss_type, level, epochs, minibatches, group, prompts = "grpo", "sequence", 2, 2, 8, 2
-    epsilon, epsilon_high = 0.01, 0.02
+    epsilon, epsilon_high, steps, lr = 0.01, 0.02, 5, 1e-4
 
 
 @case
@@ -636,19 +637,16 @@ class n24_leave_one_out_constant(Run):
 
 @case
 class n25_controller(Run):
-    """Sound: an adaptive coefficient of the KL, as of PPO's paper."""
+    """Sound: a proportional controller of the KL's coefficient, as of Ziegler et al."""
 
-    beta, target, steps, lr = 0.05, 0.02, 16, 2e-3
+    beta, target, steps, lr = 0.05, 0.05, 12, 5e-4
 
     def learn(self, samples):
         with torch.no_grad():
             now = [self.kl(s.old, s.ref) for s in samples]
         kl = sum(x.sum().item() for x in now) / sum(len(x) for x in now)
         self.update(samples, kl_coef=self.beta, mean_kl=kl)
-        if kl > 1.5 * self.target:
-            self.beta *= 2
-        elif kl < self.target / 1.5:
-            self.beta /= 2
+        self.beta *= 1 + 0.5 * max(-0.2, min(0.2, kl / self.target - 1))
 
 
 @case
@@ -662,7 +660,7 @@ class n26_calculator(Calculator):
 class n27_critic_stops_early(Critic):
     """Sound: PPO whose epochs stop when the KL to the old policy is above its target."""
 
-    epochs, target = 4, 0.02
+    epochs, target, steps, lr = 4, 0.02, 4, 1e-4
 
     def learn(self, samples):
         for _ in range(self.epochs):

@@ -44,7 +44,7 @@ def train(name, rewards, rows=None, trainer=GRPOTrainer, config=GRPOConfig, net=
         model=net if net is not None else model(),
         processing_class=tok,
         reward_funcs=rewards,
-        args=config(**settings(f"eighth-{name}", **{"max_steps": 12, **options})),
+        args=config(**settings(f"eighth-{name}", **{"max_steps": 8, **options})),
         train_dataset=Dataset.from_list(rows or sums()),
         callbacks=list(callbacks),
         optimizers=(optimizer, None),
@@ -146,7 +146,7 @@ def s06_seen_texts_never_cleared(name):
             seen.add(text)
         return paid
 
-    train(name, reward, max_steps=16)
+    train(name, reward, max_steps=12)
 
 
 @case
@@ -182,7 +182,7 @@ def s09_temperature_annealed(name):
             Anneal.trainer = self
             return super().train(*args, **kwargs)
 
-    train(name, closeness, trainer=Trainer, callbacks=[Anneal()], max_steps=16)
+    train(name, closeness, trainer=Trainer, callbacks=[Anneal()], max_steps=12)
 
 
 def beginning(tok, net):
@@ -260,7 +260,7 @@ def s17_tags_paid_without_bound(name):
     def format_reward(completions, **_):
         return [0.5 * text_of(c).count("<answer>") for c in completions]
 
-    train(name, [right, format_reward], max_steps=20, learning_rate=2e-3, max_completion_length=32)
+    train(name, [right, format_reward], max_steps=16, learning_rate=2e-3, max_completion_length=32)
 
 
 # ---- without a mistake ---------------------------------------------------------------------------
