@@ -107,12 +107,8 @@ planted(
 planted(
     "s16_half_precision_weights",
     "TRL: float16 weights with Adam in float16",
-    "weights and log-probs are NaN (or jump) after the first update, as the optimizer's state is float16",
-)
-planted(
-    "s17_tags_paid_without_bound",
-    "TRL: a format reward pays 0.5 for each tag, without a bound",
-    "one reward can be had again and again by repeating a tag, and outweighs the right answer",
+    "at a rate of 1e-4 updates are far too large: log-probs leap and texts become noise, as weights and Adam's"
+    " moments are float16",
 )
 planted(
     "s21_advantages_slide",

@@ -246,21 +246,8 @@ def s15_adapter_starts_random(name):
 
 @case
 def s16_half_precision_weights(name):
-    """The weights are float16 and so is Adam: its second moment underflows, its 1e-8 is 0, and weights become NaN."""
-    try:
-        train(name, closeness, net=model(dtype=torch.float16), learning_rate=1e-4)
-    except RuntimeError as error:  # what the practitioner sees: no distribution to draw from
-        print(error)
-
-
-@case
-def s17_tags_paid_without_bound(name):
-    """A format reward counts tags without a bound, 0.5 each, so writing the tag again and again beats an answer."""
-
-    def format_reward(completions, **_):
-        return [0.5 * text_of(c).count("<answer>") for c in completions]
-
-    train(name, [right, format_reward], max_steps=16, learning_rate=2e-3, max_completion_length=32)
+    """The weights are float16 and so is Adam's memory: small squares underflow to 0, and single weights leap."""
+    train(name, closeness, net=model(dtype=torch.float16), learning_rate=1e-4)
 
 
 # ---- without a mistake ---------------------------------------------------------------------------
@@ -321,13 +308,13 @@ def n06_dropout_pairs_unscaled(name):
 def n07_two_sided_accumulated(name):
     """Sound: DAPO's token mean, accumulation of four, two updates a rollout, two-sided clip at 4, clip-higher."""
     train(name, closeness, per_device_train_batch_size=4, gradient_accumulation_steps=4, steps_per_generation=8,
-          delta=4.0, epsilon_high=0.28, num_iterations=2, num_generations=8)
+          delta=4.0, epsilon_high=0.28, num_iterations=2, num_generations=8, learning_rate=2e-4)
 
 
 @case
 def n08_vespo(name):
     """Sound: VESPO's weights of whole sequences, two iterations."""
-    train(name, closeness, loss_type="vespo", num_iterations=2)
+    train(name, closeness, loss_type="vespo", num_iterations=2, learning_rate=2e-4)
 
 
 @case
@@ -344,7 +331,7 @@ def n09_adaptive_entropy(name):
 def n10_rloo_leave_one_out(name):
     """Sound: RLOO with a KL in the reward, groups of two, two iterations, SGD."""
     train(name, closeness, trainer=RLOOTrainer, config=RLOOConfig, num_generations=2, beta=0.05, num_iterations=2,
-          optim="sgd", learning_rate=0.05)
+          optim="sgd", learning_rate=0.01)
 
 
 if __name__ == "__main__":
