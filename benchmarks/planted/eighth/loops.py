@@ -419,7 +419,7 @@ def case(run):
 
 @case
 class s21_advantages_slide(Run):
-    """Lengths are counted without the end token, so in the packed stream each row's advantages begin a token earlier."""
+    """Lengths are counted without the end token, so each packed row's advantages begin a token earlier."""
 
     def spread(self, samples):
         lengths = torch.tensor([len(s.ids) - s.ended for s in samples])
@@ -433,7 +433,7 @@ class s21_advantages_slide(Run):
 
 @case
 class s22_tool_tokens_in_the_denominator(Calculator):
-    """The token mean divides by all tokens of the response, the calculator's as well, so long answers of tools dampen."""
+    """The token mean divides by all of the response, the calculator's tokens as well, so each update is damped."""
 
     def reduced(self, losses, part, whole):
         masks = [torch.tensor(s.mine, dtype=torch.float32) for s in part]
@@ -660,7 +660,7 @@ class n26_calculator(Calculator):
 class n27_critic_stops_early(Critic):
     """Sound: PPO whose epochs stop when the KL to the old policy is above its target."""
 
-    epochs, target, steps, lr = 4, 0.02, 4, 1e-4
+    epochs, target, steps, lr = 4, 0.01, 4, 2e-4
 
     def learn(self, samples):
         for _ in range(self.epochs):
