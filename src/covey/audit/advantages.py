@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -24,8 +23,6 @@ from covey.objective.penalties import KL
 
 MIN_COMPLETIONS = 4
 """Fewest completions from which a common factor can be read."""
-HUGE_RANGES = 50
-"""Times the range of rewards: neither a baseline nor the std of a group makes advantages so large."""
 RECORDED_DATA = frozenset({"rewards", "components", "weights", "lengths", "mask"})
 """The data of a group that a record holds."""
 
@@ -213,6 +210,8 @@ class Comparison(NamedTuple):
     """(N,)."""
     before: Tensor | None
     """The advantages that the convention gives for the rollout before, if it has as many completions."""
+    reweighted: Sequence[Tensor]
+    """The advantages that the convention gives if the functions have other weights than in the settings."""
 
 
 Explanation = Callable[[Comparison], bool]
@@ -237,6 +236,13 @@ def of_the_rollout_before(comparison: Comparison) -> bool:
 def in_another_order(comparison: Comparison) -> bool:
     """The advantages belong to other completions: they are the expected numbers in another order."""
     return fits(comparison.rollout.used.sort().values, comparison.expected.sort().values)
+
+
+def with_other_weights(comparison: Comparison) -> bool:
+    """The advantages are those of rewards whose functions have other weights than in the settings: all the
+    same one, or theirs in reverse; or of one function alone.
+    """
+    return any(fits(comparison.rollout.used, candidate) for candidate in comparison.reweighted)
 
 
 def others_over_all(comparison: Comparison) -> bool:
@@ -272,7 +278,7 @@ def _over_batch(rollout: ScoredRollout, centered: Tensor) -> bool:
 
 def normalized_again(comparison: Comparison) -> bool:
     """The advantages are the expected ones, normalized a second time over batch, group or update."""
-    rollout, expected, _ = comparison
+    rollout, expected = comparison[:2]
     candidates = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
     zscores = [partial(group_zscore, ddof=d) for d in (0, 1)]
     candidates += [
@@ -309,7 +315,7 @@ def without_an_epsilon(comparison: Comparison) -> bool:
 
 def by_length(comparison: Comparison) -> bool:
     """The advantages are the expected ones multiplied or divided by the lengths of the completions."""
-    rollout, expected, _ = comparison
+    rollout, expected = comparison[:2]
     weighted = [expected * rollout.lengths, expected / rollout.lengths]
     factors = [float((rollout.used * c).sum() / c.square().sum().clamp(min=1e-12)) for c in weighted]
     differ = len(set(rollout.lengths[expected != 0].tolist())) > 1
@@ -334,6 +340,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "advantages_negated": negated,
     "advantages_late": of_the_rollout_before,
     "negatives_dropped": without_those_below_0,
+    "weights_ignored": with_other_weights,
     "baseline_over_all": others_over_all,
     "std_over_batch": divided_by_the_batchs_std,
     "std_missing": without_the_std,
@@ -390,6 +397,7 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> list[dict[str, Fault]]
                 trained,
                 expected_advantages,
                 before if before is not None and len(before) == len(expected_advantages) else None,
+                list(_reweighted(record, rollout, algorithm)),
             )
             names = [name for name, applies in EXPLANATIONS.items() if applies(comparison)]
             # That no mistake is known is an explanation where none is.
@@ -399,9 +407,20 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> list[dict[str, Fault]]
     return causes
 
 
+def _reweighted(record: AuditRecord, rollout: ScoredRollout, algorithm: Algorithm) -> Iterator[Tensor]:
+    """Yield the advantages that an algorithm gives if the reward functions have other weights."""
+    count = len(rollout.weights)
+    candidates = [torch.ones(count), rollout.weights.flip(0), *torch.eye(count)] if count > 1 else []
+    for weights in (candidate.double() for candidate in candidates):
+        rewards = (rollout.components.nan_to_num(0.0) * weights[:, None]).sum(0)
+        due = expected(record, replace(rollout, rewards=rewards, weights=weights), algorithm)
+        if due is not None and not torch.equal(weights, rollout.weights):
+            yield due
+
+
 def _fault(comparison: Comparison, cause: Explanation) -> Fault:
     """Return the explanation in words, with the completion whose advantage is furthest off."""
-    rollout, expected, _ = comparison
+    rollout, expected = comparison[:2]
     worst = int((rollout.used - expected).abs().argmax())
     words = " ".join((cause.__doc__ or "").split()).removesuffix(".")
     words = words[:1].lower() + words[1:]  # it follows "step 3: "
@@ -425,25 +444,4 @@ def explained_by(name: str) -> Predicate:
     return check
 
 
-def advantages_are_huge(record: AuditRecord) -> Fault | None:
-    """An advantage is larger than fifty times the range of its rollout's rewards, with any KL in them, and
-    larger than division by the std of so many completions allows.
-    """
-    for rollout in map(ScoredRollout.trained, scored_rollouts(record)):
-        rewards = torch.cat([rollout.rewards, rollout.rewards - rollout.kl])
-        bound = max(HUGE_RANGES * float(rewards.max() - rewards.min()), len(rewards) ** 0.5)
-        worst = int(rollout.used.abs().argmax())
-        if len(rollout.used) >= MIN_COMPLETIONS and bound < float(rollout.used[worst].abs()) < math.inf:
-            lowest, highest = float(rollout.rewards.min()), float(rollout.rewards.max())
-            sentence = (
-                f"an advantage is {float(rollout.used[worst]):.4g} for rewards from {lowest:g} to {highest:g}"
-            )
-            evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
-            return Fault(sentence, rollout.step, evidence)
-    return None
-
-
-CHECKS: dict[str, Predicate] = {
-    "advantages_huge": advantages_are_huge,
-    **{name: explained_by(name) for name in EXPLANATIONS},
-}
+CHECKS: dict[str, Predicate] = {name: explained_by(name) for name in EXPLANATIONS}

@@ -196,10 +196,12 @@ def entropy_coefficient(record: AuditRecord) -> float:
 
 
 def _same_loss(record: AuditRecord) -> bool:
-    """Whether covey's loss is the framework's to the last term, so that the two can be compared."""
+    """Whether covey's loss is the framework's, but for an entropy bonus, so that the two can be compared."""
+    # TRL's log-probs have no part in its bonus; another loop may make its entropy of them.
+    is_trl = record.header.framework == "trl"
     is_plain = (
         record.number("top_entropy_quantile", 1.0) == 1.0
-        and record.number("entropy_coef", 0.0) == entropy_coefficient(record)
+        and (is_trl or record.number("entropy_coef", 0.0) == entropy_coefficient(record))
         and record.setting("off_policy_mask_threshold") is None
         and not record.setting("use_vllm")
     )
@@ -211,7 +213,7 @@ def _same_loss(record: AuditRecord) -> bool:
         algorithm_of(settings)
     except ConfigError:
         return False
-    return is_plain and not record.setting("sync_ref_model")
+    return is_plain
 
 
 DUAL_CLIP: Mapping[str, float] = {"verl": 3.0}

@@ -48,7 +48,14 @@ def _is_blank(value: object) -> bool:
 
 
 def siblings_have_different_answers(record: AuditRecord) -> Fault | None:
-    """Completions of one prompt in one group have rows with different answers."""
+    """Completions of one prompt in one group have rows with different answers. Or more than a tenth of the
+    completions, and at least four, come with an answer that no row of the data has for their prompt.
+    """
+    foreign = [(step, n) for step, n, sample in record.samples if sample.foreign]
+    if len(foreign) >= MIN_GROUPS and len(foreign) > 0.1 * len(record.samples):
+        step, n = foreign[0]
+        sentence = f"{len(foreign)} of {len(record.samples)} completions come with an answer that no row has"
+        return Fault(f"{sentence} for their prompt", step, {"completion": n})
     for rollout in record.rollouts:
         answers: dict[tuple[int, str], dict[str, object]] = {}
         groups = groups_of(rollout.completions)

@@ -61,6 +61,11 @@ def before(use: Use) -> Numbers | None:
     return recomputed(use) or trainer(use)
 
 
+def at_sampling(use: Use) -> Numbers | None:
+    """Return the log-probs of the weights that sampled: those computed again, or else the sampler's."""
+    return recomputed(use) or sampler(use)
+
+
 def present(use: Use) -> Numbers | None:
     """Return the trainer's log-probs, or else the old ones; a first update has both from the same weights."""
     return trainer(use) or old(use)
@@ -237,7 +242,9 @@ def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
 def ratio_is_always_1(record: AuditRecord) -> Fault | None:
     """In updates on a rollout after the weights have changed, the old log-probs are missing or equal the
     present ones bit for bit. Or they are equal in all calls of the loss, before and after the weights have
-    changed, although the settings split a rollout into several updates.
+    changed, although the settings split a rollout into several updates. Or, where a completion is trained
+    for the first time after a change, they are a hundred times nearer to the present ones than to those of
+    the weights that sampled, which differ by more than .001 nats per token, and five times less before it.
     """
     moved = [use for use in record.uses if use.moved and trainer(use)]
     # TRL uses the present log-probs if its batch has no old ones.
@@ -249,7 +256,26 @@ def ratio_is_always_1(record: AuditRecord) -> Fault | None:
         return Fault(sentence, stuck[0].update.step, location(stuck[0]))
     calls = [call for call in record.calls if call.moved]
     several = updates_of_a_rollout(record) > 1 and len(calls) >= MIN_CALLS
-    return Fault(sentence) if several and all(map(_is_on_policy, record.calls)) else None
+    if several and all(map(_is_on_policy, record.calls)):
+        return Fault(sentence)
+    return _old_logprobs_are_late(record)
+
+
+def _old_logprobs_are_late(record: AuditRecord) -> Fault | None:
+    """Return a fault if old log-probs are those of the first update on a completion, not of its sampling."""
+    begun = {(use.row.rollout, use.row.completion): use for use in reversed(record.uses)}
+    late = [use for use in begun.values() if use.moved]
+    unlike, noise = (distance(uses, old, at_sampling) for uses in (late, first_uses(record)))
+    is_late = distance(late, old, trainer) < 0.01 * unlike and unlike > EQUAL_NATS
+    if len(late) < MIN_COMPLETIONS or not is_late or not noise < UNEXPLAINED_PART * unlike:
+        return None
+    use, token = worst(late, old, at_sampling)
+    sentence = "old log-probs are computed when a completion is first trained, after the weights have moved"
+    return Fault(
+        f"{sentence} since its sampling, by {unlike:.2g} nats per token",
+        use.update.step,
+        location(use, token),
+    )
 
 
 def _is_on_policy(call: LossCall) -> bool:

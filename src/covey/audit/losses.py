@@ -83,7 +83,7 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
     coef = entropy_coefficient(record)
     for update in record.updates:
         uses = record.uses_of(update)
-        if update.loss is not None and _is_whole(record, algorithm, update, uses):
+        if update.loss is not None and _is_complete(algorithm, update, uses):
             references = None if algorithm.kl is None else [use.row.ref_logprobs or [] for use in uses]
             totals = {
                 "prompts": len(set(groups_of([use.sample for use in uses]))),
@@ -93,25 +93,33 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
             bonus = coef * (update.metrics.get("entropy") or 0.0)
             # HF's trainer divides the loss of RLOO, which TRL leaves as a mean over the micro-batch.
             micro_batches = record.number("gradient_accumulation_steps", 1) if is_rloo(record) else 1
-            recorded = update.loss / micro_batches
+            recorded = update.loss / micro_batches if _is_whole(record, algorithm, uses) else math.nan
             case = LossCase(update.step, "", recorded, algorithm, inputs, bonus=bonus)
             case = replace(case, gradients=_gradients_of(uses, inputs))
             is_part = len(uses) < _sampled(record, {use.row.rollout for use in uses})
             case = replace(case, is_part=is_part)
+            # Each of several rollouts has a divisor of its own, so not even the direction follows then.
+            if math.isnan(recorded) and (case.gradients is None or len({u.row.rollout for u in uses}) > 1):
+                continue
             yield case if record.header.framework in FRAMEWORKS else _corrected(case, [u.row for u in uses])
 
 
-def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
-    """Whether a record holds everything from which an update's loss is computed."""
+def _is_complete(algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
+    """Whether a record holds all that an update's loss is computed from, up to its divisor."""
     rows = [use.row for use in uses]
     complete = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
     if not rows or not complete or len(rows) < len(update.rows):
         return False
-    if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
+    return algorithm.kl is None or all(r.ref_logprobs is not None for r in rows)
+
+
+def _is_whole(record: AuditRecord, algorithm: Algorithm, uses: Sequence[Use]) -> bool:
+    """Whether an update's loss follows from its rows; otherwise only the direction of its gradient does."""
+    if record.number("entropy_coef", 0.0) != entropy_coefficient(record):
         return False
     # TRL takes a mean over the tokens of a whole rollout, so the update must contain all of it.
-    numbers = {r.rollout for r in rows}
-    is_one_rollout = len(numbers) == 1 and len(rows) == _sampled(record, numbers)
+    numbers = {use.row.rollout for use in uses}
+    is_one_rollout = len(numbers) == 1 and len(uses) == _sampled(record, numbers)
     is_own = record.header.framework not in FRAMEWORKS
     return is_one_rollout or is_own or algorithm.reduce.function is not token_mean
 
@@ -226,7 +234,7 @@ def _fault_if_explained(
             case = max(off, key=lambda case: abs(case.recorded - case.due))
             numbers = f"{case.recorded:.4g} where {case.due:.4g} is expected"
             if case.agrees(case.recorded, case.due):
-                numbers = "its value is the expected one, and its derivative by the log-probs is not"
+                numbers = "its derivative by the log-probs is not the expected one"
             return Fault(f"{words}: {numbers}{case.words}", case.step)
     return None
 
@@ -323,7 +331,8 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
 
     def subtracted(case: LossCase) -> bool:
         kl = float(case.value().kl)
-        return kl > 1e-4 and case.agrees(case.recorded, case.due - 2 * coef * kl)
+        is_known = not math.isnan(case.recorded)
+        return is_known and kl > 1e-4 and case.agrees(case.recorded, case.due - 2 * coef * kl)
 
     return _fault_if_explained(record, "the KL is subtracted from the loss", subtracted)
 
@@ -341,7 +350,8 @@ def loss_is_scaled(record: AuditRecord) -> Fault | None:
     def scaled(case: LossCase) -> bool:
         sides = (case.recorded / count, case.recorded * count)
         # An update on a part of a rollout may divide by the tokens of the whole rollout.
-        return count > 1 and not case.is_part and any(case.agrees(side, case.due) for side in sides)
+        is_known = not case.is_part and not math.isnan(case.recorded)
+        return count > 1 and is_known and any(case.agrees(side, case.due) for side in sides)
 
     sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
     return _fault_if_explained(record, sentence, scaled)

@@ -14,12 +14,14 @@ from covey.audit import (
     groups,
     logprobs,
     losses,
+    magnitudes,
     preferences,
     references,
     rescored,
     returns,
     rewards,
     row_answers,
+    steps,
     terms,
     tokens,
     tools,
@@ -43,6 +45,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **preferences.CHECKS,
     **groups.CHECKS,
     **advantages.CHECKS,
+    **magnitudes.CHECKS,
     **uses.CHECKS,
     **rescored.CHECKS,
     **row_answers.CHECKS,
@@ -54,6 +57,7 @@ PREDICATES: Mapping[str, Predicate] = {
     **corrections.CHECKS,
     **terms.CHECKS,
     **updates.CHECKS,
+    **steps.CHECKS,
 }
 
 CHECKS = tuple(Check(name, PREDICATES[name], text) for name, text in check_texts().items())

@@ -80,8 +80,13 @@ def warmup_is_longer_than_the_run(record: AuditRecord) -> Fault | None:
 
 def weights_do_not_move(record: AuditRecord) -> Fault | None:
     """Weights stay the same after updates with a gradient and a learning rate above 0. Where they are
-    unknown, log-probs stay the same bit for bit after updates with advantages, outside of a warm-up.
+    unknown, log-probs stay the same bit for bit after updates with advantages, outside of a warm-up. Or more
+    than half of the tensors of an adapter require no gradient.
     """
+    frozen = [(u.step, u.adapter_frozen) for u in record.updates if u.adapter_frozen is not None]
+    if frozen and min(part for _, part in frozen) > 0.5:
+        step, part = frozen[0]
+        return Fault(f"{percent(part)} of the adapter's tensors are frozen", step)
     steps = [
         u
         for u in record.updates
@@ -210,14 +215,20 @@ def penalties_are_not_trained(record: AuditRecord) -> Fault | None:
     """
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         neutral = 1.0 if name == "repetition_penalty" else 0.0
-        value = record.number(name, neutral)
+        value = _number_of_sampling(record, name, neutral)
         if value != neutral:
             return Fault(f"tokens are sampled with {name} {value:g}, but log-probs are computed without it")
-    top_p = record.number("top_p", 1.0)
+    top_p = _number_of_sampling(record, "top_p", 1.0)
     if 0 < top_p <= 0.5:
         name = record.own_name("top_p")
         return Fault(f"tokens are sampled with {name} {top_p:g}, but log-probs are over all tokens")
     return None
+
+
+def _number_of_sampling(record: AuditRecord, name: str, default: float) -> float:
+    """Return a setting of sampling; TRL's generation_kwargs override the others."""
+    value = record.header.settings.get(f"generation_kwargs.{name}")
+    return float(value) if isinstance(value, int | float) else record.number(name, default)
 
 
 CHECKS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ class LossCase:
     words: str
     """The place of the loss in the run, in words."""
     recorded: float
-    """The value that the run computed."""
+    """The value that the run computed; NaN if only its derivative can be compared."""
     algorithm: Algorithm
     inputs: LossInputs
     mismatch: Tensor | None = None
@@ -73,7 +74,9 @@ class LossCase:
         return derivative
 
     def agrees(self, recorded: float, due: float) -> bool:
-        """Whether two losses are equal up to rounding and the kind of the entropy's mean."""
+        """Whether two losses are equal up to rounding and the kind of the entropy's mean, or unknown."""
+        if math.isnan(recorded):
+            return True
         rounding = self.precision * (0.02 + abs(due))
         return abs(recorded - due) <= rounding + ENTROPY_PART * abs(self.bonus)
 
