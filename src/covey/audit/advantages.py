@@ -251,6 +251,15 @@ def others_over_all(comparison: Comparison) -> bool:
     return fits(rollout.used, rollout.rewards - rollout.by_group(lambda r: (r.sum() - r) / len(r)))
 
 
+def one_is_the_baseline(comparison: Comparison) -> bool:
+    """The baseline is the reward of one completion, the first or the last of its group, not the mean."""
+    rollout = comparison.rollout
+    members = [rows for _, rows in rows_of_groups(rollout.group)]
+    ends = (torch.stack([rows[at] for rows in members]) for at in (0, -1))
+    centered = rollout.by_group(group_centered, rollout.used)
+    return fits(centered, comparison.expected) and any(not rollout.used[end].any() for end in ends)
+
+
 def divided_by_the_batchs_std(comparison: Comparison) -> bool:
     """The advantages are the rewards minus their group's mean, divided by the std of the whole batch."""
     return _over_batch(comparison.rollout, comparison.rollout.by_group(group_centered))
@@ -342,6 +351,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "negatives_dropped": without_those_below_0,
     "weights_ignored": with_other_weights,
     "baseline_over_all": others_over_all,
+    "baseline_of_one": one_is_the_baseline,
     "std_over_batch": divided_by_the_batchs_std,
     "std_missing": without_the_std,
     "std_added": with_a_std,

@@ -91,6 +91,32 @@ def preceding(select: Select) -> Select:
     return shifted
 
 
+def with_gaps(select: Select) -> Select:
+    """Return a selection whose values are those of the model's tokens only, with places for a tool's."""
+
+    def spread(use: Use) -> Numbers | None:
+        values, inserted = select(use), use.sample.inserted
+        if values is None or not any(inserted or ()):
+            return None
+        written = iter(values)
+        return [None if by_tool else next(written, None) for by_tool in inserted or ()]
+
+    return spread
+
+
+def of_turns(select: Select, later: bool) -> Select:
+    """Return a selection of the tokens behind a tool's first answer, or of those before it."""
+
+    def part(use: Use) -> Numbers | None:
+        values, inserted = select(use), use.sample.inserted
+        if values is None or not any(inserted or ()):
+            return None
+        first = [bool(by_tool) for by_tool in inserted or ()].index(True)
+        return [value if (n > first) == later else None for n, value in enumerate(values)]
+
+    return part
+
+
 def pairs(use: Use, a: Select, b: Select) -> Iterator[tuple[int, float, float]]:
     """Yield (token, value of a, value of b) for each trained and sampled token where both are finite."""
     first, second = a(use), b(use)
@@ -224,10 +250,21 @@ def temperature_is_missing(record: AuditRecord) -> Fault | None:
 def trainer_differs_from_the_model(record: AuditRecord) -> Fault | None:
     """The trainer's log-probs differ from those of a plain forward pass by more than .05 nats per token: on
     average, or in more than a tenth of a rollout's completions while a quarter of them agree to within .001.
+    Not asked if that forward pass is the sampler's, and the two differ only after a weight has changed.
     """
+    if _samples_with_other_weights(record):
+        return None
     sentence = "the trainer's log-probs differ from its own model's"
     everywhere = _apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
     return everywhere or _apart_in_some(record, trainer, recomputed, sentence)
+
+
+def _samples_with_other_weights(record: AuditRecord) -> bool:
+    """Whether the plain forward pass is of the sampler's weights, which lag behind the trainer's."""
+    uses = first_uses(record)
+    unchanged = [use for use in uses if not use.changed_before]
+    is_the_samplers = distance(uses, sampler, recomputed) < EQUAL_NATS
+    return is_the_samplers and distance(unchanged, trainer, recomputed) < SAME_PROGRAM_NATS
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
@@ -293,8 +330,12 @@ def updates_of_a_rollout(record: AuditRecord) -> float:
 
 def sampler_is_shifted(record: AuditRecord) -> Fault | None:
     """The sampler's log-probs differ from the trainer's and equal the log-probs of the next tokens, or of
-    the previous tokens.
+    the previous tokens. Or they have no places for the tokens that a tool wrote.
     """
+    gap = "the sampler's log-probs have no places for a tool's tokens, so later ones come early: they differ"
+    fault = _apart(record, present, sampler, gap, with_gaps(sampler))
+    if fault is not None:
+        return fault
     for shift, which in ((following, "next token"), (preceding, "previous token")):
         sentence = f"the sampler's log-probs belong to the {which}: they differ"
         fault = _apart(record, sampler, present, sentence, shift(present))
@@ -349,6 +390,19 @@ def sampler_is_left_behind(record: AuditRecord) -> Fault | None:
     return Fault(
         f"{sentence}: the sampler does not get the new weights", use.update.step, location(use, token)
     )
+
+
+def sampler_reads_another_history(record: AuditRecord) -> Fault | None:
+    """Sampler and trainer agree up to a tool's first answer and differ behind it, by more than .05 nats per
+    token and at least five times as much.
+    """
+    uses = first_uses(record)
+    before_it, behind = (distance(uses, of_turns(sampler, later), present) for later in (False, True))
+    if not (behind > OTHER_PROGRAM_NATS and before_it < UNEXPLAINED_PART * behind):
+        return None
+    use, token = worst(uses, of_turns(sampler, later=True), present)
+    sentence = f"sampler and trainer agree up to a tool's answer and differ behind it, by {behind:.2g} nats"
+    return Fault(f"{sentence} per token: they read another history", use.update.step, location(use, token))
 
 
 def sampler_differs(record: AuditRecord) -> Fault | None:
@@ -441,6 +495,7 @@ CHECKS = {
     "ratio_stuck": ratio_is_always_1,
     "sampler_shifted": sampler_is_shifted,
     "sampler_temperature": sampler_reports_another_temperature,
+    "history_differs": sampler_reads_another_history,
     "sampler_behind": sampler_is_left_behind,
     "sampler_differs": sampler_differs,
     "logprobs_rounded": logprobs_are_rounded,

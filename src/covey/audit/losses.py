@@ -32,7 +32,7 @@ from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.groups import groups_of
 from covey.audit.kl_rewards import kl_is_paid
 from covey.audit.record import AuditRecord, LossCall, LossRow, Numbers, Row, Update, Use
-from covey.audit.terms import entropy_enters_with_the_wrong_sign, kl_is_subtracted
+from covey.audit.terms import KL_COEFFICIENT, entropy_enters_with_the_wrong_sign, kl_is_subtracted
 from covey.audit.variations import (
     LossCase,
     Variation,
@@ -40,11 +40,13 @@ from covey.audit.variations import (
     clipped_alone,
     clipped_outside,
     corrected_the_wrong_way,
+    counting_untrained,
     entropy_added,
     kl_exchanged,
     not_clipped,
     not_corrected,
     of_another_level,
+    of_both_levels,
     of_the_product,
     over_padding,
     varied,
@@ -83,6 +85,7 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
     coef = entropy_coefficient(record)
     for update in record.updates:
         uses = record.uses_of(update)
+        algorithm = _with_coefficient(algorithm, update)
         if update.loss is not None and _is_complete(algorithm, update, uses):
             references = None if algorithm.kl is None else [use.row.ref_logprobs or [] for use in uses]
             totals = {
@@ -102,6 +105,14 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
             if math.isnan(recorded) and (case.gradients is None or len({u.row.rollout for u in uses}) > 1):
                 continue
             yield case if record.header.framework in FRAMEWORKS else _corrected(case, [u.row for u in uses])
+
+
+def _with_coefficient(algorithm: Algorithm, update: Update) -> Algorithm:
+    """Return an algorithm with the KL's coefficient that was logged with an update, if one was."""
+    coef = update.metrics.get(KL_COEFFICIENT)
+    if algorithm.kl is None or coef is None:
+        return algorithm
+    return algorithm.variant("", kl=replace(algorithm.kl, coef=coef))
 
 
 def _is_complete(algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
@@ -282,7 +293,7 @@ def correction_is_inverted(record: AuditRecord) -> Fault | MissingField | None:
 
 def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
     """The loss has another reduction than the settings ask for: a mean over tokens, over completions, or
-    over all places with the padding, or a sum.
+    over all places with the padding or the untrained tokens, or a sum.
     """
     lacking = _missing_loss_setting(record)
     if lacking is not None:
@@ -300,7 +311,10 @@ def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
         if fault is not None:
             return fault
     words = "the mean of the loss is over all places, including the padding"
-    return _fault_of_variation(record, over_padding, words)
+    untrained = "the mean of the loss counts tokens that are not trained, such as a tool's"
+    return _fault_of_variation(record, over_padding, words) or _fault_of_variation(
+        record, counting_untrained, untrained
+    )
 
 
 def loss_is_negated(record: AuditRecord) -> Fault | None:
@@ -384,12 +398,16 @@ def entropy_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
 
 def ratio_is_of_another_level(record: AuditRecord) -> Fault | None:
     """The loss takes the ratio of each token where the settings ask for the completion's, or the reverse; or
-    it takes the product of the tokens' ratios where they ask for the geometric mean.
+    it takes the product of the tokens' ratios where they ask for the geometric mean, or multiplies the
+    ratios of both levels.
     """
     words = "the ratio is not of the level that the settings ask for (token or completion)"
     product = "the ratio of a completion is the product of its tokens' ratios, not their geometric mean"
-    return _fault_of_variation(record, of_another_level, words) or _fault_of_variation(
-        record, of_the_product, product
+    both = "the ratio of a completion is multiplied by that of each token, so a motion counts twice"
+    return (
+        _fault_of_variation(record, of_another_level, words)
+        or _fault_of_variation(record, of_the_product, product)
+        or _fault_of_variation(record, of_both_levels, both)
     )
 
 

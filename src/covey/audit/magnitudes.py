@@ -9,11 +9,20 @@ import torch
 from covey.audit.advantages import MIN_COMPLETIONS, ScoredRollout, scored_rollouts
 from covey.audit.check import Fault
 from covey.audit.record import AuditRecord
+from covey.objective.data import rows_of_groups
 
 HUGE_RANGES = 50
 """Times the range of rewards: neither a baseline nor the std of a group makes advantages so large."""
 MIN_ROLLOUTS = 2
 """Fewest rollouts of which "most" is said."""
+MIN_GROUPS = 4
+"""Fewest groups of which a fraction is said."""
+SMALL_PART = 0.01
+"""Part of the run's range of rewards below which a difference hardly matters."""
+ROUNDING = 1e-3
+"""Part of that below which a difference is float32's rounding."""
+LARGE = 0.5
+"""An advantage of a completion that clearly differs from its group."""
 ROOM = 0.1
 """Part of the range of rewards by which a baseline may lie beyond them."""
 
@@ -61,7 +70,30 @@ def baseline_is_beyond_the_rewards(record: AuditRecord) -> Fault | None:
     return Fault(f"{sentence} {float(rewards.min()):.4g} and {float(rewards.max()):.4g}", beyond[0][0].step)
 
 
+def noise_is_amplified(record: AuditRecord) -> Fault | None:
+    """In more than a tenth of the groups whose rewards differ, and at least four, they differ by less than a
+    hundredth of the run's range of rewards, and an advantage is above .5 all the same.
+    """
+    rollouts = [rollout.trained() for rollout in scored_rollouts(record)]
+    rewards = torch.cat([rollout.rewards for rollout in rollouts] or [torch.zeros(1)])
+    small = SMALL_PART * float(rewards.max() - rewards.min())
+    spread = 0
+    amplified = list[tuple[ScoredRollout, int]]()
+    for rollout in rollouts:
+        for number, rows in rows_of_groups(rollout.group):
+            width = float(rollout.rewards[rows].max() - rollout.rewards[rows].min())
+            spread += width > ROUNDING * small
+            if ROUNDING * small < width < small and float(rollout.used[rows].abs().max()) > LARGE:
+                amplified.append((rollout, number))
+    if len(amplified) < MIN_GROUPS or len(amplified) <= 0.1 * spread:
+        return None
+    rollout, number = amplified[0]
+    sentence = f"in {len(amplified)} of {spread} groups rewards differ by less than {small:.2g}"
+    return Fault(f"{sentence}, which the std makes a full advantage", rollout.step, {"group": number})
+
+
 CHECKS = {
+    "noise_amplified": noise_is_amplified,
     "advantages_huge": advantages_are_huge,
     "baseline_beyond": baseline_is_beyond_the_rewards,
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise, takewhile
+from statistics import median
 
 from covey.audit.check import Fault
-from covey.audit.logprobs import after, before, pairs, ratios_are_wide
+from covey.audit.logprobs import after, before, distance, pairs, ratios_are_wide
 from covey.audit.record import AuditRecord, Update, Use
 from covey.audit.tokens import location
 from covey.system.text import percent
@@ -19,6 +20,10 @@ NO_GRADIENT = 1e-6
 """Largest gradient norm that may be float32's rounding in sums that cancel."""
 MIN_ADVANTAGE = 0.1
 """Smallest advantage whose gradient must exceed rounding."""
+MIN_MOVES = 4
+"""Fewest updates whose motion is compared."""
+LEAP_NATS = 1.0
+"""Most nats per token by which a sound update moves a policy."""
 IDLE_UPDATES = 4
 """Fewest updates without a learning rate that are more than the end of a schedule."""
 MIN_RATE = 1e-10
@@ -48,6 +53,25 @@ def _gain(use: Use) -> float:
     if not isinstance(use.row.advantage, float):
         return 0.0
     return use.row.advantage * sum(y - x for _, x, y in pairs(use, before, after))
+
+
+def policy_leaps(record: AuditRecord) -> Fault | None:
+    """An update moves the log-probs of its completions by more than 1 nat per token, and by more than ten
+    times as much as most updates do.
+    """
+    distances = [(distance(record.uses_of(update), before, after), update.step) for update in record.updates]
+    moves = [(nats, step) for nats, step in distances if not math.isnan(nats)]
+    if len(moves) < MIN_MOVES:
+        return None
+    usual = median(nats for nats, _ in moves)
+    most, step = max(moves)
+    if most <= LEAP_NATS or most <= 10 * usual:
+        return None
+    dtype = str(record.setting("dtype", ""))
+    cause = ": in float16 Adam's small squares are 0" if dtype == "float16" else ""
+    return Fault(
+        f"an update moves log-probs by {most:.2g} nats per token, and most by {usual:.2g}{cause}", step
+    )
 
 
 def rate_is_zero(record: AuditRecord) -> Fault | None:
@@ -200,6 +224,15 @@ def gradient_is_always_clipped(record: AuditRecord) -> Fault | None:
     return Fault(f"{sentence}: its size says nothing", record.updates[0].step)
 
 
+def upper_bound_is_below_1(record: AuditRecord) -> Fault | None:
+    """`delta`, the upper bound of every ratio, is at most 1, so that ratios of the first update reach it."""
+    delta = record.number("delta", math.inf)
+    if not 0 < delta <= 1:
+        return None
+    sentence = f"delta is {delta:g}: no ratio may exceed it, and in a first update all ratios are 1"
+    return Fault(f"{sentence}, so completions with a positive advantage have no gradient")
+
+
 def clipping_cannot_act(record: AuditRecord) -> Fault | None:
     """A clip bound of 1 or more lets every ratio pass."""
     for setting in ("epsilon", "eps_clip"):
@@ -232,6 +265,7 @@ def _number_of_sampling(record: AuditRecord, name: str, default: float) -> float
 
 
 CHECKS = {
+    "policy_leaps": policy_leaps,
     "wrong_way": step_goes_the_wrong_way,
     "rate_zero": rate_is_zero,
     "warmup_long": warmup_is_longer_than_the_run,
@@ -241,6 +275,7 @@ CHECKS = {
     "too_coarse": weights_are_too_coarse,
     "gradient_zero": gradient_is_zero,
     "clip_idle": clipping_cannot_act,
+    "delta_low": upper_bound_is_below_1,
     "penalty_untrained": penalties_are_not_trained,
     "clipped_always": gradient_is_always_clipped,
     "ratio_wide": ratios_are_wide,

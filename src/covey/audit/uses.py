@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from covey.audit.advantages import common_advantage, explained_by
 from covey.audit.check import Fault, MissingField
+from covey.audit.groups import ScoredGroup, scored_groups
 from covey.audit.record import AuditRecord, Use
+from covey.audit.tokens import location
 
+MIN_GROUPS = 4
+"""Fewest groups, or completions, that show a rule and not chance."""
 MIN_BELOW = 16
 """Fewest completions with a negative advantage of which some should be trained."""
 
@@ -54,6 +58,59 @@ def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
     return None
 
 
+def filter_is_inverted(record: AuditRecord) -> Fault | None:
+    """All groups that are trained, at least four, have equal rewards, and at least four groups whose rewards
+    differ are left out.
+    """
+    trained = {(use.row.rollout, use.row.completion) for use in record.uses}
+    dead, live = list[ScoredGroup](), list[ScoredGroup]()
+    live_are_trained = False
+    for group in scored_groups(record):
+        places = {(group.rollout.number, group.rollout.completions.index(sample)) for sample in group.samples}
+        differs = max(group.rewards) > min(group.rewards)
+        if places & trained:
+            live_are_trained |= differs
+            dead.append(group)
+        elif differs:
+            live.append(group)
+    if live_are_trained or min(len(dead), len(live)) < MIN_GROUPS:
+        return None
+    sentence = (
+        f"all {len(dead)} groups that are trained have equal rewards, and {len(live)} whose rewards differ"
+    )
+    return Fault(
+        f"{sentence} are left out: the filter is inverted", dead[0].rollout.step, {"group": dead[0].number}
+    )
+
+
+def advantages_change_within_completions(record: AuditRecord) -> Fault | None:
+    """Within more than a quarter of the completions, and at least four, the advantage changes from token to
+    token, and all values are advantages of the rollout's completions; the run has no rewards of tokens.
+    """
+    if {"values", "token_rewards"} & record.fields:
+        return None
+    lists = [(use, use.row.advantage) for use in record.uses if isinstance(use.row.advantage, list)]
+    mixed = list[Use]()
+    for use, advantages in lists:
+        rollout = next(r for r in record.rollouts if r.number == use.row.rollout)
+        known = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        values = {
+            round(a, 5) for a, on in zip(advantages, use.row.mask or (), strict=False) if on and a is not None
+        }
+        if len(values) > 1 and values <= known:
+            mixed.append(use)
+    if len(mixed) < MIN_GROUPS or len(mixed) <= 0.25 * len(record.uses):
+        return None
+    sentence = (
+        f"within {len(mixed)} of {len(record.uses)} completions the advantage changes from token to token"
+    )
+    return Fault(
+        f"{sentence}: some tokens have the advantage of another completion",
+        mixed[0].update.step,
+        location(mixed[0]),
+    )
+
+
 def rows_are_reordered_alone(record: AuditRecord) -> Fault | None:
     """The token ids of an update belong to other completions of the rollout, while the advantages stayed in
     place.
@@ -80,6 +137,8 @@ def _trained_ids(use: Use) -> tuple[int, ...]:
 
 
 CHECKS = {
+    "filter_inverted": filter_is_inverted,
+    "advantages_slide": advantages_change_within_completions,
     "reordered_alone": rows_are_reordered_alone,
     "advantages_moved": advantages_of_updates_differ,
     "negatives_dropped": negatives_are_dropped,

@@ -188,6 +188,28 @@ def over_padding(case: LossCase) -> LossCase:
     return varied(case, reduce=bind(constant_length, length=case.inputs.mask.shape[1], rows="all"))
 
 
+def counting_untrained(case: LossCase) -> LossCase | None:
+    """Return the case with a mean over all tokens of its completions, those that are not trained included."""
+    mask = case.inputs.mask
+    places = torch.arange(1, mask.shape[1] + 1)
+    tokens = int((places * mask).amax(-1).sum())
+    totals = case.inputs.totals
+    if tokens == int(mask.sum()):
+        return None
+    return replace(case, inputs=replace(case.inputs, totals=replace(totals, tokens=tokens)))
+
+
+def of_both_levels(case: LossCase) -> LossCase | None:
+    """Return the case with each token's ratio times its completion's, as if GSPO-token's detached log-probs
+    were the old ones.
+    """
+
+    def product(log_ratio: Tensor, mask: Tensor) -> Tensor:
+        return ratios.sequence(log_ratio, mask).detach() * ratios.token(log_ratio)
+
+    return varied(case, ratio=bind(product))
+
+
 def entropy_added(case: LossCase) -> LossCase | None:
     """Return the case with the entropy added to the loss."""
     return replace(case, bonus=-case.bonus) if case.bonus else None
