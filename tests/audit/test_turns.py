@@ -243,6 +243,42 @@ def test_an_update_that_throws_the_policy_away_is_named(
     nats: float, names: list[str], tmp_path: Path
 ) -> None:
     lines = sound()
+    last = updates(lines)[-1]
+    lines.append({**last, "step": 4, "rows": [dict(row) for row in last["rows"]]})
     for row in updates(lines)[-1]["rows"]:
         row["after_logprobs"] = [p + math.copysign(nats, row["advantage"]) for p in row["logprobs"]]
     assert found(lines, tmp_path / "run.jsonl") == names
+
+
+def minibatches(lines: Lines, of_last: int, by_group: bool) -> Lines:
+    """Six rollouts of two groups of four; after the first, only so many completions of each are trained."""
+    first, second = rollouts(lines)
+    lines[0]["data"].update(rows=900, distinct=900)
+    trained = []
+    for number in range(6):
+        line = first if number == 0 else {**second, "number": number} if number == 1 else None
+        if line is None:
+            again = [{**s, "prompt": f"{s['prompt']} {number}"} for s in second["completions"]]
+            line = {**second, "number": number, "step": 4, "completions": again}
+            lines.append(line)
+        places = range(8) if number == 0 else range(of_last) if by_group else range(0, 8, 8 // of_last)
+        trained += [
+            {"rollout": number, "completion": n, "mask": [1] * len(s["ids"]), "advantage": s["advantage"]}
+            for n, s in enumerate(line["completions"])
+            if n in places
+        ]
+    last = updates(lines)[-1]
+    lines[:] = [line for line in lines if line.get("kind") != "update"]
+    lines.append({**last, "rows": trained, "loss": None})
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("of_last", "by_group", "names"),
+    [(8, False, []), (4, True, []), (4, False, ["rollouts_cut"])],
+)
+def test_updates_that_stop_too_early_are_named(
+    of_last: int, by_group: bool, names: list[str], tmp_path: Path
+) -> None:
+    named = found(minibatches(sound(), of_last, by_group), tmp_path / "run.jsonl")
+    assert [name for name in named if name == "rollouts_cut"] == names

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise, takewhile
-from statistics import median
 
 from covey.audit.check import Fault
-from covey.audit.logprobs import after, before, distance, pairs, ratios_are_wide
+from covey.audit.logprobs import after, before, distance, pairs, ratios_are_wide, trainer
 from covey.audit.record import AuditRecord, Update, Use
 from covey.audit.tokens import location
 from covey.system.text import percent
@@ -21,7 +20,7 @@ NO_GRADIENT = 1e-6
 MIN_ADVANTAGE = 0.1
 """Smallest advantage whose gradient must exceed rounding."""
 MIN_MOVES = 4
-"""Fewest updates whose motion is compared."""
+"""Fewest earlier updates with which the motion of one is compared."""
 LEAP_NATS = 1.0
 """Most nats per token by which a sound update moves a policy."""
 IDLE_UPDATES = 4
@@ -57,21 +56,19 @@ def _gain(use: Use) -> float:
 
 def policy_leaps(record: AuditRecord) -> Fault | None:
     """An update moves the log-probs of its completions by more than 1 nat per token, and by more than ten
-    times as much as most updates do.
+    times as much as any of at least four earlier updates.
     """
-    distances = [(distance(record.uses_of(update), before, after), update.step) for update in record.updates]
+    distances = [(distance(record.uses_of(update), trainer, after), update.step) for update in record.updates]
     moves = [(nats, step) for nats, step in distances if not math.isnan(nats)]
-    if len(moves) < MIN_MOVES:
-        return None
-    usual = median(nats for nats, _ in moves)
-    most, step = max(moves)
-    if most <= LEAP_NATS or most <= 10 * usual:
-        return None
-    dtype = str(record.setting("dtype", ""))
-    cause = ": in float16 Adam's small squares are 0" if dtype == "float16" else ""
-    return Fault(
-        f"an update moves log-probs by {most:.2g} nats per token, and most by {usual:.2g}{cause}", step
-    )
+    for n, (nats, step) in enumerate(moves[MIN_MOVES:], MIN_MOVES):
+        largest = max(earlier for earlier, _ in moves[:n])
+        if nats > max(LEAP_NATS, 10 * largest):
+            cause = ": in float16 Adam's small squares are 0" if record.setting("dtype") == "float16" else ""
+            sentence = (
+                f"an update moves log-probs by {nats:.2g} nats per token, and none before it by more than"
+            )
+            return Fault(f"{sentence} {largest:.2g}{cause}", step)
+    return None
 
 
 def rate_is_zero(record: AuditRecord) -> Fault | None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+from itertools import takewhile
+
 from covey.audit.advantages import common_advantage, explained_by
 from covey.audit.check import Fault, MissingField
-from covey.audit.groups import ScoredGroup, scored_groups
-from covey.audit.record import AuditRecord, Use
+from covey.audit.groups import ScoredGroup, groups_of, scored_groups
+from covey.audit.record import AuditRecord, Rollout, Use
 from covey.audit.tokens import location
+from covey.system.text import percent
 
+MIN_ROLLOUTS = 3
+"""Fewest last rollouts that are cut short."""
 MIN_GROUPS = 4
 """Fewest groups, or completions, that show a rule and not chance."""
 MIN_BELOW = 16
@@ -56,6 +62,40 @@ def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
             sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
             return Fault(sentence, use.update.step, {"completion": use.row.completion})
     return None
+
+
+def rollouts_are_cut_short(record: AuditRecord) -> Fault | None:
+    """The first rollout is trained whole, but of each of at least the last three at most half, and in most
+    of their groups only some completions. The very last rollout, and those without any update, do not count,
+    since a record may end before they are trained.
+    """
+    trained = {(use.row.rollout, use.row.completion) for use in record.uses}
+    fractions = [
+        sum((rollout.number, n) in trained for n in range(len(rollout.completions)))
+        / len(rollout.completions)
+        for rollout in record.rollouts[:-1]
+    ]
+    cut = list(takewhile(lambda fraction: 0 < fraction <= 0.5, reversed(fractions)))
+    if len(cut) < MIN_ROLLOUTS or len(cut) == len(fractions) or fractions[0] < 1:
+        return None
+    rollouts = record.rollouts[len(fractions) - len(cut) : -1]
+    # A filter leaves out whole groups.
+    in_part = [0 < sum(members) < len(members) for members in _trained_by_group(rollouts, trained)]
+    if 2 * sum(in_part) <= len(in_part):
+        return None
+    sentence = (
+        f"the first rollout is trained whole, but of the last {len(cut)} at most {percent(max(cut), '.3g')}"
+    )
+    return Fault(f"{sentence}: updates stop too early", rollouts[0].step)
+
+
+def _trained_by_group(rollouts: Sequence[Rollout], trained: Container[tuple[int, int]]) -> list[list[bool]]:
+    """Return for each group of some rollouts which of its completions are trained."""
+    by_group: dict[tuple[int, int], list[bool]] = {}
+    for rollout in rollouts:
+        for n, group in enumerate(groups_of(rollout.completions)):
+            by_group.setdefault((rollout.number, group), []).append((rollout.number, n) in trained)
+    return list(by_group.values())
 
 
 def filter_is_inverted(record: AuditRecord) -> Fault | None:
@@ -137,6 +177,7 @@ def _trained_ids(use: Use) -> tuple[int, ...]:
 
 
 CHECKS = {
+    "rollouts_cut": rollouts_are_cut_short,
     "filter_inverted": filter_is_inverted,
     "advantages_slide": advantages_change_within_completions,
     "reordered_alone": rows_are_reordered_alone,
