@@ -37,7 +37,7 @@ CASES: dict[str, Case] = {
     "s_l07_micro_token_means": case("each micro-batch has a token mean of its own", "gradient_differs", "`loss_differs`: that the loss is another one"),
     "s_l08_minibatch_whitened": case("advantages are normalized again in each minibatch", "advantages_normalized_twice", "`advantages_differ`: that they are others"),
     "s_l09_optimizer_rebuilt": case("Adam is made anew for each update", ""),
-    "s_l10_turn_history_dropped": case("the trainer's context lacks the tool's answer", "logprobs_differ", NAMED),
+    "s_l10_turn_history_dropped": case("the trainer's context lacks the tool's answer", "history_differs logprobs_differ", NAMED),
     "s_l11_tool_result_trained": case("a tool's words are trained, and nothing marks them", "tool_trained", NAMED),
     "s_l12_reward_baseline_ema_late": case("REINFORCE's running mean is fed the batch's sum", "", "`never_ends`: beside it"),
     "s_l13_ref_swapped_rows": case("the reference is asked in the order of lengths, its answers are not sorted back", "", "`reference_differs`: that it is another model"),
