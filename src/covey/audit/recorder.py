@@ -177,9 +177,9 @@ def plain_logprobs(
 
     was_training = model.training
     with torch.no_grad(), context:
-        found = token_logprobs(model.eval(), prompt_ids, ids, temperatures)
+        by_temperature = token_logprobs(model.eval(), prompt_ids, ids, temperatures)
     model.train(was_training)
-    return [numbers(logprobs) for logprobs in found]
+    return [numbers(logprobs) for logprobs in by_temperature]
 
 
 def token_logprobs(
