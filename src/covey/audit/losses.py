@@ -95,10 +95,11 @@ def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]
             micro_batches = record.number("gradient_accumulation_steps", 1) if is_rloo(record) else 1
             recorded = update.loss / micro_batches if _is_whole(record, algorithm, uses) else math.nan
             case = LossCase(update.step, "", recorded, algorithm, inputs, bonus=bonus)
-            case = replace(case, gradients=_gradients_of(uses, inputs))
             is_part = len(uses) < _sampled(record, {use.row.rollout for use in uses})
-            case = replace(case, is_part=is_part)
-            # Each of several rollouts has a divisor of its own, so not even the direction follows then.
+            is_scaled = is_part or math.isnan(recorded) or not _keeps_scale(record)
+            gradients = _gradients_of(uses, inputs)
+            case = replace(case, gradients=gradients, is_part=is_part, is_scaled=is_scaled)
+            # Each of several rollouts has a divisor of its own, so that not even the direction follows.
             if math.isnan(recorded) and (case.gradients is None or len({u.row.rollout for u in uses}) > 1):
                 continue
             yield case if record.header.framework in FRAMEWORKS else _corrected(case, [u.row for u in uses])
@@ -117,11 +118,21 @@ def _is_whole(record: AuditRecord, algorithm: Algorithm, uses: Sequence[Use]) ->
     """Whether an update's loss follows from its rows; otherwise only the direction of its gradient does."""
     if record.number("entropy_coef", 0.0) != entropy_coefficient(record):
         return False
+    # The other processes have tokens and completions, too.
+    if record.number("processes", 1.0) > 1:
+        return False
     # TRL takes a mean over the tokens of a whole rollout, so the update must contain all of it.
     numbers = {use.row.rollout for use in uses}
     is_one_rollout = len(numbers) == 1 and len(uses) == _sampled(record, numbers)
     is_own = record.header.framework not in FRAMEWORKS
     return is_one_rollout or is_own or algorithm.reduce.function is not token_mean
+
+
+def _keeps_scale(record: AuditRecord) -> bool:
+    """Whether derivatives have the scale of the loss; TRL's writer reads them in the backward pass."""
+    # A scaler of float16 and DeepSpeed multiply the loss before that.
+    others = record.setting("fp16") or record.setting("deepspeed")
+    return record.header.framework == "trl" and not others
 
 
 def _corrected(case: LossCase, rows: Sequence[Row] | Sequence[LossRow]) -> LossCase:
@@ -308,7 +319,7 @@ def loss_is_negated(record: AuditRecord) -> Fault | None:
 
     def negated(case: LossCase) -> bool:
         shows = case.gradients is not None or abs(case.recorded) > 1e-3
-        return shows and case.agrees(-case.recorded, case.due) and case.is_along(case, sign=-1.0)
+        return shows and case.agrees(-case.recorded, case.due) and case.is_along(case, by=-1.0)
 
     return _fault_if_explained(record, "the loss has the wrong sign", negated)
 
@@ -348,10 +359,10 @@ def loss_is_scaled(record: AuditRecord) -> Fault | None:
     count = record.number("gradient_accumulation_steps", 1)
 
     def scaled(case: LossCase) -> bool:
-        sides = (case.recorded / count, case.recorded * count)
         # An update on a part of a rollout may divide by the tokens of the whole rollout.
         is_known = not case.is_part and not math.isnan(case.recorded)
-        return count > 1 and is_known and any(case.agrees(side, case.due) for side in sides)
+        factors = (count, 1 / count) if count > 1 and is_known else ()
+        return any(case.agrees(case.recorded / by, case.due) and case.is_along(case, by) for by in factors)
 
     sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
     return _fault_if_explained(record, sentence, scaled)

@@ -85,6 +85,7 @@ class _TrlRecorder:
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
         settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN_TYPES)}
+        settings["processes"] = trainer.accelerator.num_processes
         kwargs = getattr(trainer.args, "generation_kwargs", None) or {}
         settings |= {f"generation_kwargs.{k}": v for k, v in kwargs.items() if isinstance(v, PLAIN_TYPES)}
         settings["model"] = trainer.model.config.name_or_path
