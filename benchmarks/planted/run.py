@@ -230,10 +230,9 @@ the mistake, and 13 none.** Two of the 20 sound runs had an incorrect finding, b
 covey's and not TRL's, and pairs of DPO. Scripts whose mistake did not show in what they printed were repaired
 before that. Six checks followed, so the last column is no longer blind. The
 derivative of the loss by the log-probs, which TRL's writer keeps since then and which these loops write,
-names what a value of 0 hides. Not named: what only the optimizer or a callback does (`s05`, `l09`, `s17`),
-a reference that follows by its settings (`s20`), old log-probs of a rollout's middle (`l04`), a baseline
-that runs away (`l12`), rows of the reference exchanged (`l13`), paid truncation (`l18`), and answers of
-other rows (`l30`)."""
+names what a value of 0 hides. Six more checks follow a run from its loss to its weights, and name
+seven more. Not named: an optimizer made anew in a loop that does not watch it (`l09`), and answers of other
+rows (`l30`)."""
 EIGHTH = """\
 An eighth author, who had read the format of a record and what others had planted but no check, made 29 runs
 with one mistake and 17 without: TRL's GRPO and RLOO, and a trainer of packed rows with a tool, a lagging

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import nn
@@ -127,6 +128,31 @@ def test_a_part_of_a_rollout_is_judged_by_the_direction_of_its_gradient(
     for row in updates(lines)[2]["rows"]:
         row["gradients"][0] = 0.0
     assert ("gradient_differs" in found(lines, tmp_path / "run.jsonl")) is not several
+
+
+@pytest.mark.parametrize(
+    ("settings", "by", "names"),
+    [
+        ({}, 1.0, []),
+        ({}, 3.0, ["gradient_differs"]),
+        ({}, 2.0, ["loss_scaled"]),  # as many as micro-batches, where the loss itself is 0
+        ({"fp16": True}, 3.0, []),  # a scaler multiplies the loss
+        ({"processes": 2}, 3.0, []),
+    ],
+)
+def test_the_scale_of_a_gradient_shows_where_the_loss_is_0(
+    settings: dict[str, Any], by: float, names: list[str], tmp_path: Path
+) -> None:
+    lines = derived(sound())
+    lines[0]["settings"] |= settings
+    # The first update on the first rollout, whose advantages sum to 0, and whose KL is 0.
+    lines = [line for line in lines if line.get("kind") != "update" or line["step"] == 0]
+    for row in rows(lines):
+        row["gradients"] = [slope * by for slope in row["gradients"]]
+    (update,) = updates(lines)
+    assert abs(update["loss"]) < 1e-9
+    of_loss = ("gradient_differs", "loss_scaled", "loss_differs", "reduction_differs")
+    assert [name for name in found(lines, tmp_path / "run.jsonl") if name in of_loss] == names
 
 
 # --- rewards and rows ---------------------------------------------------------------------------------

@@ -154,6 +154,13 @@ def test_an_optimizer_of_another_kind_is_watched_without_a_formula(tmp_path: Pat
     assert watched(tmp_path, lambda model: Doubled(model.parameters(), lr=1e-2)) == []
 
 
+def test_an_optimizer_without_hooks_is_left_alone(tmp_path: Path) -> None:
+    file = Recorder(tmp_path / "run.jsonl", framework="mine")
+    file.watch(nn.Linear(2, 2), object())
+    file.write(kind="update", step=0, loss=1.0)
+    assert not read_record(tmp_path / "run.jsonl").updates[0].motions
+
+
 def test_a_gradient_that_is_not_clipped_is_seen(tmp_path: Path) -> None:
     assert watched(tmp_path, bound=math.inf, scale=50.0) == ["gradient_unexplained"]
 
@@ -228,6 +235,7 @@ def reinforced(lines: Lines, baseline: Callable[[int], float]) -> Lines:
         paid = float(row["completion"] % 2)
         row["advantage"] = paid - baseline(row["rollout"])
         row.pop("after_logprobs")
+        row["values"] = row["returns"] = None
     for n, sample in enumerate(samples(lines)):
         sample["advantage"] = float(n % 2) - baseline(n // 8)
     for update in updates(lines):

@@ -42,7 +42,7 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         is_own = record.header.framework not in FRAMEWORKS
         # TRL's settings cannot express a critic, a leave-one-out baseline, or a single completion per prompt.
         if is_own and (
-            record.number("num_generations", 0.0) == 1 or _has_critic(record) or _is_unknown(record)
+            record.number("num_generations", 0.0) == 1 or has_critic(record) or _is_unknown(record)
         ):
             return ()
         if is_own and algorithm.advantage.function is group_centered:
@@ -59,7 +59,8 @@ def _is_unknown(record: AuditRecord) -> bool:
     return name.replace(" ", "_") not in PRESETS
 
 
-def _has_critic(record: AuditRecord) -> bool:
+def has_critic(record: AuditRecord) -> bool:
+    """Whether a run has a critic, whose values are the baseline."""
     return any(value for use in record.uses for value in use.row.values or ())
 
 

@@ -48,7 +48,9 @@ def drawn_from_another_distribution(record: AuditRecord) -> Fault | MissingField
     if "entropies" not in record.fields:
         return _drawn_at_1(record) if temperature != 1 else MissingField("entropies")
     # Log-prob plus entropy is 0 on average, whatever came before the token.
-    surplus = [value for use in first_uses(record) for value in _drawn(use, trainer(use), use.row.entropies)]
+    surplus = [
+        value for use in first_uses(record) for value in _sums_of_tokens(use, trainer(use), use.row.entropies)
+    ]
     mean = _mean_beyond_chance(surplus)
     if mean is None:
         return None
@@ -65,7 +67,9 @@ def _has_another_sampler(record: AuditRecord) -> bool:
 
 def _drawn_at_1(record: AuditRecord) -> Fault | None:
     """Return a fault if tokens are likelier at temperature 1 than at the sampling temperature."""
-    gains = [value for use in first_uses(record) for value in _drawn(use, recomputed(use), at_1(use), -1)]
+    gains = [
+        value for use in first_uses(record) for value in _sums_of_tokens(use, recomputed(use), at_1(use), -1)
+    ]
     mean = _mean_beyond_chance(gains)
     if mean is None or mean > 0:
         return None
@@ -82,7 +86,7 @@ def _mean_beyond_chance(values: Sequence[float]) -> float | None:
     return None if is_chance else mean
 
 
-def _drawn(use: Use, a: Numbers | None, b: Numbers | None, factor: int = 1) -> Iterator[float]:
+def _sums_of_tokens(use: Use, a: Numbers | None, b: Numbers | None, factor: int = 1) -> Iterator[float]:
     """Yield a plus a multiple of b for each sampled token.
 
     A mask does not matter: one that leaves out truncated completions would choose among them.

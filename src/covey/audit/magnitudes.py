@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from covey.audit.advantages import MIN_COMPLETIONS, ScoredRollout, scored_rollouts
 from covey.audit.check import Fault
+from covey.audit.conventions import has_critic
 from covey.audit.record import AuditRecord
+from covey.audit.scored import MIN_COMPLETIONS, ScoredRollout, scored_rollouts
 from covey.objective.data import rows_of_groups
 
 HUGE_RANGES = 50
@@ -47,8 +48,11 @@ def advantages_are_huge(record: AuditRecord) -> Fault | None:
 
 def baseline_is_beyond_the_rewards(record: AuditRecord) -> Fault | None:
     """In more than half of the rollouts, and in at least two, the advantages are the rewards minus one number
-    that is above all rewards so far and 0, or below, by a tenth of their range.
+    that is above all rewards so far and 0, or below, by a tenth of their range. Runs with a critic are not
+    judged.
     """
+    if has_critic(record):
+        return None
     judged = 0
     beyond = list[tuple[ScoredRollout, float]]()
     rewards = torch.zeros(1, dtype=torch.float64)

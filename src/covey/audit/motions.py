@@ -113,9 +113,17 @@ class MotionRecorder:
 
         weights = [w.parameter for w in self.watched if w.parameter.grad is not None]
         due = [torch.zeros_like(p) for p in weights]
-        for loss in losses if weights else ():
-            parts = torch.autograd.grad(loss, weights, allow_unused=True)
-            due = [d if g is None else d + g for d, g in zip(due, parts, strict=True)]
+        hooks = [p._backward_hooks for p in weights]  # noqa: SLF001 - no public name
+        # A hook that changes the gradient of the run must not change this one, too.
+        for parameter in weights:
+            parameter._backward_hooks = None  # noqa: SLF001 - no public name
+        try:
+            for loss in losses if weights else ():
+                parts = torch.autograd.grad(loss, weights, allow_unused=True)
+                due = [d if g is None else d + g for d, g in zip(due, parts, strict=True)]
+        finally:
+            for parameter, hook in zip(weights, hooks, strict=True):
+                parameter._backward_hooks = hook  # noqa: SLF001 - no public name
         present = [p.grad for p in weights if p.grad is not None]
         dot = sum(float((a * b).sum()) for a, b in zip(present, due, strict=True))
         squares = [sum(float((g**2).sum()) for g in side) for side in (present, due)]

@@ -161,7 +161,7 @@ class Rollout(_Part):
 
 
 class Motion(_Part):
-    """How a step moved some weights of a tensor: norms over these weights."""
+    """The motion of some weights of a tensor by a step: norms over these weights."""
 
     name: str
     gradient: float | None = None
@@ -169,7 +169,7 @@ class Motion(_Part):
     change: float | None = None
     """By the step; None if the optimizer took no step."""
     due: float | None = None
-    """What the optimizer's formula gives for its gradients so far."""
+    """The change that the optimizer's formula gives for its gradients so far."""
     off: float | None = None
     """Distance of the change from that, beyond rounding."""
     fresh: float | None = None

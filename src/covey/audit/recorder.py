@@ -55,8 +55,14 @@ class Recorder:
             file.write(json.dumps(line, default=str) + "\n")
 
     def watch(self, model: nn.Module, optimizer: Any) -> None:
-        """Keep for each update how its step moves some weights, and how the optimizer's formula would."""
-        motions = self.motions = MotionRecorder(model, optimizer)
+        """Keep for each update how its step moves some weights, and how the optimizer's formula would.
+
+        An optimizer that is none of torch's, such as DeepSpeed's, is left alone.
+        """
+        motions = MotionRecorder(model, optimizer)
+        if not hasattr(motions.optimizer, "register_step_pre_hook"):
+            return
+        self.motions = motions
         motions.optimizer.register_step_pre_hook(lambda *_: self.attempt(motions.before))
         motions.optimizer.register_step_post_hook(lambda *_: self.attempt(motions.after))
 
@@ -177,9 +183,9 @@ def plain_logprobs(
 
     was_training = model.training
     with torch.no_grad(), context:
-        found = token_logprobs(model.eval(), prompt_ids, ids, temperatures)
+        by_temperature = token_logprobs(model.eval(), prompt_ids, ids, temperatures)
     model.train(was_training)
-    return [numbers(logprobs) for logprobs in found]
+    return [numbers(logprobs) for logprobs in by_temperature]
 
 
 def token_logprobs(

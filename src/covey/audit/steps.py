@@ -17,27 +17,29 @@ OTHER_STEP = 0.1
 """Part of a step that its formula must not leave unexplained."""
 OTHER_NORM = 0.02
 """Relative difference between two norms of one gradient."""
-OTHER_GRADIENT = 0.9
-"""Cosine below which two gradients are not one gradient with rounding."""
+OTHER_GRADIENT = 0.98
+"""Cosine below which two gradients are not one gradient with rounding; 16 runs in float32 had .9999999."""
+ROUNDED_GRADIENT = 0.9
+"""The same with products in bfloat16 or float16."""
 OTHER_RATE = 0.01
 """Relative difference between two learning rates."""
 
 
 def weights_move_between_steps(record: AuditRecord) -> Fault | None:
-    """In at least half of the updates, and in at least two, weights have moved since the end of the step
+    """In at least a tenth of the updates, and in at least two, weights have moved since the end of the step
     before by more than a hundredth of what a step moves them.
     """
     outside = [(update, _total(update, "outside")) for update in record.updates]
-    known = [(update, moved) for update, moved in outside if moved is not None]
-    by_steps = [_total(update, "change") or 0.0 for update, _ in known]
+    later = [(update, moved) for update, moved in outside if moved is not None]
+    by_steps = [_total(update, "change") or 0.0 for update, _ in later]
     apart = [
         (update, moved)
-        for (update, moved), change in zip(known, by_steps, strict=True)
+        for (update, moved), change in zip(later, by_steps, strict=True)
         if moved > OUTSIDE_PART * change
     ]
-    if len(apart) < MIN_UPDATES or len(apart) < 0.5 * len(known):
+    if len(apart) < MIN_UPDATES or len(apart) < 0.1 * len(later):
         return None
-    sentence = f"weights move between the optimizer's steps in {len(apart)} of {len(known)} updates"
+    sentence = f"weights move between the optimizer's steps in {len(apart)} of {len(later)} updates"
     between = median(moved for _, moved in apart)
     sizes = f"by {between:.2g} of the norm, and by {median(by_steps):.2g} in a step"
     return Fault(f"{sentence}: {sizes}", apart[0][0].step)
@@ -98,13 +100,15 @@ def _factors(motions: Sequence[Motion]) -> Iterator[float]:
 
 
 def gradients_have_other_parts(record: AuditRecord) -> Fault | None:
-    """The gradient of the weights before a step has a cosine below .9 with that of the loss of its
-    completions, computed once more. Or in more than half of the updates, and in at least two, the gradient
-    that the optimizer's step gets is longer than max_grad_norm, or, in TRL, has not the logged norm, clipped
-    to max_grad_norm: by 2 %.
+    """The gradient of the weights before a step has a cosine below .98 (.9 with bf16 or fp16) with that of
+    the loss of its completions, computed once more. Or in more than half of the updates, and in at least
+    two, the gradient that the optimizer's step gets is longer than max_grad_norm, or, in TRL, has not the
+    logged norm, clipped to max_grad_norm: by 2 %.
     """
     cosines = [(update, update.gradient_cosine) for update in record.updates]
-    off = [(update, c) for update, c in cosines if c is not None and c < OTHER_GRADIENT]
+    is_rounded = record.setting("bf16") or record.setting("fp16") or record.setting("dtype") != "float32"
+    bound = ROUNDED_GRADIENT if is_rounded else OTHER_GRADIENT
+    off = [(update, c) for update, c in cosines if c is not None and c < bound]
     if not off:
         return _norms_are_others(record)
     update, cosine = min(off, key=lambda pair: pair[1])
@@ -117,16 +121,16 @@ def gradients_have_other_parts(record: AuditRecord) -> Fault | None:
 def _norms_are_others(record: AuditRecord) -> Fault | None:
     bound = record.number("max_grad_norm", 0.0) or math.inf
     norms = [(update, update.grad_norm, update.step_norm) for update in record.updates]
-    known = [(u, min(logged, bound), norm) for u, logged, norm in norms if logged and norm is not None]
+    clipped = [(u, min(logged, bound), norm) for u, logged, norm in norms if logged and norm is not None]
     # Another trainer may log the norm of other weights than those that are watched.
     is_same = record.header.framework == "trl"
     off = [
         (update, due, norm)
-        for update, due, norm in known
+        for update, due, norm in clipped
         if norm > (1 + OTHER_NORM) * (due if is_same else bound)
         or (is_same and norm < (1 - OTHER_NORM) * due)
     ]
-    if len(off) < MIN_UPDATES or len(off) <= 0.5 * len(known):
+    if len(off) < MIN_UPDATES or len(off) <= 0.5 * len(clipped):
         return None
     update, due, norm = off[0]
     sentence = f"the optimizer's steps get another gradient than the clipped one in {len(off)} updates"
@@ -139,19 +143,19 @@ def rates_are_others(record: AuditRecord) -> Fault | None:
     and after it; or, without such a setting, it is above learning_rate.
     """
     peak = record.number("learning_rate", 0.0)
-    known = [(u, u.learning_rate) for u in record.updates if u.learning_rate is not None and peak > 0]
+    rates = [(u, u.learning_rate) for u in record.updates if u.learning_rate is not None and peak > 0]
     off = list[tuple[Update, float, float]]()
-    for update, rate in known:
+    for update, rate in rates:
         near = [_part_of_peak(record, update.step + by) for by in (0, -1, 1)]
         parts = [part for part in near if part is not None]
         if parts and not min(parts) - OTHER_RATE <= rate / peak <= max(parts) + OTHER_RATE:
             off.append((update, rate, peak * parts[0]))
         elif record.setting("lr_scheduler_type") is None and rate > (1 + OTHER_RATE) * peak:
             off.append((update, rate, peak))
-    if len(off) < MIN_UPDATES or len(off) < 0.5 * len(known):
+    if len(off) < MIN_UPDATES or len(off) < 0.5 * len(rates):
         return None
     update, rate, due = off[0]
-    sentence = f"the learning rate is not that of the settings in {len(off)} of {len(known)} updates"
+    sentence = f"the learning rate is not that of the settings in {len(off)} of {len(rates)} updates"
     return Fault(f"{sentence}: {rate:.3g} where {due:.3g} is expected", update.step)
 
 

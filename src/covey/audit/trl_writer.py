@@ -50,7 +50,7 @@ MAX_ROWS = 100_000
 """Most rows of a dataset whose answers are kept in memory."""
 GRADIENT_STEPS = 8
 """Last update whose gradient is computed once more; not the first one, which no earlier one disturbs."""
-SAME_LOGPROBS = 0.01
+SAME_LOGPROBS = 0.02
 """Most nats per token between two forward passes of a completion that have the same gradient."""
 
 
@@ -85,6 +85,7 @@ class _TrlRecorder:
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
         settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN_TYPES)}
+        settings["processes"] = trainer.accelerator.num_processes
         kwargs = getattr(trainer.args, "generation_kwargs", None) or {}
         settings |= {f"generation_kwargs.{k}": v for k, v in kwargs.items() if isinstance(v, PLAIN_TYPES)}
         settings["model"] = trainer.model.config.name_or_path
@@ -167,9 +168,9 @@ class _TrlRecorder:
             "rewards": {n: None if isnan(v) else v for n, v in zip(names, rewards, strict=True)},
             "advantage": float(output["advantages"][index].flatten()[0]),
         }
-        known = self.answers.get(_key(prompts))
+        due = self.answers.get(_key(prompts))
         answers = _key({name: rows.get(name) for name in ANSWERS if name in rows})
-        if known is not None and answers not in known:
+        if due is not None and answers not in due:
             sample["foreign"] = True
         if "sampling_per_token_logps" in output:
             sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][index][: len(ids)])
@@ -252,8 +253,7 @@ class _TrlRecorder:
     def _gradient_cosine(self) -> float | None:
         """Compare the weights' gradient with that of the loss; None where other terms or noise are in it."""
         trainer, motions = self.trainer, self.file.motions
-        config = trainer.model.config
-        has_terms = getattr(trainer.args, "entropy_coef", 0) or getattr(config, "output_router_logits", False)
+        has_terms = getattr(trainer.args, "entropy_coef", 0) or _has_noise(trainer.model)
         # Other processes add their completions.
         is_all = trainer.accelerator.num_processes == 1 and not has_terms
         if motions is None or not is_all or not all("gradients" in row for row in self.update["rows"]):
@@ -299,6 +299,14 @@ def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
     return {name: logprobs.detach() for name, logprobs in zip(names, passes, strict=False)}
 
 
+def _has_noise(model: Any) -> bool:
+    """Whether a model has dropout, or a loss of its own for the load of experts."""
+    config = model.config.to_dict()
+    rates = [value for name, value in config.items() if re.search("dropout|pdrop", name)]
+    rates += [getattr(module, "p", 0) for module in model.modules() if "Dropout" in type(module).__name__]
+    return config.get("output_router_logits") is True or any(isinstance(p, float) and p > 0 for p in rates)
+
+
 def _frozen_part(model: Any) -> float | None:
     """Return the fraction of the tensors of a model's LoRA adapter that are not trained; None without one."""
     active = getattr(model, "active_adapter", None)
@@ -321,10 +329,10 @@ def _answers_by_prompt(data: Any) -> dict[str, set[str]]:
     prompts = _prompts(data) if names else []
     if len(prompts) > MAX_ROWS:
         return {}
-    found = dict[str, set[str]]()
+    answers = dict[str, set[str]]()
     for prompt, *values in zip(prompts, *(data[name] for name in names), strict=True) if prompts else ():
-        found.setdefault(_key(prompt), set()).add(_key(dict(zip(names, values, strict=True))))
-    return found
+        answers.setdefault(_key(prompt), set()).add(_key(dict(zip(names, values, strict=True))))
+    return answers
 
 
 def _key(value: object) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from itertools import takewhile
 
-from covey.audit.advantages import common_advantage, explained_by
+from covey.audit.advantages import explained_by
 from covey.audit.check import Fault, MissingField
 from covey.audit.groups import ScoredGroup, groups_of, scored_groups
 from covey.audit.record import AuditRecord, Rollout, Use
+from covey.audit.scored import common_advantage
 from covey.audit.tokens import location
 from covey.system.text import percent
 
@@ -133,11 +134,11 @@ def advantages_change_within_completions(record: AuditRecord) -> Fault | None:
     mixed = list[Use]()
     for use, advantages in lists:
         rollout = next(r for r in record.rollouts if r.number == use.row.rollout)
-        known = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        of_rollout = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
         values = {
             round(a, 5) for a, on in zip(advantages, use.row.mask or (), strict=False) if on and a is not None
         }
-        if len(values) > 1 and values <= known:
+        if len(values) > 1 and values <= of_rollout:
             mixed.append(use)
     if len(mixed) < MIN_GROUPS or len(mixed) <= 0.25 * len(record.uses):
         return None

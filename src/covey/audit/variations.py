@@ -47,21 +47,30 @@ class LossCase:
     precision: float = 5e-3
     """Largest relative difference by rounding; the largest absolute one is a fiftieth of it."""
     gradients: Tensor | None = None
-    """(N, T) derivative of the recorded loss by the log-probs, times any number; None where it is unknown."""
+    """(N, T) derivative of the recorded loss by the log-probs; None where it is unknown."""
+    is_scaled: bool = True
+    """Whether the derivative is known only up to a factor."""
 
     def is_that_of(self, candidate: LossCase) -> bool:
         """Whether covey's formula gives the recorded loss, and its derivative, in another case."""
         return self.agrees(self.recorded, candidate.due) and self.is_along(candidate)
 
-    def is_along(self, candidate: LossCase, sign: float = 1.0) -> bool:
-        """Whether the recorded derivative is that of another case, times a number of this sign."""
+    def is_along(self, candidate: LossCase, by: float = 1.0) -> bool:
+        """Whether the recorded derivative is that of another case, times a number: this one if its scale is
+        known, or else one of this sign.
+        """
         if self.gradients is None:
             return True
+        factor = self.factor_to(candidate)
+        remainder = (self.gradients - factor * candidate.derivative).norm()
+        is_near = self.is_scaled or abs(factor / by - 1) <= DIRECTION
+        return factor / by >= 0 and is_near and bool(remainder <= DIRECTION * self.gradients.norm())
+
+    def factor_to(self, candidate: LossCase) -> float:
+        """Return the multiple of another case's derivative that is nearest to the recorded one."""
+        assert self.gradients is not None
         due = candidate.derivative
-        # The multiple of the expected derivative that is nearest to the recorded one.
-        factor = float((self.gradients * due).sum()) / max(float((due**2).sum()), TINY)
-        remainder = (self.gradients - factor * due).norm()
-        return sign * factor >= 0 and bool(remainder <= DIRECTION * self.gradients.norm())
+        return float((self.gradients * due).sum()) / max(float((due**2).sum()), TINY)
 
     @cached_property
     def derivative(self) -> Tensor:

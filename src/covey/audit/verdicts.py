@@ -116,9 +116,9 @@ def _truncated_texts_are_paid(record: AuditRecord) -> Fault | None:
     limit = record.number("max_completion_length", math.inf)
     for function in scores_of_functions(record):
         scored = [
-            (batch.rollout.step, place, sample, paid)
+            (batch.rollout.step, index, sample, paid)
             for batch in function
-            for place, (sample, paid) in enumerate(zip(batch.rollout.completions, batch.best, strict=True))
+            for index, (sample, paid) in enumerate(zip(batch.rollout.completions, batch.best, strict=True))
             if sample.ids and answer_of(sample)
         ]
         values = {sample.rewards.get(function[0].name) for _, _, sample, _ in scored}
@@ -126,10 +126,10 @@ def _truncated_texts_are_paid(record: AuditRecord) -> Fault | None:
         others = [row[3] for row in scored if not _is_truncated(record, row[2].ids or [], limit)]
         is_paid = len(truncated) >= MIN_TEXTS and all(paid for *_, paid in truncated)
         if len(values) == 2 and is_paid and len(others) >= MIN_TEXTS and sum(others) <= 0.5 * len(others):
-            step, place, *_ = truncated[0]
+            step, index, *_ = truncated[0]
             sentence = f"all {len(truncated)} truncated completions get the largest reward"
             return Fault(
-                f"{sentence}, and {sum(others)} of {len(others)} others", step, {"completion": place}
+                f"{sentence}, and {sum(others)} of {len(others)} others", step, {"completion": index}
             )
     return None
 
