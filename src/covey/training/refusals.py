@@ -56,9 +56,9 @@ def check_resume(
 
 def refuse_file(home: Path) -> None:
     """Raise ConfigError if a folder for a run cannot exist, because its path or one above it is a file."""
-    # os.path, since Path raises for names that are too long; a broken link exists only as a link.
+    # Path.exists would raise for a name that is too long, and not see a broken link.
     present = next(path for path in (home, *home.absolute().parents) if os.path.lexists(path))
-    if not os.path.isdir(present):
+    if not present.is_dir():
         raise ConfigError(f"output: {present} is not a folder; choose another --output")
 
 
