@@ -125,7 +125,7 @@ def expert_notes(model: PreTrainedModel, args: Arguments) -> list[str]:
     unset = getattr(args, "router_aux_loss_coef", 0.0) is None
     if not (unset and coef and hasattr(config, "output_router_logits")):
         return []
-    why = f"TRL would add {coef:g} times a loss that spreads tokens over this model's experts; covey adds none"
+    why = f"TRL would add {coef:g} times a loss that spreads tokens over the experts; covey adds none"
     return [f"router_aux_loss_coef: {why}"]
 
 
