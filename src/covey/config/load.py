@@ -88,11 +88,13 @@ def load_config(
     values: Mapping[str, object] | None = None,
     folder: Path | None = None,
     names_only: bool = False,
+    settings_only: bool = False,
 ) -> ResolvedConfig:
     """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
 
     Relative paths are searched in ``folder``, by default the file's folder, or the working directory without
-    a file. With ``names_only``, for readers of a record, a user's functions are not imported.
+    a file. With ``names_only``, for readers of a record, a user's functions are not imported. With
+    ``settings_only``, objects that only Python had may be missing: nobody opens them.
 
     >>> load_config(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
@@ -100,7 +102,8 @@ def load_config(
     layers = Layers(*read_yaml(file)) if file is not None else Layers({}, {})
     layers.add(items(values or {}), over_stages="stages" not in (values or {}))
     layers.add(options(overrides))
-    refuse_lost(layers.raw)
+    if not settings_only:
+        refuse_lost(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     where = str(file) if file else "config"
     whole = _validate(layers.raw, layers.origins, folder, where, layers.per_update, names_only)
