@@ -510,8 +510,8 @@ MUTANTS = [
     ),
     *of(
         "training/preference.py",
-        ("KTO's reference point with the wrong sign", "(answer_log_probs(run.learner, batch) - refs).mean()", "(refs - answer_log_probs(run.learner, batch)).mean()"),
-        ("KTO's reference point from the answers themselves", "unrelated = [len(examples) + i for i in rows]", "unrelated = list(rows)"),
+        ("KTO's reference point with the wrong sign", "(answer_log_probs(run.learner, batch) - mismatched_sums).mean()", "(mismatched_sums - answer_log_probs(run.learner, batch)).mean()"),
+        ("KTO's reference point from the answers themselves", "mismatched_rows = [len(examples) + i for i in rows]", "mismatched_rows = list(rows)"),
         ("answers to the same prompt for others'", "if not np.array_equal(e.tokens, example.tokens)", "if np.array_equal(e.tokens, example.tokens)"),
         ("ORPO's prompt is not trained", "np.full(len(rest), chosen)", "np.full(len(rest), False)"),
     ),
@@ -697,7 +697,7 @@ MUTANTS = [
         ("lengths with the prompt", "answered.sum(-1).to(logprobs)", "batch.mask.sum(-1).to(logprobs)"),
         ("ORPO's tokens are those of the rejected answers", "float(batch.mask[0::2].sum())", "float(batch.mask[1::2].sum())"),
         ("the answer to the prompt behind", "(examples[n - k] for k", "(examples[n + k - len(examples)] for k"),
-        ("the reference point of all examples", "unrelated = [len(examples) + i for i in rows]", "unrelated = [len(examples) + i for i in range(len(examples))]"),
+        ("the reference point of all examples", "mismatched_rows = [len(examples) + i for i in rows]", "mismatched_rows = [len(examples) + i for i in range(len(examples))]"),
         ("an answer's log-prob a mean", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).mean(-1)"),
     ),
     *of(

@@ -58,8 +58,10 @@ class RankHost:
     @staticmethod
     def _read_to_end(stream: IO[bytes], into: list[bytes]) -> None:
         # Always drained, or a full pipe would stop the process. List operations need no lock.
-        while part := os.read(stream.fileno(), 1 << 16):
+        part = os.read(stream.fileno(), 1 << 16)
+        while part:
             into.append(part)
+            part = os.read(stream.fileno(), 1 << 16)
 
     def look(self) -> tuple[int | None, bytes, bytes]:
         """Return the exit code, None while it runs, and the output since the last call."""

@@ -337,6 +337,7 @@ def algorithm_keys() -> list[str]:
 def hint(word: str, valid: Iterable[str]) -> str:
     """Return '; did you mean X?', or the valid words if they are few."""
     words = sorted(map(str, valid))
-    if likely := near(word, words, 0.6):
+    likely = near(word, words, 0.6)
+    if likely:
         return suggestion(likely)
     return f"; known: {', '.join(words)}" if len(words) <= FEW_WORDS else ""

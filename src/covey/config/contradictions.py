@@ -252,7 +252,8 @@ def _sampler_problems(algorithm: Algorithm) -> Iterator[str]:
                     f"algorithm.correction {correction.name} has nothing to correct: with old sampler the "
                     "ratio already compares with the sampler; use correction: null, or old trainer"
                 )
-        if missing := algorithm.needs & {"old_entropy", "old_collision"}:
+        missing = algorithm.needs & {"old_entropy", "old_collision"}
+        if missing:
             yield (
                 f"algorithm.old sampler: {min(missing)} is known only if log-probs are recomputed; use old "
                 "trainer"

@@ -58,7 +58,8 @@ def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
         values = tuple(_in_one_notation(piece) for piece in pieces(listed))
         if "" in values:
             raise ConfigError(f"--set {text!r}: a value is empty; write {key}=first,second")
-        if repeated := [v for n, v in enumerate(values) if v in values[:n]]:
+        repeated = [v for n, v in enumerate(values) if v in values[:n]]
+        if repeated:
             raise ConfigError(f"--set {text!r}: {repeated[0]} occurs twice")
         if key in OWN_KEYS:
             raise ConfigError(f"--set {text!r}: {OWN_KEYS[key]}")

@@ -21,7 +21,8 @@ def explain_unknown(path: str, value: object, keys: Sequence[str], kind: str = "
     "train.use_peft is not a setting; for TRL's use_peft write lora: {rank: 16, alpha: 32}"
     """
     last = path.rpartition(".")[2]
-    if advice := trl.advice_on(last):
+    advice = trl.advice_on(last)
+    if advice:
         return f"{path} is not a setting; {advice}"
     sections = _sections(path, value, keys) if isinstance(value, Mapping) else []
     if sections:

@@ -314,7 +314,8 @@ def fitting_sizes(
     Micro-batches below the longest prompt save nothing: it goes through whole. Sizes below a completion of
     full length do, because most completions end earlier; the forecast says whether a full one fits.
     """
-    tokens, running = config.train.tokens_per_micro_batch, config.rollout.max_running
+    tokens = config.train.tokens_per_micro_batch
+    running = config.rollout.max_running
 
     def fits(tokens: int, running: int) -> bool:
         return sum(expect(tokens, running).values()) <= USABLE * available

@@ -159,7 +159,8 @@ def _load(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Fu
         raise ConfigError(
             f"rewards: the weight of {target} must be a number up to {MAX_REWARD:g}, not {weight!r}"
         )
-    if wrong := _options_fault(reward):
+    wrong = _options_fault(reward)
+    if wrong:
         raise ConfigError(f"rewards: @reward of {target}: {wrong}")
     verdict = settings.pop("verdict", None)
     if not isinstance(verdict, bool | None):
@@ -172,7 +173,8 @@ def _load(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Fu
         verdict=verdict,
         settings=settings,
     )
-    if wrong := _signature_fault(reward):
+    wrong = _signature_fault(reward)
+    if wrong:
         raise ConfigError(f"rewards: {target if origin else reward.name} {wrong}")
     return _with_settings(reward, cache)
 

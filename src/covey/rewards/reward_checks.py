@@ -50,7 +50,8 @@ def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
             continue
         checked.add(columns)
         for reward in rewards:
-            if complaint := reward.problem_with(columns):
+            complaint = reward.problem_with(columns)
+            if complaint:
                 raise DataError(
                     f"{problem.id}: reward {reward.name} {complaint}; "
                     f"the row has {', '.join(map(repr, columns)) or 'no columns'}. data.columns copies a "

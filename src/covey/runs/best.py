@@ -42,9 +42,9 @@ class Best:
         return gains(self.evaluation, self.newest)["sampled"]
 
     def __str__(self) -> str:
-        then, newest = on_shared_problems(self.evaluation, self.newest)
+        best, newest = on_shared_problems(self.evaluation, self.newest)
         return (
-            f"step {self.step}, {percent(then.pass_rate.mean())} sampled "
+            f"step {self.step}, {percent(best.pass_rate.mean())} sampled "
             f"({percent(newest.pass_rate.mean())} now)"
         )
 

@@ -141,12 +141,12 @@ def refuse_other_config(resolved: ResolvedConfig, changes: bool) -> None:
     refused = [d for d in differences if d.effect == "refused"]
     harmful = [d for d in differences if d.effect != "safe"]
     if refused or (harmful and not changes):
-        way_on = f"continue with these changes by `covey resume {resolved.config.output} ...`"
+        remedy = f"continue with these changes by `covey resume {resolved.config.output} ...`"
         if refused:
-            way_on = "remove that folder to start afresh"
+            remedy = "remove that folder to start afresh"
         raise ConfigError(
             f"{resolved.config.output} holds a run with other settings: "
-            f"{'; '.join(map(str, harmful))}. Choose another --output, or {way_on}"
+            f"{'; '.join(map(str, harmful))}. Choose another --output, or {remedy}"
         )
 
 
@@ -234,6 +234,6 @@ def differences_to_record(
         )
     if has_begun:
         records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
-        lost = [str(path) for path, record in records if record is None]
-        differences += [_since_then(path, "is gone") for path in lost]
+        missing = [str(path) for path, record in records if record is None]
+        differences += [_since_then(path, "is gone") for path in missing]
     return differences

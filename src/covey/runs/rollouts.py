@@ -96,7 +96,8 @@ class RolloutLog:
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise ValueError, or KeyError, unless these are the arrays of the rows."""
-        if odd := [name for name, a in arrays.items() if a.ndim != 1 or a.dtype.kind not in "iufb"]:
+        odd = [name for name, a in arrays.items() if a.ndim != 1 or a.dtype.kind not in "iufb"]
+        if odd:
             raise ValueError(f"{odd[0]} is not a row of numbers")
         for ends, count, alike in (
             ("ends", len(self.rows), ("tokens", "logprobs", "advantages")),
@@ -217,10 +218,10 @@ def read_arrays(content: bytes) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
-            held = sum(member.file_size for member in members)
+            total = sum(member.file_size for member in members)
             # Sizes in the directory are claims of the file. Stored members cannot be larger than the file, so
             # nothing here can unpack into much memory.
-            if any(m.compress_type != zipfile.ZIP_STORED for m in members) or held > len(content):
+            if any(m.compress_type != zipfile.ZIP_STORED for m in members) or total > len(content):
                 raise ValueError("it has compressed parts, and covey writes none")
             return {m.filename.removesuffix(".npy"): _array(archive.read(m)) for m in members}
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:

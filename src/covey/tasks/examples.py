@@ -269,7 +269,8 @@ def _sampled_tokens(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]
     if problem.sampled_tokens is None:
         return ()
     answers = problem.sampled_tokens.answers
-    if missing := [name for name in columns if name not in answers]:
+    missing = [name for name in columns if name not in answers]
+    if missing:
         raise DataError(f"{problem.id}: {SAMPLED} has no tokens for {missing[0]!r}. {REMEDY}")
     return tuple(answers[name] for name in columns)
 

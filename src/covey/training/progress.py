@@ -115,16 +115,16 @@ class Progress:
             )
         moment = time.monotonic()
         ending = self._stop_forecast()
-        about = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
-        sentences = [f"stopping {ending.after}{about}"]
+        estimate = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
+        sentences = [f"stopping {ending.after}{estimate}"]
         what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"
         under_way = self.between_steps and self.clock.phase in ("rollout", "prepare", "update", "eval")
         if under_way and moment - self.step_time >= NOTICED:
             sentences.append(
                 f"{what} is repeated when the run continues ({duration(moment - self.step_time)})"
             )
-        lost = self._unsaved_seconds()
-        sentences.append(self._second_signal(again, lost, ending.seconds))
+        unsaved = self._unsaved_seconds()
+        sentences.append(self._second_signal(again, unsaved, ending.seconds))
         return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
     def _stop_forecast(self) -> StopForecast:
@@ -133,10 +133,10 @@ class Progress:
         saving = 0.0 if saved else self.clock.last.get("save", 0.0)
         phase = self.clock.phase
         if self.between_steps:
-            piece = phase in ("prepare", "update")
-            after = "after this micro-batch" if piece else "now"
-            then = "" if saved else f", and saving step {self.step}"
-            return StopForecast(f"{after}{then}", saving + piece * self.micro_batch_seconds)
+            in_micro_batches = phase in ("prepare", "update")
+            after = "after this micro-batch" if in_micro_batches else "now"
+            save_clause = "" if saved else f", and saving step {self.step}"
+            return StopForecast(f"{after}{save_clause}", saving + in_micro_batches * self.micro_batch_seconds)
         spent = time.monotonic() - self.clock.since
         other = max(0.0, self.clock.last.get(phase, 0.0) - spent) if phase else 0.0
         left = self.updating_left() if phase == "update" else other

@@ -124,12 +124,12 @@ def _candidates() -> Iterator[Candidate]:
         print(f"note: CC={requested} is not a program here and is not used", file=sys.stderr, flush=True)
     for compiler in compilers():
         yield from _compiled_by(compiler, option_sets)
-    for (
-        options
-    ) in option_sets:  # a machine without a compiler may have had one, or its cache from one like it
+    # A machine without a compiler may have had one earlier, or its cache may come from another machine.
+    for options in option_sets:
         libraries = folder.glob(f"kernels-{_identity_of(options)}-*.so")
         for path in sorted(libraries, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
-            if (content := kept_library(path, "not used")) is not None:
+            content = kept_library(path, "not used")
+            if content is not None:
                 yield Candidate(content, path, _instructions(content), "compiled here")
 
 
@@ -155,7 +155,8 @@ def compilers() -> list[str]:
     """The compilers on this machine, each once: `cc` is usually a link to another one."""
     names = dict[str, str]()
     for name in (os.environ.get("CC", ""), *COMPILERS):
-        if path := shutil.which(name):
+        path = shutil.which(name)
+        if path:
             names.setdefault(os.path.realpath(path), name)
     return list(names.values())
 

@@ -142,7 +142,8 @@ def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = N
         function.argtypes = [_c_type(a) for a in arguments]
     values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
     function(*values)
-    if (note := _note.get()) is not None:
+    note = _note.get()
+    if note is not None:
         note(name, ctypes.cast(function, ctypes.c_void_p), arguments)
 
 
@@ -187,12 +188,14 @@ def threads_lent(lend: bool) -> Iterator[None]:
 def _set_threads(kernels: ctypes.CDLL) -> None:
     """Give the library as many threads as torch has or has lent."""
     global _threads  # noqa: PLW0603 - the library's, known here so that it is told of changes only
-    if (count := _lent or torch.get_num_threads()) != _threads:
+    count = _lent or torch.get_num_threads()
+    if count != _threads:
         kernels.team_size(ctypes.c_long(count))
         _threads = count
 
 
-_lent, _threads = 0, 1
+_lent = 0
+_threads = 1
 
 
 def _address(tensor: Tensor) -> int:
