@@ -356,9 +356,9 @@ MUTANTS = [
         ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
         ("advantages of other rows after select", "values[index, :longest]", "values[index.sort().values, :longest]"),
         ("tokens of other rows after select", "tuple(values[i] for i in rows)", "tuple(values[i] for i in sorted(rows))"),
-        ("mask one short", "torch.from_numpy(completion.drawn_mask)", "torch.from_numpy(np.append(completion.drawn_mask[:-1], False))"),
+        ("mask one short", "_pad([c.drawn_mask for", "_pad([np.append(c.drawn_mask[:-1], False) for"),
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
-        ("truncated completions trained although masked", "(truncated and mask_truncated)", "(truncated and False)"),
+        ("truncated completions trained although masked", "    if mask_truncated:\n", "    if False:\n"),
         ("totals of the micro-batch", "totals = batch.totals(max_tokens)\n", "totals = batch.select([0]).totals(max_tokens)\n"),
     ),
     *of(

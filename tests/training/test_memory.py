@@ -17,6 +17,7 @@ from covey.config.schema import Config
 from covey.learner import memory
 from covey.learner.memory import (
     Load,
+    RunParts,
     Shape,
     count_float32_numbers,
     fitting_sizes,
@@ -135,7 +136,7 @@ def test_a_model_with_images_has_the_shape_of_its_text_model() -> None:
 
 def test_without_a_reference_none_is_paid_for() -> None:
     without, with_one = (
-        forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 1, reference=own) for own in (False, True)
+        forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 1, RunParts(reference=own)) for own in (False, True)
     )
     assert (without["reference"], with_one["reference"]) == (0, without["weights"])
     assert forecast(SHAPE._replace(bytes_each=2), CONFIG, LARGEST_STEP, 1000, 1)["optimizer"] == 10_000 * 12
@@ -185,7 +186,7 @@ def test_memory_that_was_given_back_is_no_part_of_the_program(monkeypatch: pytes
     kept = torch.ones(size, dtype=torch.uint8)
     most = memory.peak_bytes(kept.device)
     del passing
-    program = memory.program_bytes(kept.device, held=size)
+    program = memory.program_bytes(kept.device, tensors=size)
     assert 0 < program < most - 250 * size
 
 
@@ -285,7 +286,7 @@ def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
     asked = largest_step(config, [3, 5], [30, 10, 40])
     assert asked == (5, 70, 40, ())  # the two largest examples; the largest of them goes through whole
     for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
-        roles = forecast(SHAPE, config, asked, tokens, 1, reward_models=7)
+        roles = forecast(SHAPE, config, asked, tokens, 1, RunParts(reward_models=7))
         expected = beyond_gradient(passing) if passing == 70 else update_bytes(SHAPE, passing, False)
         assert roles["update"] == expected
         assert roles["reward models"] == 7

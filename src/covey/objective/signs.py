@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -38,18 +39,21 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
         "groups/one_against_all": _fraction(lone(g) is not None for g in live),
         "reward/inconsistent": _disagreement(groups, _by_completion),
         # Truncated after an answer could be extracted: the text continued beyond it.
-        "length/truncated_done": _fraction(
-            any(component.scores[i].extracted is not None for component in g.components.values())
-            for g in groups
-            for i, c in enumerate(g.completions)
-            if c.finish == "length"
-        ),
+        "length/truncated_done": _fraction(chain.from_iterable(map(_truncated_with_answer, groups))),
     }
     if ended:
         signs["length/ended_q90"] = float(np.quantile(ended, 0.9))
     if any(component.steps for component in groups[0].components.values()):
         signs["steps/inconsistent"] = _disagreement(groups, _by_step)
     return signs
+
+
+def _truncated_with_answer(group: Group) -> Iterator[bool]:
+    """Yield for each truncated completion whether a reward extracted an answer from it."""
+    for i, completion in enumerate(group.completions):
+        if completion.finish == "length":
+            scores = [component.scores[i] for component in group.components.values()]
+            yield any(score.extracted is not None for score in scores)
 
 
 def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> dict[str, float]:

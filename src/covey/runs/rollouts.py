@@ -315,15 +315,12 @@ def _row(group: Group, sample: int) -> dict[str, object]:
     components = group.components
     scores = {name: component.scores[sample] for name, component in components.items()}
     extra = {name: dict(score.extra) for name, score in scores.items() if score.extra}
-    transcript = completion.transcript
     inserted = len(completion.tokens) - completion.length
     return {
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
         "completion": completion.text,
-        **({"turns": list(map(dict, transcript.turns))} if transcript.turns else {}),
-        **({} if transcript.environment is None else {"environment": dict(transcript.environment)}),
-        **({"environment_fault": transcript.fault} if transcript.fault else {}),
+        **_transcript_fields(completion.transcript),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
         **({"inserted": inserted} if inserted else {}),
@@ -338,6 +335,18 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "extracted": {name: score.extracted for name, score in scores.items()},
         **({"extra": extra} if extra else {}),
     }
+
+
+def _transcript_fields(transcript: Transcript) -> dict[str, object]:
+    """Return the turns of a completion with tools, and the state or the fault of its environment."""
+    fields: dict[str, object] = {}
+    if transcript.turns:
+        fields["turns"] = list(map(dict, transcript.turns))
+    if transcript.environment is not None:
+        fields["environment"] = dict(transcript.environment)
+    if transcript.fault:
+        fields["environment_fault"] = transcript.fault
+    return fields
 
 
 def _for_estimators(group: Group, sample: int) -> dict[str, object]:

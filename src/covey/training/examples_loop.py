@@ -53,7 +53,7 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
             "optimizer/lr": learning_rate(step, config.train),
             **(held_out(run, build_step) if measures_after(step + 1, run) else {}),
         }
-        report_step(journal, step, metrics, memory_measured(run))
+        _report_step(journal, step, metrics, memory_measured(run))
         if run.end_step(metrics):
             break
 
@@ -62,7 +62,7 @@ ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
 """Metrics shown on the console."""
 
 
-def report_step(journal: Journal, step: int, metrics: Mapping[str, float], memory: Mapping[str, int]) -> None:
+def _report_step(journal: Journal, step: int, metrics: Mapping[str, float], memory: Mapping[str, int]) -> None:
     """Log a step and show it on the console; ``memory``: bytes by component."""
     times = journal.log(step, metrics, memory)
     rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"

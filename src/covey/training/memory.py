@@ -8,6 +8,7 @@ from functools import partial
 from covey.learner.memory import (
     Expectation,
     LargestStep,
+    RunParts,
     fitting_sizes,
     forecast,
     largest_step,
@@ -102,10 +103,7 @@ def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
         shape,
         run.resolved.config,
         largest,
-        reference=own_weights,
-        program=program,
-        critic=critic_parameters(run),
-        reward_models=reward_model_bytes(run.rewards),
+        parts=RunParts(program, own_weights, critic_parameters(run), reward_model_bytes(run.rewards)),
     )
 
 

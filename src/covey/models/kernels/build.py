@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from covey.models.kernels.choice import Trial, trial_of
 from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, c_sources, compile_library
-from covey.models.kernels.kept import keep_library, kept_library, tell_damaged
+from covey.models.kernels.library_cache import keep_library, kept_library, tell_damaged
 from covey.system.allocator import keep_freed_memory
 from covey.system.cache import cache_folder, keep_file, own_file
 from covey.system.integrity import sealed, unsealed
@@ -295,7 +295,7 @@ def _identity_of(options: Sequence[str]) -> str:
 def _identity(*parts: bytes | str) -> str:
     """Hash of a library and of the files that try it, so that a new test tries every library anew."""
     trial_sources = [
-        (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known.py", "bits.py")
+        (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known_answers.py", "bits.py")
     ]
     encoded = [part.encode() if isinstance(part, str) else part for part in (*parts, *trial_sources)]
     return hashlib.sha256(b"\0".join(encoded)).hexdigest()[:16]

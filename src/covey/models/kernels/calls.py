@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.models.kernels.build import library, tested_kernels
 from covey.models.kernels.choice import FEW_ROWS, MUCH_FASTER
-from covey.models.kernels.known import first_incorrect
+from covey.models.kernels.known_answers import first_incorrect
 
 LANES = 16
 """Floats in a vector of the C code; the sizes that operations run over are multiples of it."""
