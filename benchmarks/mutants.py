@@ -652,11 +652,11 @@ MUTANTS = [
     ),
     *of(
         "tasks/difficulty.py",
-        ("first pass rate half believed", "FORGETTING if self.tried[index] else 1.0", "FORGETTING"),
+        ("first pass rate half believed", "NEWEST_WEIGHT if self.tried[index] else 1.0", "NEWEST_WEIGHT"),
         ("easy problems preferred", "4 * self.rates * (1 - self.rates)", "self.rates"),
         ("resume forgets what was tried", "self.tried[index] = tried", "self.tried[index] = 0"),
         ("resume forgets what was solved", "self.solved[index] = solved", "self.solved[index] = 0"),
-        ("solved now and then for in a row", "self.solved[index] + 1 if pass_rate >= SOLVED else 0", "self.solved[index] + (pass_rate >= SOLVED)"),
+        ("solved now and then for in a row", "self.solved[index] + 1 if pass_rate >= SOLVED_PASS_RATE else 0", "self.solved[index] + (pass_rate >= SOLVED_PASS_RATE)"),
         ("all retired for good", "return mastered & ~mastered.all()", "return mastered"),
         ("problems drawn twice in a step", "        order[list(without)] = -np.inf\n", ""),
     ),

@@ -199,17 +199,17 @@ def test_the_planned_micro_batch_fits(share: float) -> None:
     asked = LARGEST_STEP._replace(step=5000)
     roles = forecast(SHAPE, CONFIG, asked, 1000, 1)
     others = sum(roles.values()) - roles["update"]
-    there = int((others + share * roles["update"]) / memory.USABLE) + 1
+    there = int((others + share * roles["update"]) / memory.USABLE_FRACTION) + 1
     tokens, running = fitting_sizes(roles_of(asked), CONFIG, asked, there)
     assert tokens == 1000 if share > 1 else tokens < 1000
     if share > 0.1:
-        assert sum(forecast(SHAPE, CONFIG, asked, tokens, running).values()) <= memory.USABLE * there
+        assert sum(forecast(SHAPE, CONFIG, asked, tokens, running).values()) <= memory.USABLE_FRACTION * there
 
 
 def test_where_the_cache_does_not_fit_fewer_completions_run_at_once() -> None:
     asked = LARGEST_STEP._replace(loads=(Load(64, 256),))
     room = forecast(SHAPE, CONFIG, asked, 5, 70)
-    there = int(sum(room.values()) / memory.USABLE) + 1
+    there = int(sum(room.values()) / memory.USABLE_FRACTION) + 1
     tokens, running = fitting_sizes(roles_of(asked), CONFIG, asked, there)
     assert (tokens, running) == (1000, 64)
 
@@ -227,9 +227,9 @@ def test_micro_batches_are_not_halved_in_vain() -> None:
     """Below the longest prompt, or where a whole step is less than one and fits."""
     asked = largest_step(CONFIG, [300, 3], [])
     assert fitting_sizes(roles_of(asked), CONFIG, asked, available=1)[0] == 250
-    fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, 1).values()) / memory.USABLE) + 1
+    fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, 1).values()) / memory.USABLE_FRACTION) + 1
     assert fitting_sizes(roles_of(asked), CONFIG, asked, fits)[0] == 500
-    there = int(sum(forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 256).values()) / memory.USABLE) + 1
+    there = int(sum(forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 256).values()) / memory.USABLE_FRACTION) + 1
     assert fitting_sizes(roles_of(LARGEST_STEP), CONFIG, LARGEST_STEP, there) == (1000, 256)
 
 
@@ -248,7 +248,7 @@ def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
     assert roles["weights"] == roles["gradient"] > 0 == roles["reference"]
     little = sum(roles.values()) - roles["update"] // 2
-    monkeypatch.setattr(planning, "device_memory", lambda _: int(little / memory.USABLE))
+    monkeypatch.setattr(planning, "device_memory", lambda _: int(little / memory.USABLE_FRACTION))
     covey.train(**settings, output=str(tmp_path / "tight"))
     said = capsys.readouterr().out
     assert "estimated memory:" in said
@@ -264,7 +264,7 @@ def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
 ) -> None:
     start(tmp_path / "roomy")
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
-    little = int((sum(roles.values()) - roles["update"] // 2) / memory.USABLE)
+    little = int((sum(roles.values()) - roles["update"] // 2) / memory.USABLE_FRACTION)
     with monkeypatch.context() as tight:
         tight.setattr(planning, "device_memory", lambda _: little)
         start(tmp_path / "whole")

@@ -26,7 +26,7 @@ from covey.config.algorithm import (
 )
 from covey.config.contradictions import config_problems, example_problems
 from covey.config.layers import Layers
-from covey.config.methods import COMPARES, METHODS
+from covey.config.methods import COMPARING_METHODS, METHODS
 from covey.config.python_objects import plain, refuse_lost
 from covey.config.rows import key_paths
 from covey.config.schema import Config
@@ -202,7 +202,7 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyAxisFunction | None:
     if function is None:
         if config.loss and not config.stages:
             message = f"loss: method {config.method} has no loss settings; these methods have: "
-            raise ConfigError(_with_place(message + ", ".join(COMPARES), origins))
+            raise ConfigError(_with_place(message + ", ".join(COMPARING_METHODS), origins))
         return None
     try:
         return AxisFunction(function, checked_settings("loss", function, config.loss))

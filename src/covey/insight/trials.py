@@ -30,7 +30,7 @@ from covey.insight.findings.rule import Remedy
 from covey.insight.findings.settings import SettingOf, yaml_line
 from covey.insight.findings.table import RULES
 from covey.insight.findings.view import WIDEST, RunView
-from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, incomparable
+from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, why_incomparable
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_ending
 from covey.runs.rollouts import recorded_steps
@@ -216,7 +216,7 @@ def _held_out(unchanged: Path, changed: Path, change: Change, errors: float) -> 
 
 
 def _gain_held_out(before: Evaluation, after: Evaluation, change: Change, errors: float) -> Estimate:
-    if incomparable(before, after):
+    if why_incomparable(before, after):
         return NOT_KNOWN
     return gains(before, after, errors)["greedy" if change.key in SAMPLING else "sampled"]
 

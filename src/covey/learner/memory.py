@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from covey.config.methods import SAMPLES
+from covey.config.methods import SAMPLING_METHODS
 from covey.config.schema import Config
 from covey.models.load import device_memory
 from covey.models.logprobs import CHUNK_LOGITS, chunk_logits, rows_at_once
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from covey.models.policy import Policy
 
-USABLE = 0.9
+USABLE_FRACTION = 0.9
 """Fraction of the memory that a run is planned to fill."""
 _PROGRAM: dict[str, int] = {}
 """Kind of device -> bytes of program and libraries, measured once."""
@@ -236,7 +236,7 @@ def largest_step(
     rollout = config.rollout
     evaluated = min(config.eval.problems, held_out)
     loads = [Load(evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
-    if examples and config.method not in SAMPLES:
+    if examples and config.method not in SAMPLING_METHODS:
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
         return LargestStep(longest, sum(largest), largest[-1], tuple(loads))
@@ -288,7 +288,7 @@ def _prefetches(config: Config) -> bool:
 
 def _learns(config: Config) -> bool:
     """Whether there are a gradient, an optimizer and updates; methods that only sample have none."""
-    return config.method == "rl" or config.method not in SAMPLES
+    return config.method == "rl" or config.method not in SAMPLING_METHODS
 
 
 def _largest_phase(
@@ -337,7 +337,7 @@ def fitting_sizes(
     running = config.rollout.max_running
 
     def fits(tokens: int, running: int) -> bool:
-        return sum(expect(tokens, running).values()) <= USABLE * available
+        return sum(expect(tokens, running).values()) <= USABLE_FRACTION * available
 
     # Each is halved while the other is as small as it can be, so that only its own phase decides.
     smallest = max(1, largest.prompt)

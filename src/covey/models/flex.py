@@ -17,9 +17,9 @@ BLOCK = 128
 """Tokens in a block of the mask; blocks without a visible pair are skipped."""
 MIN_BLOCKS = 2
 """Short packings are padded to this many, because torch compiles a size of 1 as a case of its own."""
-NARROWEST_HEAD = 16
+MIN_HEAD_WIDTH = 16
 """Features of a head; torch has no kernel for fewer."""
-VARIANTS = 64
+MAX_COMPILED_FORMS = 64
 """Most compiled forms: with and without a gradient, a cap or shared heads, in each dtype of each model."""
 
 
@@ -33,7 +33,7 @@ class FlexOps(TorchOps):
         mask = group_mask(sequences)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
-            if heads.width < NARROWEST_HEAD:
+            if heads.width < MIN_HEAD_WIDTH:
                 return TorchOps.attention(self, sequences)(q, k, v, heads)
             padding = mask.seq_lengths[0] - len(q)
             # (T, heads, E) -> (1, heads, whole blocks of T, E).
@@ -50,7 +50,7 @@ def compiled_attention() -> Callable[..., Tensor]:
     """FlexAttention compiled once for all lengths; without compilation it would need T^2 memory."""
     # By default torch raises at the ninth form, which a run with a critic or a reference may reach.
     dynamo: Any = torch._dynamo.config  # noqa: SLF001 - torch offers no other way to it
-    dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
+    dynamo.recompile_limit = max(dynamo.recompile_limit, MAX_COMPILED_FORMS)
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 

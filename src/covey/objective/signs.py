@@ -16,9 +16,9 @@ import numpy as np
 
 from covey.types import Group
 
-COPIED = 0.75
+MIN_COPIED_FRACTION = 0.75
 """A group has collapsed if at least this fraction of its completions is one text."""
-NEAR = 0.05
+MAX_NEAR_TIE = 0.05
 """Rewards of a group nearly tie if they differ by at most this fraction of the step's range of rewards."""
 
 
@@ -35,7 +35,7 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
     signs = {
         "groups/collapsed": len(collapsed) / len(groups),
         "groups/cliff": (len(tied) - len(collapsed)) / len(groups),
-        "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= NEAR * span for g in live),
+        "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= MAX_NEAR_TIE * span for g in live),
         "groups/one_against_all": _fraction(lone(g) is not None for g in live),
         "reward/inconsistent": _disagreement(groups, _by_completion),
         # Truncated after an answer could be extracted: the text continued beyond it.
@@ -144,7 +144,7 @@ def _scored_rewards(group: Group) -> np.ndarray:
 
 def _is_collapsed(group: Group) -> bool:
     texts = Counter(c.text for c in group.completions)
-    return len(group.completions) > 1 and max(texts.values()) >= COPIED * len(group.completions)
+    return len(group.completions) > 1 and max(texts.values()) >= MIN_COPIED_FRACTION * len(group.completions)
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
+from covey.runs.estimates import Estimate, Evaluation, gains, on_shared_problems, why_incomparable
 from covey.system.text import percent
 
 
 @dataclass(frozen=True)
-class Best:
+class BestEvaluation:
     """The best evaluation of a run and the newest one, which may be the same."""
 
     step: int
@@ -49,7 +49,7 @@ class Best:
         )
 
 
-def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
+def best_evaluation(records: Sequence[Mapping[str, object]]) -> BestEvaluation | None:
     """Return the best evaluation since training began: by sampled accuracy, then greedy, then reward.
 
     ``records`` are those of `evals.jsonl`. Of equal ones, the first is returned. Those that measured
@@ -61,9 +61,9 @@ def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
     if not evaluations:
         return None
     newest = evaluations[-1][1]
-    comparable = [(step, e) for step, e in evaluations if not incomparable(e, newest)]
+    comparable = [(step, e) for step, e in evaluations if not why_incomparable(e, newest)]
     step, best = max(comparable, key=lambda pair: _rank(pair[1], newest))
-    return Best(step, best, newest, len(comparable))
+    return BestEvaluation(step, best, newest, len(comparable))
 
 
 def _rank(evaluation: Evaluation, newest: Evaluation) -> tuple[float, float, float]:

@@ -242,7 +242,7 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray) -> Estimate:
     return Estimate(mean, float(low), float(high), is_fraction=False)
 
 
-def incomparable(
+def why_incomparable(
     before: Evaluation, after: Evaluation, times: tuple[str, str] = ("at first", "at the end")
 ) -> str:
     """The reason why the accuracies of two evaluations cannot be compared; empty if they can."""

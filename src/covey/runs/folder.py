@@ -21,7 +21,7 @@ import numpy as np
 
 from covey.errors import CheckpointError, FolderBusy
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
-from covey.runs.best import Best, best_of
+from covey.runs.best import BestEvaluation, best_evaluation
 from covey.runs.owner import name_owner, owner_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_sealed, sealed_line, unsealed_line
@@ -264,9 +264,9 @@ class RunFolder:
             write_file(path.with_suffix(".npz"), arrays)
             write_file(path, rollout_rows(step, groups, all_advantages, len(trained), arrays))
 
-    def best(self) -> Best | None:
+    def best(self) -> BestEvaluation | None:
         """Return the best evaluation so far."""
-        return best_of(self.read("evals.jsonl"))
+        return best_evaluation(self.read("evals.jsonl"))
 
     def rotate(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints and that of the best evaluation."""

@@ -12,17 +12,17 @@ from covey.runs.owner import owner_of
 from covey.runs.reader import resumable
 from covey.system.machine import runs_here
 
-RunState = Literal["training", "finished", "stopped", "interrupted"]
+RunStatus = Literal["training", "finished", "stopped", "interrupted"]
 
 
-def run_state(folder: Path) -> RunState:
+def run_state(folder: Path) -> RunStatus:
     """Return whether a run is training, has finished, was stopped by a guard, or was interrupted.
 
     The file ``OWNER`` names the process. Taking the lock to find out could make a starting trainer fail.
     """
     if (folder / RESULT).is_file():
         return "finished"
-    ended: RunState = "interrupted" if resumable(folder) else "stopped"
+    ended: RunStatus = "interrupted" if resumable(folder) else "stopped"
     if ended == "stopped" and (folder / EXIT_FILE).is_file():  # which a run removes when it begins
         return ended
     owner = owner_of(folder)

@@ -62,7 +62,9 @@ ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
 """Metrics shown on the console."""
 
 
-def _report_step(journal: Journal, step: int, metrics: Mapping[str, float], memory: Mapping[str, int]) -> None:
+def _report_step(
+    journal: Journal, step: int, metrics: Mapping[str, float], memory: Mapping[str, int]
+) -> None:
     """Log a step and show it on the console; ``memory``: bytes by component."""
     times = journal.log(step, metrics, memory)
     rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"

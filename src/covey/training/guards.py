@@ -41,9 +41,9 @@ class KLAlarm(IntEnum):
 
 
 Action = Stop | Warn
-WORSE_THAN_NOTHING = -0.25
+MIN_EXPLAINED_VARIANCE = -0.25
 """Explained variance below which a critic is diverging, not merely untrained or noisy."""
-CRITIC_WORSE_STEPS = 5
+CRITIC_WARNING_STEPS = 5
 
 
 def count_skipped_update(
@@ -107,9 +107,9 @@ def apply_guards(
 def _on_values(step: int, explained: float, previous: int) -> tuple[int, list[Action]]:
     """Count the consecutive steps with a critic worse than a constant; warn when there are five."""
     # A comparison with NaN is false: a step without a critic resets the count.
-    steps = previous + 1 if explained < WORSE_THAN_NOTHING else 0
+    steps = previous + 1 if explained < MIN_EXPLAINED_VARIANCE else 0
     # Equal, not at least: the warning comes once in a row of bad steps.
-    if steps != CRITIC_WORSE_STEPS:
+    if steps != CRITIC_WARNING_STEPS:
         return steps, []
     text = (
         f"step {step + 1}: for {steps} steps the critic predicted returns worse than their mean would "

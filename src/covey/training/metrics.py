@@ -161,7 +161,7 @@ UNHEALTHY: Mapping[str, tuple[str, float, float]] = {
     "truncated": ("length/truncated", 0.1, 0.5),
 }
 """Fact -> its metric and the values above which it is yellow and red; docs/metrics.md gives the reasons."""
-LOW_ENTROPY = 0.05
+MIN_HEALTHY_ENTROPY = 0.05
 
 
 def unhealthy_facts(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -171,7 +171,7 @@ def unhealthy_facts(metrics: Mapping[str, float]) -> dict[str, str]:
         for fact, (name, poor, bad) in UNHEALTHY.items()
         if metrics[name] > poor
     }
-    return facts | ({"entropy": "yellow"} if metrics["entropy/sampled"] < LOW_ENTROPY else {})
+    return facts | ({"entropy": "yellow"} if metrics["entropy/sampled"] < MIN_HEALTHY_ENTROPY else {})
 
 
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:

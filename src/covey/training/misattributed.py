@@ -15,7 +15,7 @@ from covey.objective.diagnostics import TokenStats
 from covey.runs.journal import Journal
 from covey.types import Group
 
-REPORTED_ABOVE = 1.0
+MAX_DIFFERENCE = 1.0
 """Mean difference in nats per token from which a group is reported; rounding causes about 0.01."""
 EVENT = "answer to another request"
 
@@ -41,7 +41,7 @@ def misattributed_groups(
     cases = [
         MisattributedGroup(group.problem.id, _servers_of(group), float(nats[number]))
         for number, group in enumerate(groups)
-        if nats[number] > REPORTED_ABOVE
+        if nats[number] > MAX_DIFFERENCE
     ]
     return sorted(cases, key=lambda case: -case.nats)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from covey.runs.clock import Clock
 from covey.system.text import duration
 
-NOTICED = 1.0
+MIN_MENTIONED_SECONDS = 1.0
 """Seconds of work below which a loss is not mentioned."""
 
 
@@ -115,11 +115,11 @@ class Progress:
             )
         moment = time.monotonic()
         ending = self._stop_forecast()
-        estimate = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
+        estimate = f" (about {duration(ending.seconds)})" if ending.seconds >= MIN_MENTIONED_SECONDS else ""
         sentences = [f"stopping {ending.after}{estimate}"]
         what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"
         under_way = self.between_steps and self.clock.phase in ("rollout", "prepare", "update", "eval")
-        if under_way and moment - self.step_time >= NOTICED:
+        if under_way and moment - self.step_time >= MIN_MENTIONED_SECONDS:
             sentences.append(
                 f"{what} is repeated when the run continues ({duration(moment - self.step_time)})"
             )
@@ -165,7 +165,7 @@ class Progress:
         return f"{work} ({duration(self._unsaved_seconds())})"
 
     def _second_signal(self, again: str, lost: float, waiting: float) -> str:
-        work = self._lost_work() if lost >= NOTICED else ""
+        work = self._lost_work() if lost >= MIN_MENTIONED_SECONDS else ""
         if not work:
             return f"{again} loses nothing more"
         less = "less than that: " if lost < waiting else ""

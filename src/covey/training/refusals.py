@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import MAKES_EXAMPLES, METHODS
+from covey.config.methods import EXAMPLE_METHODS, METHODS
 from covey.errors import CheckpointError
 from covey.insight.result import Result, read_result
 from covey.runs.compatibility import changed_settings, refuse_other_config
@@ -88,7 +88,7 @@ def finished_result(stage: ResolvedConfig, console: RunConsole) -> Result | None
         complaint = ended_otherwise(output, name)
         if complaint:
             raise CheckpointError(f"{complaint}. Restore the file, or start a new run")
-    final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
+    final = output / (EXAMPLES if stage.config.method in EXAMPLE_METHODS else "final")
     needs_steps = _needs_steps(stage, result)
     if not needs_steps and final.exists():
         problem = damage(final, ("config.json",)) if final.is_dir() else None

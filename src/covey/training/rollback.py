@@ -23,7 +23,7 @@ from covey.insight.result import Result
 from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial, late_half
 from covey.runs.archive import archive_of, archive_steps
 from covey.runs.atomic import sync
-from covey.runs.best import best_of
+from covey.runs.best import best_evaluation
 from covey.runs.compatibility import changed_settings, effect_of_change
 from covey.runs.estimates import Evaluation, gains
 from covey.runs.folder import RunFolder, read_numbers, read_stream
@@ -157,7 +157,7 @@ def last_good_step(resolved: ResolvedConfig, changed: ResolvedConfig, steps: int
     """
     run = resolved.config.output
     evals = read_stream(run, "evals.jsonl")
-    best = best_of(evals)
+    best = best_evaluation(evals)
     if best is None or best.step > steps - width_of(steps):
         return 0
     better = gains(Evaluation.from_record(evals[0]), best.evaluation)["sampled"].low > 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import MAKES_EXAMPLES
+from covey.config.methods import EXAMPLE_METHODS
 from covey.config.sampling import Rollout
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
@@ -72,7 +72,7 @@ class Run:
     @property
     def evaluates(self) -> bool:
         """Whether the policy is evaluated: a stage that makes examples leaves it as it is."""
-        return bool(self.test_set) and self.resolved.config.method not in MAKES_EXAMPLES
+        return bool(self.test_set) and self.resolved.config.method not in EXAMPLE_METHODS
 
     def begin_step(self) -> None:
         """Note that a step begins, and inject the faults that a test has planned for it."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.models.kernels.build import library, tested_kernels
-from covey.models.kernels.choice import FEW_ROWS, MUCH_FASTER
+from covey.models.kernels.choice import MAX_DECODING_ROWS, MIN_SPEEDUP
 from covey.models.kernels.known_answers import first_incorrect
 
 LANES = 16
@@ -24,7 +24,7 @@ MIXED_PRODUCTS: Literal["mixed"] = "mixed"
 """Products of float32 whose factors are rounded to bfloat16 on the way; sums and results are float32."""
 Numbers = torch.dtype | Literal["mixed"]
 DTYPES: Mapping[Numbers, str] = {torch.float32: "f32", torch.bfloat16: "bf16", MIXED_PRODUCTS: "mixed"}
-WIDEST_HEAD = 1024
+MAX_HEAD_WIDTH = 1024
 """Largest head width of the attention operations."""
 PANEL = 64
 """Outputs that the matrix product computes together; packed weights are padded to a multiple of it."""
@@ -82,7 +82,7 @@ def same_bits(numbers: Numbers) -> bool:
 
 def forward_kind(rows: int) -> str:
     """The kind of a product with so many rows: sampling has few, training many."""
-    return "decode" if rows <= FEW_ROWS else "forward"
+    return "decode" if rows <= MAX_DECODING_ROWS else "forward"
 
 
 def products() -> Mapping[str, Sequence[str]]:
@@ -102,7 +102,7 @@ def rounding_pays() -> bool:
 def rounding_is_faster() -> bool:
     """Whether rounding was measured to be much faster on this machine."""
     tested = tested_kernels()
-    return tested is not None and tested.trial.rounding_gain > MUCH_FASTER
+    return tested is not None and tested.trial.rounding_gain > MIN_SPEEDUP
 
 
 def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:

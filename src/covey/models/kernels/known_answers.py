@@ -23,13 +23,15 @@ E = 32
 """Head width, and model width."""
 V = 64
 """Vocabulary."""
-Call = Callable[..., None]
+KernelCall = Callable[..., None]
 """Runs an operation by name, as ``calls.call`` does."""
-Check = tuple[str, Tensor, Tensor | float]
+KnownAnswer = tuple[str, Tensor, Tensor | float]
 """An operation, its result, and the expected result."""
 
 
-def first_incorrect(call: Call, packed_size: Callable[..., int], numbers: torch.dtype | str) -> str | None:
+def first_incorrect(
+    call: KernelCall, packed_size: Callable[..., int], numbers: torch.dtype | str
+) -> str | None:
     """The first operation whose answer is not the known one; None if all are correct."""
     checks = [_products(call, packed_size, numbers), _outer_sums(call, numbers), _adapters(call, numbers)]
     if isinstance(numbers, torch.dtype):  # "mixed" are products alone
@@ -58,14 +60,14 @@ def _full(value: float, *shape: int, dtype: torch.dtype) -> Tensor:
     return torch.full(shape or (T, E), value, dtype=dtype)
 
 
-def _embedding(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _embedding(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     # Gradients of 2 for tokens 1, 1, 0: row 1 of the table gets two of them.
     into = torch.zeros(2, E)
     call("embed_back", torch.tensor([1, 1, 0]), _full(2, dtype=dtype), into, T, E, dtype=dtype)
     yield "embed_back", into, torch.tensor([[2.0], [4.0]])
 
 
-def _norms(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _norms(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     # 3 + 1 = 4; a constant row has its own size as root mean square, so its norm is the weight, 1.5 + 0.5.
     ones, threes, fours = (_full(value, dtype=dtype) for value in (1, 3, 4))
     weight = _full(1.5, E, dtype=dtype)
@@ -79,7 +81,7 @@ def _norms(call: Call, dtype: torch.dtype) -> Iterator[Check]:
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
 
 
-def _gates(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _gates(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     # Gates are 0, where silu has slope 1/2, or 64, where it is the identity to all digits.
     gate_up = _full(0, T, 2 * E, dtype=dtype)
     out = _nan_tensor(T, E, dtype=dtype)
@@ -111,7 +113,7 @@ def _halves(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return left, right, values
 
 
-def _heads(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _heads(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     qkv = _numbered_qkv(dtype)
     parts = [_nan_tensor(T, n, E, dtype=dtype) for n in (H, K, K)]
     rotation = _quarter_turn(dtype)
@@ -122,7 +124,7 @@ def _heads(call: Call, dtype: torch.dtype) -> Iterator[Check]:
     yield "split_heads", torch.cat(parts, 1), torch.cat((turned, values))
 
 
-def _heads_back(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _heads_back(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     qkv = _numbered_qkv(dtype)
     dqkv = _nan_tensor(T, (H + 2 * K) * E, dtype=dtype)
     norm_gradients = (torch.zeros(E), torch.zeros(E))
@@ -135,7 +137,7 @@ def _heads_back(call: Call, dtype: torch.dtype) -> Iterator[Check]:
     yield "split_heads_back", dqkv.view(T, -1, E), torch.cat((turned_back, values))
 
 
-def _uniform_attention(call: Call, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _uniform_attention(call: KernelCall, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Attend with queries and keys of 0; return queries, keys, values, outputs, levels and spans.
 
     All weights are equal, so the output of token t is the mean of the values 0, 2, ..., 2t: t.
@@ -151,13 +153,13 @@ def _uniform_attention(call: Call, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return zeros, keys, values, out, levels, spans
 
 
-def _attention(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _attention(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     *_, out, levels, _ = _uniform_attention(call, dtype)
     yield "attend", out, torch.arange(T)[:, None, None]
     yield "attend", levels, torch.arange(1, T + 1).log()[:, None]
 
 
-def _attention_back(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _attention_back(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     *forward, spans = _uniform_attention(call, dtype)
     dq = _nan_tensor(T, H, E, dtype=dtype)
     dk = torch.zeros(T, K, E)
@@ -171,7 +173,7 @@ def _attention_back(call: Call, dtype: torch.dtype) -> Iterator[Check]:
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
 
 
-def _decoding(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _decoding(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     # One token in the cache, of value 2, and the new one, of value 4: the result is their mean, 3.
     positions = 16
     slot = torch.zeros(1, dtype=torch.int64)
@@ -189,7 +191,7 @@ def _decoding(call: Call, dtype: torch.dtype) -> Iterator[Check]:
     yield "decode_attend", inserted[1][0, 0, 0], 4.0
 
 
-def _logits(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _logits(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     # Equal logits: each of V tokens has probability 1 / V, and u draws token floor(u V).
     logits = torch.zeros(2, V, dtype=dtype)
     tokens = torch.full((2,), -1)
@@ -203,7 +205,7 @@ def _logits(call: Call, dtype: torch.dtype) -> Iterator[Check]:
     yield "soft_cap", capped, 8 * 0.6  # tanh(ln 2) = (2 - 1/2) / (2 + 1/2)
 
 
-def _token_outputs(call: Call, dtype: torch.dtype) -> Iterator[Check]:
+def _token_outputs(call: KernelCall, dtype: torch.dtype) -> Iterator[KnownAnswer]:
     # Equal logits again.
     logits = torch.zeros(2, V, dtype=dtype)
     targets = torch.tensor([5, 50])
@@ -216,7 +218,9 @@ def _token_outputs(call: Call, dtype: torch.dtype) -> Iterator[Check]:
     yield "token_outputs_back", slopes, torch.eye(V)[targets] - 1 / V
 
 
-def _products(call: Call, packed_size: Callable[..., int], numbers: torch.dtype | str) -> Iterator[Check]:
+def _products(
+    call: KernelCall, packed_size: Callable[..., int], numbers: torch.dtype | str
+) -> Iterator[KnownAnswer]:
     dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
     x = torch.ones(T, E, dtype=dtype)
     weight = (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
@@ -235,7 +239,7 @@ def _products(call: Call, packed_size: Callable[..., int], numbers: torch.dtype 
     yield "product", out, expected
 
 
-def _outer_sums(call: Call, numbers: torch.dtype | str) -> Iterator[Check]:
+def _outer_sums(call: KernelCall, numbers: torch.dtype | str) -> Iterator[KnownAnswer]:
     # Row v of the columns is v % 4 throughout and x is 1, so each sum over T tokens is T times that.
     dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
     x = torch.ones(T, E, dtype=dtype)
@@ -246,7 +250,7 @@ def _outer_sums(call: Call, numbers: torch.dtype | str) -> Iterator[Check]:
     yield "outer_sum", into, T * residues[:, None].float()
 
 
-def _adapters(call: Call, numbers: torch.dtype | str) -> Iterator[Check]:
+def _adapters(call: KernelCall, numbers: torch.dtype | str) -> Iterator[KnownAnswer]:
     # B is 2 in its only column and A counts 0, 1, 2, 3, so a weight of 1 becomes 1 + 2 (k % 4) in column k.
     dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
     weight = _full(1, V, E, dtype=dtype)
