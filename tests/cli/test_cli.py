@@ -27,6 +27,18 @@ def test_help_is_light() -> None:
         assert command in done.stdout
 
 
+def test_help_describes_every_argument() -> None:
+    commands = [name for name in app if not name.startswith("-")]
+    assert "sample" in commands
+    bare = [
+        (command, argument.name)
+        for command in commands
+        for argument in app[command].assemble_argument_collection(parse_docstring=True)
+        if argument.show and not argument.parameter.help
+    ]
+    assert not bare
+
+
 def test_version(capsys) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == VERSION

@@ -24,7 +24,7 @@ from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.models.pretrained import load_exclusively, load_pretrained
-from covey.models.reward_model import TrainedRewardModel
+from covey.models.reward_model import TrainedRewardModel, conversation_ids, worked_ids
 from covey.models.tiny import build_tokenizer
 from covey.rewards.loading import ModelCache, load_rewards
 from covey.rewards.scorer import completion_of
@@ -308,3 +308,11 @@ def test_letters_of_a_completion_forge_no_turn(tmp_path: Path, kind: str, prompt
     )
     group = judged(tmp_path, kind, [FORGED, PLAIN], prompt)
     assert group.rewards[0] == group.rewards[1]
+
+
+def test_letters_of_a_prompt_or_a_tool_forge_no_turn_either() -> None:
+    tokenizer = build_tokenizer([WORKED] * 3)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chat, tools = [{"role": "user", "content": FORGED}], {"tools": [{"name": FORGED}]}
+    assert conversation_ids(tokenizer, chat, "5", tools).count(end) == 3, "of tools, prompt and answer"
+    assert worked_ids(tokenizer, chat, ["5"], "\n", tools)[0].count(end) == 2

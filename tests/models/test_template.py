@@ -249,6 +249,42 @@ def test_contents_cannot_forge_a_turn(content: str, role: str) -> None:
     assert content in policy.tokenizer.decode(ids)
 
 
+JSON_FORGED = FORGED.replace("<", r"\u003c").replace("\n", r"\n")
+EVERYTHING = (
+    "{% for part in (tools, documents) if part %}<|im_start|>system\n"
+    "{{ part | tojson }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content or '' }}{{ m.content }}"
+    "{% for call in m.tool_calls or () %}{{ call | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ({"tool_calls": [{"function": {"name": "f", "arguments": {"x": [FORGED]}}}]}, {}),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": {FORGED: 1}}}]}, {}),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": f'{{"x": "{JSON_FORGED}"}}'}}]}, {}),
+        ({"tool_calls": [{"name": FORGED, "arguments": {}}]}, {}),
+        ({"reasoning_content": FORGED}, {}),
+        ({"role": f"tool{FORGED}"}, {}),
+        ({"role": "tool", "content": {"weather": FORGED}}, {}),
+        ({}, {"tools": [{"type": "function", "function": {"name": "f", "description": FORGED}}]}),
+        ({}, {"documents": [{"title": "a", "text": FORGED}]}),
+    ],
+)
+def test_calls_thoughts_roles_tools_and_documents_cannot_forge_a_turn(
+    message: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    policy = policy_with(EVERYTHING)
+    messages = [CHAT.prompt[0], {"role": "assistant", "content": "", **message}, CHAT.prompt[0]]
+    ids = policy.encode(messages, arguments)
+    start, end = (policy.tokenizer.convert_tokens_to_ids(f"<|im_{word}|>") for word in ("start", "end"))
+    turns = 4 + len(arguments)
+    assert (ids.count(start), ids.count(end)) == (turns, turns - 1)
+    assert policy.tokenizer.decode(ids).count("<|im_end|>") == turns, "its letters are kept"
+
+
 def test_contents_of_worked_answers_cannot_either_and_tags_stay_tags() -> None:
     policy = policy_with(template("", "", SILENT))
     config: Any = SimpleNamespace(data=SimpleNamespace(long_prompts="error"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 import covey
 from covey.cli import main
+from covey.config.python_objects import with_objects
 from covey_verify.errors import ConfigError, CoveyError, DataError
 
 
@@ -276,6 +278,33 @@ def test_a_wrong_function_is_refused_when_the_config_is_read(
     assert not (tmp_path / "run").exists()
 
 
+class PandasTable:
+    """A table with the names of pandas, which leaves out all but one of equal columns."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self.columns = columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        return [dict.fromkeys(self.columns, "1")]
+
+
+def test_columns_are_rows(tmp_path: Path) -> None:
+    """A slice of a table of `datasets`, for example: lists and arrays by name."""
+    rows = [{"prompt": ROWS[n]["prompt"], "test": [n], "number": n} for n in range(4)]
+    columns: dict[str, Any] = {
+        "prompt": [row["prompt"] for row in rows],
+        "test": tuple([n] for n in range(4)),
+        "number": np.arange(4),
+    }
+    for data in ({"train": columns}, {name: columns[name] for name in ("prompt", "number")}):
+        read: Any = with_objects({"data": data})["data"]
+        assert read["train"].rows == [{name: row[name] for name in data.get("train", data)} for row in rows]
+        assert type(read["train"].rows[1]["number"]) is int
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -287,6 +316,15 @@ def test_a_wrong_function_is_refused_when_the_config_is_read(
             "data.train: row 2: there is no column 'prompt'; the row has 'question'",
         ),
         ([{"prompt": " "}], "data.train: row 1: 'prompt' must be text"),
+        ({"prompt": ["1+1=", " "]}, "data.train: row 2: 'prompt' must be text"),
+        ({"train": {"prompt": [], "answer": []}}, "data.train: there are no rows"),
+        (
+            {"test": {"prompt": ["1+1="], "answer": []}, "train": ROWS},
+            "data.test: the columns have different numbers of values: prompt 1, answer 0",
+        ),
+        ({"train": {"prompt": "1+1="}}, r"data.train: this dict \('prompt'\) holds neither rows nor columns"),
+        ({"train": {"a": ROWS, "b": ROWS}}, "If it holds tables, give one of them"),
+        (PandasTable(["prompt", "a", "a"]), "data.train: several columns are named 'a'"),
         ({"train": ROWS, "test": [{}]}, "data.test: row 1: there is no column 'prompt'"),
         ([{**ROWS[0], "prompts": 1}], "data.train: row 1: rewards use the name 'prompts'"),
         (

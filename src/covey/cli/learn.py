@@ -16,7 +16,11 @@ from covey.cli.options import (
 
 @app.command(name="algorithms", group=LEARN)
 def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
-    """List the algorithms axis by axis, or show the formulas and YAML of one, also in a --dialect."""
+    """List the algorithms axis by axis, or show the formulas and YAML of one, also in a --dialect.
+
+    :param name: An algorithm such as dapo; without it all are listed.
+    :param dialect: The framework whose conventions the algorithm takes, such as trl-1.16.
+    """
     from covey.cli.algorithms import show_all, show_one
 
     return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)

@@ -58,6 +58,7 @@ def command_sample(
     """Complete prompts with a model; with --chat, show the conversations.
 
     :param model: A folder or hub id.
+    :param prompts: Texts to complete; with --chat the messages of users, each in a chat of its own.
     :param n: Completions per prompt.
     :param max_tokens: Longest completion.
     :param temperature: 0 is greedy.
@@ -65,6 +66,7 @@ def command_sample(
     :param system: With --chat: the system message before them.
     :param chat_template_kwargs: With --chat: JSON for the template, such as '{"enable_thinking": false}'.
     :param tools: Tools that the model may call, such as python,tools.py:look_up.
+    :param seed: Another one gives other completions; the same one gives the same.
     :param precision: As in a config; auto: as in the run that made the model, else the fastest here.
     """
     from covey import api

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from covey.config.load import ResolvedConfig
-from covey.models.load import load_policy, pick_device, speed_notes
+from covey.models.load import load_policy, speed_notes
 from covey.models.model_objects import restore_model_object
 from covey.models.policy import Policy
 from covey.rewards.reward_checks import check_columns, check_references
@@ -26,6 +26,7 @@ from covey.sampling.prompts import EncodedProblem, dropped_rows, encode, texts_o
 from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import toolbox_of, unexplained_tools, with_schemas, with_tools
 from covey.system.console import RunConsole
+from covey.system.device import pick_device
 from covey.system.text import Say
 from covey.tasks.files import check_characters
 from covey.tasks.source import Source, load_test_source

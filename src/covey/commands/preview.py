@@ -25,7 +25,6 @@ from covey.insight.preview import MANY_TRUNCATED, Preview
 from covey.insight.preview_report import GROUPS
 from covey.learner.memory import shape_of
 from covey.learner.process import restore_process_settings
-from covey.models.load import device_memory
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.rng import key, permutation
@@ -34,6 +33,7 @@ from covey.runs.reader import read_environment
 from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.reader import reader_by
 from covey.system.console import RunConsole
+from covey.system.device import device_memory
 from covey.system.signals import StopSignal
 from covey.training.memory import critic_parameters
 from covey.training.setup import scratch_run

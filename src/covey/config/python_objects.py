@@ -5,7 +5,8 @@ The record of a run has a text for each object; to resume the run, the object ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -62,7 +63,7 @@ class RowsObject(PythonObject):
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
         self.key = key
-        table = _as_sequence(rows)
+        table = _as_sequence(key, rows)
         self.stream = None if table is not None else iter(rows)
         """The iterator, if it is one."""
         self.rows: Sequence[object] = [] if table is None else table
@@ -90,15 +91,36 @@ class RowsObject(PythonObject):
         return has_more
 
 
-def _as_sequence(rows: Iterable[object]) -> Sequence[object] | None:
-    """Return rows, or a pandas or polars table, as a sequence; None for an iterator, which may be endless."""
+def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object] | None:
+    """Return rows, columns, or a pandas or polars table, as a sequence of rows.
+
+    Returns None for an iterator, which may be endless. Raises ConfigError for columns that form no rows.
+    """
     if isinstance(rows, Sequence):
         return rows
+    if isinstance(rows, Mapping):
+        return _joined_columns(key, rows)
     if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars
         return list(rows.to_dicts())
     if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
+        repeated = [name for name, count in Counter(rows.columns).items() if count > 1]
+        if repeated:
+            raise ConfigError(
+                f"{key}: several columns are named {repeated[0]!r}; rename or remove all but one"
+            )
         return [{name: _cell(value) for name, value in row.items()} for row in rows.to_dict(orient="records")]
     return list(rows) if hasattr(rows, "__len__") else None
+
+
+def _joined_columns(key: str, columns: Mapping[str, Any]) -> list[object]:
+    """Return the rows of columns given by name."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ConfigError(f"{key}: the columns have different numbers of values: {counts}")
+    # ``tolist`` gives Python's own numbers, of arrays and of pandas' columns.
+    parts = [column.tolist() if hasattr(column, "tolist") else column for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*parts, strict=True)]
 
 
 def _cell(value: object) -> object:
@@ -156,17 +178,19 @@ def with_objects(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def _data(data: object) -> object:
-    if _are_rows(data):
+    # Columns that are named as splits are splits.
+    if _are_rows(data) and not (isinstance(data, Mapping) and {"train", "test"} & set(data)):
         return {"train": RowsObject("data.train", data)}
     if not isinstance(data, Mapping):
         return data
     for key in ("train", "test"):
         value = data.get(key)
-        if isinstance(value, Mapping):
-            splits = ", ".join(repr(name) for name in value) or "nothing"
+        if isinstance(value, Mapping) and not _are_rows(value):
+            names = ", ".join(repr(name) for name in value) or "nothing"
             raise ConfigError(
-                f"data.{key}: this is a mapping of tables ({splits}); give one of them, or, if they "
-                "are named train and test, the mapping as data"
+                f"data.{key}: this dict ({names}) holds neither rows nor columns: give a list of dicts, or a "
+                "dict of lists. If it holds tables, give one of them, or, if they are named train and test, "
+                "the dict as data"
             )
     return {
         key: RowsObject(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
@@ -175,7 +199,17 @@ def _data(data: object) -> object:
 
 
 def _are_rows(value: object) -> TypeGuard[Iterable[object]]:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | PythonObject)
+    """Whether a value is rows, or a mapping of columns that are not all tables themselves."""
+    if not isinstance(value, Mapping):
+        return isinstance(value, Iterable) and not isinstance(value, str | bytes | PythonObject)
+    columns = [column for column in value.values() if _is_column(column)]
+    tables = [column for column in columns if isinstance(next(iter(column), None), Mapping)]
+    return bool(value) and len(columns) == len(value) and len(tables) < len(value)
+
+
+def _is_column(value: object) -> TypeGuard[Collection[object]]:
+    is_table = isinstance(value, Mapping) or hasattr(value, "columns")
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | set) and not is_table
 
 
 def plain(value: object, folder: Path) -> object:

@@ -13,10 +13,10 @@ import torch
 
 from covey.config.methods import SAMPLING_METHODS
 from covey.config.schema import Config
-from covey.models.load import device_memory
 from covey.models.logprobs import CHUNK_LOGITS, chunk_logits, rows_at_once
 from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
 from covey.system.allocator import give_back_freed_memory
+from covey.system.device import device_memory
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +24,8 @@ RESERVED = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_te
 
 SEAM = "\ue0f7"
 """A private character that marks where a rendered text is split before it is encoded."""
+SEAMS = re.compile(r"\ue0f7|\\ue0f7")
+"""It as a template may print it: as it is, or as the escape in which JSON or Python shows an object."""
 _clock: list[datetime] = []
 """Time of the first rendering; empty before it."""
 
@@ -50,16 +52,11 @@ def chat_tokens(
     """Token ids of messages, with ``begin`` up to where the assistant begins.
 
     ``arguments`` are the template's other variables: `tools`, `documents`, `enable_thinking`, ...
-    ``controls`` are the template's own words; within a content they are encoded as letters.
+    ``controls`` are the template's own words; in messages, tools and documents they are encoded as letters.
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
-    texts = [message.get("content") for message in messages]
-    safe_messages = [
-        {**message, "content": spelled_out(text, controls)} if isinstance(text, str) else message
-        for message, text in zip(messages, texts, strict=True)
-    ]
-    return encoded_apart(tokenizer, chat_text(tokenizer, safe_messages, arguments, begin))
+    return encoded_apart(tokenizer, chat_text(tokenizer, messages, arguments, begin, controls))
 
 
 def spelled_out(text: str, controls: Sequence[str]) -> str:
@@ -71,9 +68,26 @@ def spelled_out(text: str, controls: Sequence[str]) -> str:
     return re.sub(pattern, lambda m: f"{m[0][0]}{SEAM}{m[0][1:]}", text)
 
 
+def _safe_message(message: Mapping[str, object], controls: Sequence[str]) -> Mapping[str, object]:
+    """Spell out the control words of a message: of its content, calls, thoughts and role."""
+    content = message.get("content")
+    safe = _safe_value(message, controls)
+    return {**safe, "content": spelled_out(content, controls)} if isinstance(content, str) else safe
+
+
+def _safe_value(value: Any, controls: Sequence[str]) -> Any:
+    """Spell out the control words of all texts in a value, of its keys too."""
+    if isinstance(value, str):
+        # Templates compare roles, types and keys with such words, so these stay.
+        return spelled_out(value, [word for word in controls if not word.isidentifier()])
+    if isinstance(value, Mapping):
+        return {_safe_value(key, controls): _safe_value(part, controls) for key, part in value.items()}
+    return [_safe_value(part, controls) for part in value] if isinstance(value, list | tuple) else value
+
+
 def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, after_prompt: bool = False) -> list[int]:
     """Token ids of a text whose parts between seams are encoded apart; ``after_prompt``: it follows one."""
-    first, *parts = text.split(SEAM)
+    first, *parts = SEAMS.split(text)
     ids = (
         continuation_ids(tokenizer, first)
         if after_prompt
@@ -87,6 +101,7 @@ def chat_text(
     messages: Messages,
     arguments: Mapping[str, object],
     begin: bool = True,
+    controls: Sequence[str] = (),
 ) -> str:
     """The text that ``chat_tokens`` encodes. Raises the same errors."""
     name = tokenizer.name_or_path or "the model"
@@ -105,10 +120,16 @@ def chat_text(
     template = tokenizer.apply_chat_template
     refusal = None
     _keep_time(tokenizer, arguments)
+    others = {
+        key: _safe_value(value, controls) if key in ("tools", "documents") else value
+        for key, value in arguments.items()
+    }
     # Some templates want a call's arguments as JSON; the first refusal tells more than the second.
     for form in (_with_objects(messages), messages):
+        # Not before: an escape in JSON can hide a control word.
+        safe = [_safe_message(message, controls) for message in form]
         try:
-            return str(template(form, add_generation_prompt=begin, tokenize=False, **arguments))
+            return str(template(safe, add_generation_prompt=begin, tokenize=False, **others))
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             refusal = refusal or error
     raise DataError(f"the chat template of {name} refuses the messages: {refusal}") from None

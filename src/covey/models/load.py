@@ -27,7 +27,7 @@ from covey.models.pretrained import load_pretrained, pretrained_tokenizer, unrea
 from covey.models.reward_model import is_reward_model
 from covey.models.rotary import use_long_table
 from covey.models.tiny import build_model, build_tokenizer
-from covey.system.machine import available_memory
+from covey.system.device import pick_device
 from covey_verify.errors import ConfigError, CoveyError
 
 transformers.utils.logging.disable_progress_bar()
@@ -218,25 +218,6 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
             "out, as all-linear does"
         )
     return Policy(base, tokenizer, adapter)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of a name; `auto` is the first GPU, or the CPU if there is none."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)  # fails now, not in mid-run, if the device does not exist
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device: {name!r}: {str(error).splitlines()[0]}") from None
-    return device
-
-
-def device_memory(device: torch.device) -> int:
-    """Memory in bytes of a GPU, or the machine's memory that this process may use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return available_memory()
 
 
 def speed_notes(policy: Policy, config: Config) -> Iterator[str]:

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from covey.errors import CheckpointError
-from covey.models.chat import chat_text
+from covey.models.chat import chat_tokens
 from covey.models.forward import decoder_of, embed_every_token
 from covey.models.linear import FusedLinear
 from covey.models.logprobs import TokenOutputs
@@ -25,6 +25,7 @@ from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import Loader, classifier_on, load_pretrained
 from covey.models.sharded import unsplit
+from covey.models.template import template_facts
 from covey.system.opening import RECORD_BYTES, load_json, read_regular
 from covey.tasks.files import TEMPLATE_COLUMNS
 from covey_verify.errors import ConfigError
@@ -157,13 +158,24 @@ def shown_with(template: Mapping[str, object]) -> dict[str, object]:
     return {name: template[name] for name in TEMPLATE_COLUMNS if name in template}
 
 
+def _chat_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    template: Mapping[str, object],
+    begin: bool = True,
+) -> list[int]:
+    """Token ids of messages in the reward model's own template; no text forges a turn, as for a policy."""
+    arguments = shown_with(template)
+    return chat_tokens(tokenizer, messages, arguments, begin, template_facts(tokenizer, arguments).controls)
+
+
 def conversation_ids(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str | Messages,
     answer: str | Messages,
     template: Mapping[str, object],
 ) -> list[int]:
-    """Token ids of a prompt and its answer that a reward model reads. Raises the errors of ``chat_text``.
+    """Token ids of a prompt and its answer that a reward model reads. Raises the errors of ``chat_tokens``.
 
     ``template``: the variables of the problem's chat template; see ``shown_with``.
 
@@ -175,8 +187,7 @@ def conversation_ids(
         ids = list(tokenizer(prompt + text, add_special_tokens=True)["input_ids"])
     else:
         turns = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        chat = chat_text(tokenizer, [*prompt, *turns], shown_with(template), begin=False)
-        ids = list(tokenizer(chat, add_special_tokens=False)["input_ids"])
+        ids = _chat_ids(tokenizer, [*prompt, *turns], template, begin=False)
     # What a sequence head would take for padding.
     while ids and ids[-1] == tokenizer.pad_token_id:
         ids.pop()
@@ -203,7 +214,7 @@ def worked_ids(
         first_id = tokenizer.bos_token_id
         ids = [*([] if first_id is None else [first_id]), *ids_of(prompt)]
     else:
-        ids = ids_of(chat_text(tokenizer, prompt, shown_with(template)))
+        ids = _chat_ids(tokenizer, prompt, template)
     ends = []
     for step in steps:
         ids += [*ids_of(step.strip()), *ids_of(separator)]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved_values
@@ -21,12 +20,12 @@ from covey.config.rows import fact_of
 from covey.errors import START_FILE
 from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products
-from covey.models.load import pick_device
 from covey.objective.setting import Resume
 from covey.runs.atomic import write_file
 from covey.runs.folder import CURVE, IN_CHECKPOINT, STREAMS
 from covey.runs.owner import OWNER
 from covey.runs.reader import read_environment, recorded_settings
+from covey.system.device import pick_device
 from covey.system.integrity import changes, sealed
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine, world_size
@@ -161,7 +160,7 @@ def environment(resolved: ResolvedConfig) -> dict[str, object]:
         "covey": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": _version("transformers"),
         "platform": platform.platform(),
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

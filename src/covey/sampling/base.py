@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from covey.models.policy import Policy
 from covey.types import NO_PROBLEM, Completion, Problem
+
+if TYPE_CHECKING:  # the pages read completions without a model, and importing one takes seconds
+    from covey.models.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.models.kernels.replay import Recording
 from covey.models.live_memory import alive_bytes
-from covey.models.load import device_memory
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import Packed, pack
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 from covey.sampling.graphs import GraphStep, Step, cuda_recorder
+from covey.system.device import device_memory
 
 PREFILL_TOKENS = 4_096
 """Prompt tokens that go through the model at once; with more, the memory of their temporary results grows."""

@@ -15,12 +15,12 @@ from covey.learner.memory import (
     shape_of,
 )
 from covey.models.live_memory import alive_bytes
-from covey.models.load import device_memory
 from covey.rollouts.learned import reward_model_bytes
 from covey.runs.journal import Journal
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
 from covey.sampling.tools.turns import innermost
+from covey.system.device import device_memory
 from covey.system.processes import gather, on_this_machine
 from covey.training.run import Run
 

@@ -15,7 +15,7 @@ from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject
 from covey.learner.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective, Requirements
-from covey.models.load import load_policy, pick_device, source_of, with_precision
+from covey.models.load import load_policy, source_of, with_precision
 from covey.models.logprobs import TokenOutputs
 from covey.models.model_objects import adapter_of, checked_model, is_classifier
 from covey.models.policy import Policy
@@ -33,6 +33,7 @@ from covey.models.reward_model import (
 from covey.objective.axis_function import AnyAxisFunction
 from covey.objective.preference import PreferenceData, log_sigmoid
 from covey.sampling.prompts import EncodedProblem, GivenAnswer, call_for, check_vocabulary, prompt_ids
+from covey.system.device import pick_device
 from covey.tasks.examples import Example
 from covey.training.examples_loop import MetricParts, StepBuilder
 from covey.training.run import Run

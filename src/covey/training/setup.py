@@ -16,7 +16,7 @@ from covey.learner.optimizer import optimizer_class
 from covey.learner.process import set_process
 from covey.models.generation import sample_as_trained
 from covey.models.live_memory import alive_bytes
-from covey.models.load import pick_device, speed_notes
+from covey.models.load import speed_notes
 from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel
@@ -35,6 +35,7 @@ from covey.sampling.prompts import EncodedProblem, dropped_rows, encode
 from covey.sampling.tools.reader import reader_by
 from covey.sampling.tools.use import unexplained_tools, with_tools
 from covey.system.console import RunConsole
+from covey.system.device import pick_device
 from covey.system.processes import run_on_all
 from covey.system.signals import StopSignal
 from covey.training.memory import plan_memory

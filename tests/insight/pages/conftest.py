@@ -143,3 +143,14 @@ def page(chromium) -> Iterator[object]:
     yield page
     context.close()
     assert problems == []
+
+
+def evaluation(step: int, rate: float) -> dict[str, object]:
+    """An evaluation of two problems, of which one is answered correctly."""
+    outcome = {"greedy": [1, 0], "correct": [1, 0], "majority": [1, 0], "reward": [1.0, 0.0]}
+    ends = {"greedy": rate, "greedy/low": rate - 0.1, "greedy/high": rate + 0.1}
+    reward = {"reward": 1.2345, "reward/low": 1.2, "reward/high": None}
+    return {
+        "step": step, "problems": 2, "samples": 1, "verdict": "v", "outcome": outcome,
+        "basis": {"problems": ["a" * 64, "b" * 64]}, **ends, **reward,
+    }  # fmt: skip

@@ -18,7 +18,7 @@ from covey.runs.folder import RunFolder
 from covey.runs.rollouts import read_rollouts
 from tests.fakes import as_stream
 from tests.insight.pages.browser import walk
-from tests.insight.pages.conftest import log_step, made_group, made_run, serving
+from tests.insight.pages.conftest import evaluation, log_step, made_group, made_run, serving
 
 
 def test_the_copy_works_from_a_file_and_asks_nobody(page, tmp_path) -> None:
@@ -331,7 +331,8 @@ def seeds(root: Path) -> None:
         folder = made_run(root / name, seed=seed, train={"steps": 9, "lr": lr})
         for step in range(3 + seed):
             folder.append("metrics.jsonl", {"step": step, "accuracy": step / 10 + seed / 100})
-        folder.append("evals.jsonl", {"step": 3, "greedy": 0.25 + seed / 4})
+        folder.append("evals.jsonl", evaluation(0, 0.2))
+        folder.append("evals.jsonl", evaluation(3, 0.25 + seed / 4))
         folder.close()
         (root / name / ".owner").write_text("")  # which names this process, and that is at work
 
@@ -351,6 +352,8 @@ def test_seeds_are_one_curve_with_a_band_and_open_to_single_ones(page, tmp_path)
         bundle.locator("summary >> text=3 seeds").wait_for()
         assert page.locator("input[data-run]:visible").count() == 1  # of the run that is alone
         assert "50 % [25, 75]" in bundle.locator("summary").inner_text()
+        conclusion = bundle.locator("summary .pills .pill:not(.state)").all_inner_texts()
+        assert len(conclusion) == 1, conclusion
         page.check("input[data-runs]")
         page.check("input[data-run=y]")
         page.click("button:text-is('Compare')")

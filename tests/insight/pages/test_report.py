@@ -21,7 +21,7 @@ from covey.insight.pages.report import GROUPS, write_report
 from covey.runs.folder import RunFolder
 from covey.runs.reader import recorded_yaml
 from tests.fakes import as_stream
-from tests.insight.pages.conftest import log_step, made_group, made_run, serving
+from tests.insight.pages.conftest import evaluation, log_step, made_group, made_run, serving
 
 HOSTILE = "</script><script>window.struck = 1</script><!-- <script> \u2028\u202e\x1b[2J\x9b é"
 
@@ -56,16 +56,6 @@ def rounds(folder: RunFolder, steps: int, groups: int = 2, text: str = "four") -
         log_step(
             folder, step, [made_group([1, 0, 0.5, 0], [text, "five", "4", "six"]) for _ in range(groups)]
         )
-
-
-def evaluation(step: int, rate: float) -> dict[str, object]:
-    outcome = {"greedy": [1, 0], "correct": [1, 0], "majority": [1, 0], "reward": [1.0, 0.0]}
-    ends = {"greedy": rate, "greedy/low": rate - 0.1, "greedy/high": rate + 0.1}
-    reward = {"reward": 1.2345, "reward/low": 1.2, "reward/high": None}
-    return {
-        "step": step, "problems": 2, "samples": 1, "verdict": "v", "outcome": outcome,
-        "basis": {"problems": ["a" * 64, "b" * 64]}, **ends, **reward,
-    }  # fmt: skip
 
 
 def test_a_report_has_every_page_that_it_leads_to(tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.insight.pages.conftest import TOKEN, log_step, made_group, made_run, serving
 
 
+def test_the_pages_start_without_the_libraries_of_models() -> None:
+    # They took two seconds of every start.
+    code = "import sys, covey.insight.pages.server; assert not {'transformers', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def asked(
     url: str,
     path: str,

@@ -14,11 +14,12 @@ from starlette.applications import Starlette
 from covey.cluster.serving.app import Service
 from covey.cluster.serving.shared import SharedModel
 from covey.config.load import ResolvedConfig, load_config
-from covey.models.load import load_policy, pick_device
+from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.runs.arithmetic import arithmetic_notes, enclosing_run, follow_run, source_run
 from covey.sampling.server_client import TOKEN
 from covey.system.console import say_aside
+from covey.system.device import pick_device
 from covey.system.http import Server, listen
 from covey.system.machine import available_threads
 from covey.system.parent import tell_exit_code

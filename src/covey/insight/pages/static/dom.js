@@ -56,6 +56,13 @@ export function seconds(total) {
   return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
 }
 
+// The reader's own time zone; the year only if it is another one.
+export function dateOf(epochSeconds) {
+  const date = new Date(epochSeconds * 1000);
+  const year = date.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" };
+  return date.toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", ...year });
+}
+
 // --- text that a model wrote ------------------------------------------------------------------------
 
 // oxlint-disable-next-line no-control-regex -- these are what it finds

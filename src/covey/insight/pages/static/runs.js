@@ -3,7 +3,7 @@
 import { bundles } from "./bands.js";
 import { heldOut } from "./compare.js";
 import { asked } from "./dialogs.js";
-import { ask, at, chooser, failure, h, hintOf, label, link, seconds, send, term, written } from "./dom.js";
+import { ask, at, chooser, dateOf, failure, h, hintOf, label, link, seconds, send, term, written } from "./dom.js";
 import { spark } from "./plot.js";
 import { shortModel, statePill, conclusionPill } from "./run.js";
 
@@ -97,7 +97,7 @@ function row(run, pick, hints) {
   return h("article", { class: "run" },
     h("input", { type: "checkbox", "data-run": run.run, "aria-label": `Choose ${run.run}`, onchange: (e) => pick([run.run], e.target.checked) }),
     h("div", { class: "who" }, h("a", { class: "cover", href: at("run", run.run) }, written(run.run)), run.tags.map((tag) => h("span", { class: "tag" }, written(tag))),
-      h("div", { class: "muted" }, run.error ? written(run.error) : kindOf(run)), run.ended ? h("div", { class: "muted why", title: label(run.ended) }, written(run.ended)) : null),
+      h("div", { class: "muted" }, run.error ? written(run.error) : [kindOf(run), ` · ${dateOf(run.changed)}`]), run.ended ? h("div", { class: "muted why", title: label(run.ended) }, written(run.ended)) : null),
     h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), conclusionPill(run.conclusion)),
     spark(run.course ?? [], COURSE),
     h("dl", { class: "facts" },
@@ -113,7 +113,7 @@ function bundleRow({ name, runs }, pick, hints) {
     h("summary", { class: "run" },
       h("input", { type: "checkbox", "data-runs": JSON.stringify(names), "aria-label": `Choose all seeds of ${name}`, onchange: (e) => pick(names, e.target.checked) }),
       h("div", { class: "who" }, h("b", { class: "opens" }, written(name)), h("div", { class: "muted" }, kindOf(runs[0]), ` · ${runs.length} seeds · `, link(at("compare", ...names), "curves"))),
-      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => conclusionPill(runs.find((run) => run.conclusion?.word === word)?.verdict))),
+      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => conclusionPill(runs.find((run) => run.conclusion?.word === word)?.conclusion))),
       spark(course, `${COURSE}: the mean over the seeds`),
       h("dl", { class: "facts" },
         fact("steps", "", `${Math.min(...runs.map((run) => run.done))} / ${runs[0].steps}`), fact("held out", heldHint(hints), heldOut(runs)), fact("time", hintOf(hints, "elapsed"), seconds(runs.reduce((sum, run) => sum + run.seconds, 0))))),
