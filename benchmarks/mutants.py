@@ -493,7 +493,7 @@ MUTANTS = [
     ),
     *of(
         "learner/optimizer.py",
-        ("a head learns at the policy's rate", 'group["lr"] = lr * group["pace"]', 'group["lr"] = lr'),
+        ("a head learns at the policy's rate", 'group["lr"] = lr * group["relative_lr"]', 'group["lr"] = lr'),
     ),
     *of(
         "learner/learner.py",

@@ -66,10 +66,10 @@ def test_bytes_of_activations_per_token_by_hand() -> None:
 
 
 def test_some_of_a_bfloat16_model_is_kept_in_float32() -> None:
-    assert count_float32_numbers(32, 64, 4, adapted_apart=True) == 0  # all of it is float32 anyway
-    assert count_float32_numbers(32, 64, 2, adapted_apart=False) == 2 * 32
-    assert count_float32_numbers(32, 64, 2, adapted_apart=True) == 2 * 32 + 6 * 32 + 64
-    assert count_float32_numbers(32, 64, 2, adapted_apart=True, compiled=True) == 6 * 32 + 64
+    assert count_float32_numbers(32, 64, 4, adapters_apart=True) == 0  # all of it is float32 anyway
+    assert count_float32_numbers(32, 64, 2, adapters_apart=False) == 2 * 32
+    assert count_float32_numbers(32, 64, 2, adapters_apart=True) == 2 * 32 + 6 * 32 + 64
+    assert count_float32_numbers(32, 64, 2, adapters_apart=True, compiled=True) == 6 * 32 + 64
     coarse = SHAPE._replace(bytes_each=2, compiled=False)
     wide = coarse._replace(float32_numbers=100)
     assert token_bytes(wide, False) == token_bytes(coarse, False) + 2 * 100 * 4

@@ -115,11 +115,15 @@ def load_config(
 
 def _notes(resolved: ResolvedConfig, layers: Layers) -> list[str]:
     """Return all notes on a config for the user, those of the stages with their names."""
-    named = list(zip(layers.names if resolved.of_stages else [""], resolved.stages(), strict=True))
-    stages = [(name, stage.config, stage.origins) for name, stage in named]
+    stages_by_name = list(zip(layers.names if resolved.of_stages else [""], resolved.stages(), strict=True))
+    stages = [(name, stage.config, stage.origins) for name, stage in stages_by_name]
     return [
         *layers.notes,
-        *(f"stage {name}: {note}" if name else note for name, stage in named for note in stage.notes),
+        *(
+            f"stage {name}: {note}" if name else note
+            for name, stage in stages_by_name
+            for note in stage.notes
+        ),
         *_default_loss_notes(resolved.stages(), layers.of_trl),
         *unread_settings(stages),
         *_warmup_notes(stages),

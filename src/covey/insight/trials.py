@@ -256,7 +256,7 @@ def _training_gain(before: _Accuracy, after: _Accuracy, change: Change, errors: 
     old = np.array([before.of_problem[problem] for problem in common])
     new = np.array([after.of_problem[problem] for problem in common])
     doubt = 1 / math.sqrt(min(before.completions, after.completions))
-    return gain(old, new, doubt, errors=errors)
+    return gain(old, new, doubt, standard_errors=errors)
 
 
 def helpful_trials(trials: Sequence[TrialResult]) -> list[TrialResult]:

@@ -73,7 +73,7 @@ def shape_of(policy: Policy) -> Shape:
     bytes_each = parameters[0].element_size()
     on_gpu = policy.device.type == "cuda"
     wide_numbers = count_float32_numbers(
-        config.hidden_size, inner, bytes_each, policy.adapted_apart, compiled=compiled
+        config.hidden_size, inner, bytes_each, policy.adapters_apart, compiled=compiled
     )
     return Shape(
         parameters=sum(p.numel() for p in parameters),
@@ -107,7 +107,7 @@ def _widest(config: PretrainedConfig, name: str) -> int:
 
 
 def count_float32_numbers(
-    width: int, inner: int, bytes_each: int, adapted_apart: bool, compiled: bool = False
+    width: int, inner: int, bytes_each: int, adapters_apart: bool, compiled: bool = False
 ) -> int:
     """Return how many numbers a layer of a bfloat16 model keeps of a token in float32.
 
@@ -116,7 +116,7 @@ def count_float32_numbers(
     if bytes_each == 4:  # all of it is float32 anyway
         return 0
     stream = 0 if compiled else 2 * width
-    inputs = 6 * width + inner if adapted_apart else 0
+    inputs = 6 * width + inner if adapters_apart else 0
     return stream + inputs
 
 

@@ -72,7 +72,7 @@ class WorkerLink(Protocol):
         """Send a request and return the future of its reply. Raises CallFailed if the process has ended."""
 
     def kept_waiting(self, look: bool = True) -> float:
-        """Return the seconds in which it had no processor; without ``look``, by the last report of them."""
+        """Return the seconds in which it had no processor; without ``look``, those last reported."""
 
     def close(self, why: str) -> None:
         """Kill the process and fail all waiting requests."""
@@ -156,10 +156,10 @@ class Worker:
         while True:
             link = self.start()
             try:
-                waited_before = link.kept_waiting(look=False)
+                wait_before = link.kept_waiting(look=False)
                 # An async function is timed in its process too, so the wait here is longer by GRACE.
                 limit = call.seconds + (GRACE if self.reward.is_async else 0.0)
-                kept_waiting = partial(_waited_since, waited_before, link)
+                kept_waiting = partial(_waited_since, wait_before, link)
                 reply = Call.begin(link.ask(message), limit, kept_waiting).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {call.seconds:g} s")

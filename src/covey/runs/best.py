@@ -18,7 +18,7 @@ from covey.system.text import percent
 
 @dataclass(frozen=True)
 class BestEvaluation:
-    """The best evaluation of a run and the newest one, which may be the same."""
+    """The best evaluation of a run, with the newest one, which may be the same."""
 
     step: int
     """Number of steps done at the best evaluation."""
@@ -52,9 +52,9 @@ class BestEvaluation:
 def best_evaluation(records: Sequence[Mapping[str, object]]) -> BestEvaluation | None:
     """Return the best evaluation since training began: by sampled accuracy, then greedy, then reward.
 
-    ``records`` are those of `evals.jsonl`. Of equal ones, the first is returned. Those that measured
-    something other than the newest are left out. None if nothing was measured. Raises CheckpointError for a
-    damaged record.
+    ``records`` are those of `evals.jsonl`. Evaluations of other problems or of another verdict than the
+    newest are left out. Among equal ones the first is the best. None if nothing was measured. Raises
+    CheckpointError for a damaged record.
     """
     # Step 0 is the model before training, which no checkpoint holds.
     evaluations = [(int(str(r["step"])), Evaluation.from_record(r)) for r in records if r["step"]]

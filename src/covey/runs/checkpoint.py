@@ -30,8 +30,8 @@ class GuardMemory:
     """Number of steps in a row without any advantage."""
     kl_alarm: int = 0
     """The ``KLAlarm`` of the previous step."""
-    lost_values: int = 0
-    """Number of steps in a row in which the critic predicted worse than a constant."""
+    bad_critic_steps: int = 0
+    """Number of steps in a row in which the critic predicted worse than a constant would."""
 
 
 @dataclass(frozen=True)

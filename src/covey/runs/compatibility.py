@@ -75,7 +75,7 @@ class Difference:
 
 
 def _since_then(name: str, what: str) -> Difference:
-    """Return the difference of a file, or of data, to which something has happened."""
+    """Return the difference of a file, or of data, that has changed since the run began."""
     return Difference(name, f"{name} {what} since the run began")
 
 
@@ -153,7 +153,8 @@ def environment(resolved: ResolvedConfig) -> dict[str, object]:
     """Return the facts besides the config that a run's numbers depend on."""
     config = resolved.config
     device = pick_device(config.device)
-    on_cpu = device.type == "cpu"  # a GPU runs none of our compiled operations, so none is built for it
+    # A GPU runs none of our compiled operations, so none is built for it.
+    on_cpu = device.type == "cpu"
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     return {
         "folder": str(resolved.folder),

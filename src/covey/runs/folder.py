@@ -204,7 +204,7 @@ class RunFolder:
         return complaints
 
     def rewind(self, logged: LogState, step: int) -> int:
-        """Forget everything logged after a checkpoint; return the number of its steps.
+        """Remove everything that was logged after a checkpoint; return the number of steps removed.
 
         Truncates the streams, removes later rollouts, and blanks damaged lines.
         """

@@ -88,8 +88,8 @@ def apply_guards(
     # Without a measured KL it is NaN, which exceeds no bound.
     alarm = kl_alarm(kl, limits)
     actions += _on_kl(step, kl, alarm, memory.kl_alarm, limits, cause)
-    lost_values, value_actions = _on_values(
-        step, metrics.get("value/explained_variance", math.nan), memory.lost_values
+    bad_critic_steps, value_actions = _on_values(
+        step, metrics.get("value/explained_variance", math.nan), memory.bad_critic_steps
     )
     actions += value_actions
     entropy = metrics["entropy/sampled"]
@@ -101,7 +101,7 @@ def apply_guards(
                 f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )
         )
-    return replace(memory, dead_steps=dead, kl_alarm=alarm, lost_values=lost_values), actions
+    return replace(memory, dead_steps=dead, kl_alarm=alarm, bad_critic_steps=bad_critic_steps), actions
 
 
 def _on_values(step: int, explained: float, previous: int) -> tuple[int, list[Action]]:

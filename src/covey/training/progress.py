@@ -50,7 +50,8 @@ class Progress:
     def micro_batch_begins(self) -> None:
         """Note that a micro-batch begins, of an update or of its preparation."""
         moment = time.monotonic()
-        if self.micro_batch_time > self.clock.since:  # the one before was of the same phase
+        # Only if the previous micro-batch was of the same phase.
+        if self.micro_batch_time > self.clock.since:
             self.micro_batch_seconds = moment - self.micro_batch_time
         self.micro_batch_time = moment
 

@@ -161,9 +161,9 @@ def last_good_step(resolved: ResolvedConfig, changed: ResolvedConfig, steps: int
     if best is None or best.step > steps - width_of(steps):
         return 0
     better = gains(Evaluation.from_record(evals[0]), best.evaluation)["sampled"].low > 0
-    refused = any(difference.effect == "refused" for difference in changed_settings(changed))
+    is_refused = any(difference.effect == "refused" for difference in changed_settings(changed))
     verdicts = [verdict_in(settings_of(config)("rewards")) for config in (resolved, changed)]
-    return best.step if better and not refused and verdicts[0] == verdicts[1] else 0
+    return best.step if better and not is_refused and verdicts[0] == verdicts[1] else 0
 
 
 def run_with_rollbacks(

@@ -81,7 +81,8 @@ def hours_line(run: Run) -> str:
     remaining = config.train.steps - done_steps
     problems = run.test_set if run.evaluates else []
     evaluations, completions = evaluations_of(config, len(problems))
-    if done_steps and evaluations:  # those that a resumed run has behind it
+    # A resumed run has made some of the evaluations already.
+    if done_steps and evaluations:
         evaluations -= 1 + (done_steps // config.eval.every if config.eval.every else 0)
     # Each problem is read twice: for its samples, and for its greedy completion.
     read = 2 * completions / (config.eval.samples + 1) * mean_tokens(problems)
