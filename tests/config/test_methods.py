@@ -11,7 +11,7 @@ from tests.proof.given_settings import SETTINGS
 
 from covey.config.algorithm import rows_of
 from covey.config.load import load_config
-from covey.config.methods import EXAMPLE_SAMPLING_METHODS, METHODS, ExampleKind, Method
+from covey.config.methods import EXAMPLE_SAMPLERS, METHODS, ExampleKind, Method
 from covey.objective.preference import PREFERENCES
 from covey.proof.losses import AnswerLogprob, lone_loss, pair_loss
 from covey.tasks.examples import COLUMNS_OF
@@ -30,7 +30,7 @@ def lacks(name: str) -> list[str]:
     found = []
     if method.loop is not None and method.loop not in LOOPS:
         found.append(f"training/pipeline.py:LOOPS: a loop {method.loop}")
-    if name in EXAMPLE_SAMPLING_METHODS and name not in SELECTIONS:
+    if name in EXAMPLE_SAMPLERS and name not in SELECTIONS:
         found.append("training/example_sampling.py:SELECTIONS: which completions it selects")
     if method.loss is not None:
         silent = [row.key for row in rows_of(method.loss, "loss") if not row.setting.effect]

@@ -67,7 +67,7 @@ def _methods(which: Callable[[Method], object]) -> tuple[str, ...]:
 # Groups of methods that settings, messages and stages distinguish.
 RL = ("rl",)
 SAMPLING_METHODS = _methods(lambda m: m.samples)
-EXAMPLE_SAMPLING_METHODS = _methods(lambda m: m.samples and m.makes)
+EXAMPLE_SAMPLERS = _methods(lambda m: m.samples and m.makes)
 """Methods that make examples of the completions that they sample."""
 EXAMPLE_METHODS = _methods(lambda m: m.makes)
 TRAINING_METHODS = _methods(lambda m: not m.makes)

@@ -15,7 +15,7 @@ from pydantic import field_validator, model_validator
 from covey.config.methods import (
     ALL_METHODS,
     COMPARING_METHODS,
-    EXAMPLE_SAMPLING_METHODS,
+    EXAMPLE_SAMPLERS,
     LEARNING_METHODS,
     MODEL_METHODS,
     POLICY_METHODS,
@@ -217,9 +217,7 @@ class Keep(Section):
     margin: NonNegative = setting(
         0.0, "Pairs: the two rewards must differ by more than this.", read_by=("pairs",)
     )
-    per_problem: Size = setting(
-        4, "Largest number of examples per problem.", read_by=EXAMPLE_SAMPLING_METHODS
-    )
+    per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=EXAMPLE_SAMPLERS)
     least: dict[str, float] = setting(
         {},
         "Rejection sampling: minimum of each reward, for example {language_consistency: 0.9}; the verdict "

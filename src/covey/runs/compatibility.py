@@ -14,7 +14,7 @@ import torch
 
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved_values
-from covey.config.methods import EXAMPLE_SAMPLING_METHODS
+from covey.config.methods import EXAMPLE_SAMPLERS
 from covey.config.python_objects import OBJECT, PART_OF_STREAM
 from covey.config.rows import fact_of
 from covey.errors import START_FILE
@@ -226,7 +226,7 @@ def differences_to_record(
     differences = changed_settings(resolved)
     if before is not None:
         differences += changed_environment(before, current)
-    collects = resolved.config.method in EXAMPLE_SAMPLING_METHODS
+    collects = resolved.config.method in EXAMPLE_SAMPLERS
     if has_begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, so its examples "

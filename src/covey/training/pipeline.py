@@ -10,7 +10,7 @@ from pathlib import Path
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved_values
-from covey.config.methods import EXAMPLE_SAMPLING_METHODS, METHODS, Loop
+from covey.config.methods import EXAMPLE_SAMPLERS, METHODS, Loop
 from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit, resume_command
 from covey.insight.result import (
     Result,
@@ -235,7 +235,7 @@ def _evaluate_and_train(run: Run, train: Callable[[Run], None]) -> Result:
     # A resumed stage first does what a stop left undone, which may end it.
     if not (run.state.step and run.evaluate_and_save()):
         train(run)
-    if config.method in EXAMPLE_SAMPLING_METHODS:
+    if config.method in EXAMPLE_SAMPLERS:
         return finish_examples(run)
     if run.state.updates:
         # With this checkpoint more steps can follow, and a lost final/ can be written again.

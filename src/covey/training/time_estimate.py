@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from covey.config.methods import EXAMPLE_SAMPLING_METHODS
+from covey.config.methods import EXAMPLE_SAMPLERS
 from covey.insight.forecast import Workload, evaluations_of
 from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
@@ -57,7 +57,7 @@ def step_seconds(run: Run, cost: TokenCost) -> float:
     """Return the seconds of a training step in which no completion ends before ``rollout.max_tokens``."""
     config = run.resolved.config
     prompt_tokens = mean_tokens(run.train_set)
-    if config.method != "rl" and config.method not in EXAMPLE_SAMPLING_METHODS:
+    if config.method != "rl" and config.method not in EXAMPLE_SAMPLERS:
         return config.train.batch_size * prompt_tokens * cost.trained
     longest = config.rollout.max_tokens
     work = Workload.of(config, run.resolved.algorithm, 0.0, longest)
