@@ -143,6 +143,50 @@ def calculations(story: str, answer: float) -> list[str]:
     return lines
 
 
+def with_variants(rows: list[Row], tested: list[Row], rng: random.Random) -> list[Row]:
+    """Return rows and up to ten variants of each with other numbers, shuffled; none has a tested prompt."""
+    variants = [with_other_numbers(row, rng) for row in rows for _ in range(10)]
+    distinct = {row["prompt"]: row for row in variants if row is not None}
+    prompts = {row["prompt"] for row in tested}
+    together = [*rows, *(row for prompt, row in distinct.items() if prompt not in prompts)]
+    rng.shuffle(together)
+    return together
+
+
+def with_other_numbers(row: Row, rng: random.Random) -> Row | None:
+    """Return a problem with other numbers; None if it is not known how its answer follows from them."""
+    story = str(row["prompt"])
+    lines = calculations(story, float(str(row["answer"])))
+    if len(lines) != 1:
+        return None
+    a, sign, b = lines[0].partition(" = ")[0].split()
+    if "." in a + b or any(len(re.findall(whole_number(n), story)) != 1 for n in (a, b)):
+        return None
+    for _ in range(40):
+        x, y = other_number(rng, int(a)), other_number(rng, int(b))
+        if sign == "-" and x <= y:
+            continue
+        if sign == "/":
+            x = y * rng.randint(2, 12)
+        answer = {"+": x + y, "-": x - y, "*": x * y, "/": x // y}[sign]
+        # One pass, so that a new number is not replaced once more.
+        new = {a: str(x), b: str(y)}
+        text = re.sub(f"{whole_number(a)}|{whole_number(b)}", lambda match, new=new: new[match[0]], story)
+        if len(calculations(text, float(answer))) == 1:
+            return {"prompt": text, "answer": answer}
+    return None
+
+
+def other_number(rng: random.Random, number: int) -> int:
+    """Return a number of a similar size."""
+    return rng.randint(2, 3 * number if number >= 100 else max(12, 3 * number))
+
+
+def whole_number(digits: str) -> str:
+    """Return a pattern that matches a number, and not a part of a longer one."""
+    return rf"(?<![\d.]){digits}(?![\d.])"
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -168,15 +212,17 @@ def main() -> None:
         tested = min(200, len(rows) // 4)
         write(f"{name}_test", rows[:tested])
         write(f"{name}_train", rows[tested : tested + 1500])
-    for part in ("train", "test"):
-        source = DATA / f"svamp_{part}.jsonl"
-        if source.is_file():
-            rows = [json.loads(line) for line in source.open()]
-            write(f"svamp_{part}_chats", svamp(rows))
-            if part == "train":
-                write("svamp_calculations", svamp_calculations(rows))
-        else:
-            print(f"{source} is not there: no rows of SVAMP")
+    sources = [DATA / f"svamp_{part}.jsonl" for part in ("train", "test")]
+    if not all(source.is_file() for source in sources):
+        print(f"{sources[0]} or {sources[1].name} is not there: no rows of SVAMP")
+        return
+    train, test = ([json.loads(line) for line in source.open()] for source in sources)
+    write("svamp_test_chats", svamp(test))
+    write("svamp_train_chats", svamp(train))
+    write("svamp_calculations", svamp_calculations(train))
+    more = with_variants(train, test, random.Random(0))
+    write("svamp_variants_chats", svamp(more))
+    write("svamp_variants_calculations", svamp_calculations(more))
 
 
 if __name__ == "__main__":

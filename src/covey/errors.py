@@ -128,6 +128,9 @@ def disk_error(error: OSError, what: str = "") -> OutOfRoom:
         errno.EDQUOT: "Your quota is used up; free some space and run the same command again",
         errno.EROFS: "The file system is read-only; choose another --output",
         errno.EACCES: "Choose an --output that you may write to",
+        errno.EEXIST: "A file is in the place of a folder; choose another place",
+        errno.ENOTDIR: "A file is in the place of a folder; choose another place",
+        errno.ENAMETOOLONG: "Choose a shorter name",
         errno.EMFILE: "Raise the limit on open files: ulimit -n 1024",
     }.get(error.errno or 0, "Check the disk, then run the same command again")
     return OutOfRoom(f"{subject}: {error.strerror or error}. {remedy}")

@@ -36,6 +36,7 @@ def sound() -> Lines:
         "max_steps": 4,
         "max_prompt_length": 16,
         "reward_bounds": [-10.0, 10.0],
+        "learning_rate": 1e-5,
     }
     tokens = {"bos": BOS, "eos": [EOS], "pad": 0, "names": {"8": "<tool_response>", "9": "</tool_response>"}}
     data = {"rows": 20, "distinct": 20, "eval_rows": 10, "eval_in_train": 0}
@@ -133,7 +134,17 @@ def _update(step: int, number: int, samples: list[dict[str, Any]], again: int) -
         "grad_norm": 0.7,
         "learning_rate": 1e-5,
         "weights_changed": 0.9,
+        "motions": [motion("embedding"), motion("head")],
+        "step_norm": 0.7,
+        "gradient_cosine": 1.0,
+        "adapter_frozen": 0.0,
     }
+
+
+def motion(name: str, **values: float) -> dict[str, Any]:
+    """A tensor that moves as its optimizer's formula moves it."""
+    norms = {"gradient": 0.1, "change": 0.01, "due": 0.01, "off": 0.0, "fresh": 0.02, "outside": 0.0}
+    return {"name": name, **norms, **values}
 
 
 def derived(lines: Lines, beta: float = 0.04) -> Lines:

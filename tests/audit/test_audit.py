@@ -34,6 +34,7 @@ from tests.audit.lines import (
     calls,
     derived,
     found,
+    motion,
     rollouts,
     rows,
     samples,
@@ -327,7 +328,11 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
     "gradient_zero": every(updates, grad_norm=0.0),
     "clip_idle": settings(epsilon=20.0),
     "penalty_untrained": settings(repetition_penalty=1.2),
-    "clipped_always": every(updates, grad_norm=500.0),
+    "clipped_always": every(updates, grad_norm=500.0, step_norm=1.0),
+    "gradient_unexplained": every(updates, gradient_cosine=0.7),
+    "step_differs": every(updates, motions=[motion("head", change=0.0, off=0.01)]),
+    "moved_between": every(updates, motions=[motion("head", outside=0.009)]),
+    "rate_differs": every(updates, learning_rate=1e-3),
     "penalty_pays": every(samples, rewards=lambda s: {**s["rewards"], "penalty": s["rewards"]["right"] / 10}),
 }
 

@@ -43,3 +43,13 @@ def test_a_folder_with_files_is_left_alone(tmp_path, capsys) -> None:
     assert main(["new", str(tmp_path / "notes.txt")]) == 2
     assert "name a folder that does not exist yet" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_full_disk_leaves_no_part_of_it(tmp_path) -> None:
+    """Files may have one kilobyte here, and the command can be repeated where they may have more."""
+    words = f"ulimit -f 1; {sys.executable} -m covey new task"
+    ended = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 8, ended.stderr
+    assert ended.stderr.startswith("error: ")
+    assert not list((tmp_path / "task").iterdir())
+    assert main(["new", str(tmp_path / "task")]) == 0

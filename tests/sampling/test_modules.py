@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import wraps
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -122,8 +125,11 @@ def test_an_architecture_whose_states_padding_would_change_is_refused(dtype: tor
     policy = policy_with(CONFIGS["mamba2"], dtype)
     forward = policy.model.forward
     check_sampling(policy)
-    policy.model.forward = lambda attention_mask=None, cache_params=None, **others: forward(
-        cache_params=cache_params, **others
-    )
+
+    @wraps(forward)
+    def unmasked(attention_mask: object = None, **others: Any) -> Any:
+        return forward(**others)
+
+    policy.model.forward = unmasked
     with pytest.raises(ConfigError, match="prompts of several lengths"):
         check_sampling(policy)

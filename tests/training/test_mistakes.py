@@ -299,3 +299,18 @@ def test_an_empty_reference_that_a_reward_of_the_users_reads_is_named(project: P
     assert (
         "train.jsonl:4: the answer is empty, as in 1 other row, and inside judges" in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("place", ["file", "file/run", "broken"])
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_an_output_that_is_a_file_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys, place: str, command: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    config = {"model": "no such model", "data": {"task": "sums"}, "output": str(tmp_path / place)}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    assert main([command, str(tmp_path / "run.yaml")]) == 2
+    blocking = tmp_path / Path(place).parts[0]
+    assert f"error: output: {blocking} is not a folder; choose another --output" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"

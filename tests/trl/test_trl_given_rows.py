@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from tests.conftest import SMALL
 from tests.training.objects import ROWS, live, varied, weights
 from tests.trl.scripts import TEXTS, quick
-from transformers import TrainerCallback, TrainerState
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback, TrainerState
 
 from covey.runs.rollouts import read_rollouts
 from covey.trl import (
@@ -122,6 +123,18 @@ def test_a_users_metrics_are_computed_from_predictions_in_the_order_of_trl(
     with pytest.raises(ValueError, match="batch_eval_metrics=True: compute_metrics is called once"):
         trainer(model, args=quick(config, tmp_path, batch_eval_metrics=True), processing_class=words,
                 train_dataset=rows, compute_metrics=length)  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "noted"), [({}, True), ({"router_aux_loss_coef": 0.0}, False)])
+def test_a_run_says_that_experts_get_no_loss_for_their_balance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: dict[str, float], noted: bool
+) -> None:
+    words = live()["tokenizer"]
+    sizes = {**SMALL, "vocab_size": len(words), "moe_intermediate_size": 16}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_experts=4, num_experts_per_tok=2))
+    args = quick(SFTConfig, tmp_path, max_steps=1, **given)
+    SFTTrainer(model, args=args, processing_class=words, train_dataset=TEXTS).train()
+    assert ("note: router_aux_loss_coef: TRL would add 0.001 times" in capsys.readouterr().out) == noted
 
 
 @pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])

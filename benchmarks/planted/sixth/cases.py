@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
     "s_trl_leak": case("TRL: few-shot examples are drawn from the same rows: the problem itself, with its answer, is among them", "answer_told"),
     "s_trl_first_digit": case("TRL: completion in the prompt's format: the reward looks at the prompt's digits too (reads prompts + completions)", "", "`pays_list`: beside it"),
     "s_trl_weights": case("TRL: weights in the order of an older list: the correct answer counts 0.0, the digits 1", "reward_idle"),
-    "s_trl_old_mask": case("TRL: A subclass drops the tokens before '=' with the mask of the previous batch (a list that is not cleared)", "", "`loss_differs`: that the loss is another one"),
+    "s_trl_old_mask": case("TRL: A subclass drops the tokens before '=' with the mask of the previous batch (a list that is not cleared)", "gradient_differs", "`loss_differs`: that the loss is another one"),
     "s_trl_dropout": case("TRL: RLOO with dropout of 0.3 in the config, and disable_dropout is False", "old_stale", "`old_stale`, `reference_differs`: consequences"),
     "n_DrGrpoGpt2": case("sound: dr. GRPO on GPT-2, no std, constant length", ""),
     "n_DapoQwen": case("sound: token mean, clip-higher, dead groups are filtered, two epochs of two mini-batches", ""),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -14,195 +12,11 @@ from torch import Tensor
 
 from covey.audit.check import Fault, MissingField, Predicate
 from covey.audit.conventions import algorithm_setting, convention_of, conventions_of
-from covey.audit.groups import groups_of, tensor_of, totals
-from covey.audit.logprobs import old, pairs, reference
-from covey.audit.record import AuditRecord, Rollout, Row, Sample, Use
+from covey.audit.record import AuditRecord
+from covey.audit.scored import MIN_COMPLETIONS, ScoredRollout, expected, fits, scored_rollouts
 from covey.objective.advantages import divided, group_centered, group_zscore, standard_deviation
 from covey.objective.algorithms import Algorithm
-from covey.objective.data import BatchData, GroupData, over_tokens, rows_of_groups
-from covey.objective.penalties import KL
-
-MIN_COMPLETIONS = 4
-"""Fewest completions from which a common factor can be read."""
-HUGE_RANGES = 50
-"""Times the range of rewards: neither a baseline nor the std of a group makes advantages so large."""
-RECORDED_DATA = frozenset({"rewards", "components", "weights", "lengths", "mask"})
-"""The data of a group that a record holds."""
-
-
-@dataclass(frozen=True)
-class ScoredRollout:
-    """The N completions of a rollout that have a reward."""
-
-    step: int
-    places: list[int]
-    rewards: Tensor
-    """(N,) float64: the weighted sum."""
-    components: Tensor
-    """(K, N) float64, NaN where a function gave none."""
-    weights: Tensor
-    group: Tensor
-    """(N,) int64."""
-    lengths: Tensor
-    kl: Tensor
-    """(N,) float64: the sum of the log-ratios to the reference, 0 where it is unknown."""
-    used: Tensor
-    """(N,) the advantages that the trainer used; NaN for a completion that is not trained."""
-    update: Tensor
-    """(N,) int64: the step of the first update that trains a completion, -1 without one."""
-    one_per_completion: bool
-    """Whether no completion has tokens with different advantages, and one has several tokens."""
-
-    def trained(self) -> ScoredRollout:
-        """Return only the completions that have an advantage."""
-        rows = torch.nonzero(~self.used.isnan())[:, 0]
-        return replace(
-            self,
-            places=[self.places[n] for n in rows.tolist()],
-            rewards=self.rewards[rows],
-            components=self.components[:, rows],
-            group=self.group[rows],
-            lengths=self.lengths[rows],
-            kl=self.kl[rows],
-            used=self.used[rows],
-            update=self.update[rows],
-        )
-
-    def by_group(
-        self, estimate: Callable[[Tensor], Tensor], values: Tensor | None = None, group: Tensor | None = None
-    ) -> Tensor:
-        """Return an estimate, (N,), from each group's ``values``, (N,); by default from its rewards."""
-        values = self.rewards if values is None else values
-        result = torch.zeros_like(values)
-        for _, rows in rows_of_groups(self.group if group is None else group):
-            result[rows] = estimate(values[rows])
-        return result
-
-
-@lru_cache(maxsize=8)
-def scored_rollouts(record: AuditRecord) -> tuple[ScoredRollout, ...]:
-    """Return the rollouts of a record with rewards and advantages, one value per completion."""
-    rollouts = (_scored_rollout(record, rollout) for rollout in record.rollouts)
-    return tuple(rollout for rollout in rollouts if rollout is not None)
-
-
-class UsedValues(NamedTuple):
-    """The values of each completion of a rollout that updates used, or else those of the rollout."""
-
-    advantages: list[float | None]
-    """None for a completion whose tokens have different ones."""
-    lengths: list[int]
-    kl: list[float]
-    """Log-ratio to the reference, summed over the tokens."""
-    updates: list[int]
-    """Step of the first update; -1 without one."""
-
-
-def _used_values(samples: Sequence[Sample], uses: Sequence[Use]) -> UsedValues:
-    advantages = [s.advantage for s in samples]
-    lengths = [len(s.ids or ()) for s in samples]
-    kl = [0.0] * len(samples)
-    updates = [-1] * len(samples)
-    # The first use of a completion counts. Going backwards lets it overwrite the later ones.
-    first_uses = {use.row.completion: use for use in reversed(uses)}
-    for index, use in first_uses.items():
-        advantages[index] = common_advantage(use.row)
-        lengths[index] = sum(use.row.mask or ()) or len(use.sample.ids or ())
-        kl[index] = sum(x - y for _, x, y in pairs(use, old, reference))
-        updates[index] = use.update.step
-    return UsedValues(advantages, lengths, kl, updates)
-
-
-def _scored_rollout(record: AuditRecord, rollout: Rollout) -> ScoredRollout | None:
-    samples = rollout.completions
-    uses = [u for u in record.uses if u.row.rollout == rollout.number and u.row.advantage is not None]
-    values = _used_values(samples, uses)
-    has_common = all(common_advantage(use.row) is not None for use in uses)
-    untrained = {use.row.completion for use in uses if use.row.mask and not any(use.row.mask)}
-    rewards, components, weights = totals(record, samples)
-    counts = ~rewards.isnan()
-    counts[_padding(samples, untrained)] = False
-    rows = torch.nonzero(counts)[:, 0]
-    used = tensor_of(values.advantages)[rows]
-    if int((~used.isnan()).sum()) < 2:
-        return None
-    return ScoredRollout(
-        step=rollout.step,
-        places=rows.tolist(),
-        rewards=rewards[rows],
-        components=components[:, rows],
-        weights=weights,
-        group=torch.tensor(groups_of(samples))[rows],
-        lengths=torch.tensor(values.lengths).clamp(min=1)[rows],
-        kl=tensor_of(values.kl)[rows],
-        used=used,
-        update=torch.tensor(values.updates)[rows],
-        one_per_completion=has_common and max(values.lengths) > 1,
-    )
-
-
-def _padding(samples: Sequence[Sample], untrained: AbstractSet[int]) -> list[int]:
-    """Return the places of untrained copies of trained completions, which only make a batch longer."""
-    keys = [(number, tuple(s.ids or ())) for s, number in zip(samples, groups_of(samples), strict=True)]
-    trained = {key for index, key in enumerate(keys) if index not in untrained}
-    return [index for index in sorted(untrained) if keys[index] in trained]
-
-
-def common_advantage(row: Row) -> float | None:
-    """Return the advantage that all tokens of a completion share; None if they differ or it is unknown."""
-    if not isinstance(row.advantage, list):
-        return row.advantage
-    mask = row.mask or [True] * len(row.advantage)
-    trained = [a for a, is_trained in zip(row.advantage, mask, strict=False) if is_trained and a is not None]
-    if not trained:
-        return None
-    tolerance = 1e-6 * max(1.0, abs(trained[0]))
-    return trained[0] if max(trained) - min(trained) <= tolerance else None
-
-
-def expected(record: AuditRecord, rollout: ScoredRollout, algorithm: Algorithm) -> Tensor | None:
-    """Return the advantages that an algorithm gives to trained completions; None if the record lacks what it
-    needs. Completions that are scored but not trained count in the statistics of their groups.
-    """
-    if not set(algorithm.advantage.needs) <= RECORDED_DATA:
-        return None
-    rewards = _with_kl(record, rollout, algorithm.kl)
-    if rewards is None:
-        return None
-    width = int(rollout.lengths.max())
-    mask = torch.arange(width) < rollout.lengths[:, None]
-    result = torch.zeros(mask.shape, dtype=torch.float64)
-    for _, rows in rows_of_groups(rollout.group):
-        data = GroupData.scored(rewards[rows], rollout.components[:, rows], rollout.weights, mask[rows])
-        result[rows] = over_tokens(algorithm.advantage(data), width)
-    trained = ~rollout.used.isnan()
-    result = result[trained]
-    if algorithm.whiten is not None:
-        batch = BatchData(result, mask[trained], rewards[trained], rollout.group[trained])
-        result = algorithm.whiten(batch)
-    return result[:, 0]
-
-
-def _with_kl(record: AuditRecord, rollout: ScoredRollout, kl: KL | None) -> Tensor | None:
-    """Return the rewards from which advantages are computed; None if they contain an unknown KL."""
-    if kl is None or kl.place != "reward":
-        return rollout.rewards
-    if kl.level == "token":
-        # A KL of each token would give the tokens of a completion different advantages. Here all are equal,
-        # so none was charged.
-        return rollout.rewards if rollout.one_per_completion else None
-    # TRL's rewards come from its functions alone. Other frameworks may have subtracted the KL from theirs.
-    if record.header.framework != "trl" or not record.fields >= {"old_logprobs", "ref_logprobs"}:
-        return None
-    return rollout.rewards - kl.coef * rollout.kl
-
-
-def fits(used: Tensor, candidate: Tensor) -> bool:
-    """Whether two vectors agree to float32's precision, whatever eps was used."""
-    return bool((used - candidate).abs().max() <= 2e-3 * max(1e-3, float(candidate.abs().max())))
-
-
-# --- explanations ---------------------------------------------------------------------------------
+from covey.objective.data import rows_of_groups
 
 
 class Comparison(NamedTuple):
@@ -213,6 +27,8 @@ class Comparison(NamedTuple):
     """(N,)."""
     before: Tensor | None
     """The advantages that the convention gives for the rollout before, if it has as many completions."""
+    reweighted: Sequence[Tensor]
+    """The advantages that the convention gives if the functions have other weights than in the settings."""
 
 
 Explanation = Callable[[Comparison], bool]
@@ -239,10 +55,26 @@ def in_another_order(comparison: Comparison) -> bool:
     return fits(comparison.rollout.used.sort().values, comparison.expected.sort().values)
 
 
+def with_other_weights(comparison: Comparison) -> bool:
+    """The advantages are those of rewards whose functions have other weights than in the settings: all the
+    same one, or theirs in reverse; or of one function alone.
+    """
+    return any(fits(comparison.rollout.used, candidate) for candidate in comparison.reweighted)
+
+
 def others_over_all(comparison: Comparison) -> bool:
     """The advantages are the rewards minus the sum of the other rewards over n instead of n - 1."""
     rollout = comparison.rollout
     return fits(rollout.used, rollout.rewards - rollout.by_group(lambda r: (r.sum() - r) / len(r)))
+
+
+def one_is_the_baseline(comparison: Comparison) -> bool:
+    """The baseline is the reward of one completion, the first or the last of its group, not the mean."""
+    rollout = comparison.rollout
+    members = [rows for _, rows in rows_of_groups(rollout.group)]
+    ends = (torch.stack([rows[at] for rows in members]) for at in (0, -1))
+    centered = rollout.by_group(group_centered, rollout.used)
+    return fits(centered, comparison.expected) and any(not rollout.used[end].any() for end in ends)
 
 
 def divided_by_the_batchs_std(comparison: Comparison) -> bool:
@@ -272,7 +104,7 @@ def _over_batch(rollout: ScoredRollout, centered: Tensor) -> bool:
 
 def normalized_again(comparison: Comparison) -> bool:
     """The advantages are the expected ones, normalized a second time over batch, group or update."""
-    rollout, expected, _ = comparison
+    rollout, expected = comparison[:2]
     candidates = [divided(group_centered(expected), standard_deviation(expected, d) + 1e-6) for d in (0, 1)]
     zscores = [partial(group_zscore, ddof=d) for d in (0, 1)]
     candidates += [
@@ -309,7 +141,7 @@ def without_an_epsilon(comparison: Comparison) -> bool:
 
 def by_length(comparison: Comparison) -> bool:
     """The advantages are the expected ones multiplied or divided by the lengths of the completions."""
-    rollout, expected, _ = comparison
+    rollout, expected = comparison[:2]
     weighted = [expected * rollout.lengths, expected / rollout.lengths]
     factors = [float((rollout.used * c).sum() / c.square().sum().clamp(min=1e-12)) for c in weighted]
     differ = len(set(rollout.lengths[expected != 0].tolist())) > 1
@@ -334,7 +166,9 @@ EXPLANATIONS: dict[str, Explanation] = {
     "advantages_negated": negated,
     "advantages_late": of_the_rollout_before,
     "negatives_dropped": without_those_below_0,
+    "weights_ignored": with_other_weights,
     "baseline_over_all": others_over_all,
+    "baseline_of_one": one_is_the_baseline,
     "std_over_batch": divided_by_the_batchs_std,
     "std_missing": without_the_std,
     "std_added": with_a_std,
@@ -390,6 +224,7 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> list[dict[str, Fault]]
                 trained,
                 expected_advantages,
                 before if before is not None and len(before) == len(expected_advantages) else None,
+                list(_reweighted(record, rollout, algorithm)),
             )
             names = [name for name, applies in EXPLANATIONS.items() if applies(comparison)]
             # That no mistake is known is an explanation where none is.
@@ -399,9 +234,20 @@ def _causes(record: AuditRecord, algorithm: Algorithm) -> list[dict[str, Fault]]
     return causes
 
 
+def _reweighted(record: AuditRecord, rollout: ScoredRollout, algorithm: Algorithm) -> Iterator[Tensor]:
+    """Yield the advantages that an algorithm gives if the reward functions have other weights."""
+    count = len(rollout.weights)
+    candidates = [torch.ones(count), rollout.weights.flip(0), *torch.eye(count)] if count > 1 else []
+    for weights in (candidate.double() for candidate in candidates):
+        rewards = (rollout.components.nan_to_num(0.0) * weights[:, None]).sum(0)
+        due = expected(record, replace(rollout, rewards=rewards, weights=weights), algorithm)
+        if due is not None and not torch.equal(weights, rollout.weights):
+            yield due
+
+
 def _fault(comparison: Comparison, cause: Explanation) -> Fault:
     """Return the explanation in words, with the completion whose advantage is furthest off."""
-    rollout, expected, _ = comparison
+    rollout, expected = comparison[:2]
     worst = int((rollout.used - expected).abs().argmax())
     words = " ".join((cause.__doc__ or "").split()).removesuffix(".")
     words = words[:1].lower() + words[1:]  # it follows "step 3: "
@@ -425,25 +271,4 @@ def explained_by(name: str) -> Predicate:
     return check
 
 
-def advantages_are_huge(record: AuditRecord) -> Fault | None:
-    """An advantage is larger than fifty times the range of its rollout's rewards, with any KL in them, and
-    larger than division by the std of so many completions allows.
-    """
-    for rollout in map(ScoredRollout.trained, scored_rollouts(record)):
-        rewards = torch.cat([rollout.rewards, rollout.rewards - rollout.kl])
-        bound = max(HUGE_RANGES * float(rewards.max() - rewards.min()), len(rewards) ** 0.5)
-        worst = int(rollout.used.abs().argmax())
-        if len(rollout.used) >= MIN_COMPLETIONS and bound < float(rollout.used[worst].abs()) < math.inf:
-            lowest, highest = float(rollout.rewards.min()), float(rollout.rewards.max())
-            sentence = (
-                f"an advantage is {float(rollout.used[worst]):.4g} for rewards from {lowest:g} to {highest:g}"
-            )
-            evidence = {"group": int(rollout.group[worst]), "completion": rollout.places[worst]}
-            return Fault(sentence, rollout.step, evidence)
-    return None
-
-
-CHECKS: dict[str, Predicate] = {
-    "advantages_huge": advantages_are_huge,
-    **{name: explained_by(name) for name in EXPLANATIONS},
-}
+CHECKS: dict[str, Predicate] = {name: explained_by(name) for name in EXPLANATIONS}

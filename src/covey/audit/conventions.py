@@ -42,7 +42,7 @@ def conventions_of(record: AuditRecord) -> tuple[Algorithm, ...]:
         is_own = record.header.framework not in FRAMEWORKS
         # TRL's settings cannot express a critic, a leave-one-out baseline, or a single completion per prompt.
         if is_own and (
-            record.number("num_generations", 0.0) == 1 or _has_critic(record) or _is_unknown(record)
+            record.number("num_generations", 0.0) == 1 or has_critic(record) or _is_unknown(record)
         ):
             return ()
         if is_own and algorithm.advantage.function is group_centered:
@@ -59,7 +59,8 @@ def _is_unknown(record: AuditRecord) -> bool:
     return name.replace(" ", "_") not in PRESETS
 
 
-def _has_critic(record: AuditRecord) -> bool:
+def has_critic(record: AuditRecord) -> bool:
+    """Whether a run has a critic, whose values are the baseline."""
     return any(value for use in record.uses for value in use.row.values or ())
 
 
@@ -196,10 +197,12 @@ def entropy_coefficient(record: AuditRecord) -> float:
 
 
 def _same_loss(record: AuditRecord) -> bool:
-    """Whether covey's loss is the framework's to the last term, so that the two can be compared."""
+    """Whether covey's loss is the framework's, but for an entropy bonus, so that the two can be compared."""
+    # TRL's log-probs have no part in its bonus; another loop may make its entropy of them.
+    is_trl = record.header.framework == "trl"
     is_plain = (
         record.number("top_entropy_quantile", 1.0) == 1.0
-        and record.number("entropy_coef", 0.0) == entropy_coefficient(record)
+        and (is_trl or record.number("entropy_coef", 0.0) == entropy_coefficient(record))
         and record.setting("off_policy_mask_threshold") is None
         and not record.setting("use_vllm")
     )
@@ -211,7 +214,7 @@ def _same_loss(record: AuditRecord) -> bool:
         algorithm_of(settings)
     except ConfigError:
         return False
-    return is_plain and not record.setting("sync_ref_model")
+    return is_plain
 
 
 DUAL_CLIP: Mapping[str, float] = {"verl": 3.0}

@@ -48,7 +48,18 @@ def _is_blank(value: object) -> bool:
 
 
 def siblings_have_different_answers(record: AuditRecord) -> Fault | None:
-    """Completions of one prompt in one group have rows with different answers."""
+    """Completions of one prompt in one group have rows with different answers. Or more than a tenth of the
+    completions, and at least four, come with an answer that no row of the data has for their prompt. Or more
+    than half of the completions have a prompt that at least four rows with different answers share.
+    """
+    shared = _prompt_of_several_rows(record)
+    if shared is not None:
+        return shared
+    foreign = [(step, n) for step, n, sample in record.samples if sample.foreign]
+    if len(foreign) >= MIN_GROUPS and len(foreign) > 0.1 * len(record.samples):
+        step, n = foreign[0]
+        sentence = f"{len(foreign)} of {len(record.samples)} completions come with an answer that no row has"
+        return Fault(f"{sentence} for their prompt", step, {"completion": n})
     for rollout in record.rollouts:
         answers: dict[tuple[int, str], dict[str, object]] = {}
         groups = groups_of(rollout.completions)
@@ -61,6 +72,20 @@ def siblings_have_different_answers(record: AuditRecord) -> Fault | None:
                 examples = f"{first.get(differing)!s:.30} and {columns[differing]!s:.30}"
                 return Fault(f"{sentence}: {examples}", rollout.step, {"group": group, "completion": n})
     return None
+
+
+def _prompt_of_several_rows(record: AuditRecord) -> Fault | None:
+    answers: dict[str, set[str]] = {}
+    prompts = [
+        (s.prompt_text, str(s.row[name])) for _, _, s in record.samples for name in ANSWERS if name in s.row
+    ]
+    for prompt, answer in prompts:
+        answers.setdefault(prompt, set()).add(answer)
+    shared = {prompt: len(of_prompt) for prompt, of_prompt in answers.items() if len(of_prompt) >= MIN_GROUPS}
+    if 2 * sum(prompt in shared for prompt, _ in prompts) <= len(prompts) or not prompts:
+        return None
+    prompt, count = max(shared.items(), key=lambda item: item[1])
+    return Fault(f"rows with {count} different answers have one and the same prompt: {prompt!s:.60}")
 
 
 def rows_are_duplicated(record: AuditRecord) -> Fault | None:

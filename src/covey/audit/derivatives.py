@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -34,6 +35,10 @@ def _weighs_otherwise(case: LossCase) -> bool:
     return bool(((first - second).norm(dim=-1) <= COMMON_PART).all())
 
 
+def _is_multiple(case: LossCase) -> bool:
+    return replace(case, is_scaled=True).is_along(case)
+
+
 def _reaches_beyond(case: LossCase) -> bool:
     return case.gradients is not None and _is_common(
         (case.gradients != 0) & ~case.inputs.mask, case.inputs.mask
@@ -48,6 +53,7 @@ DERIVATIVES: tuple[tuple[str, Callable[[LossCase], bool]], ...] = (
     ("the KL has no gradient in the loss, so that it holds nothing", _lacks_kl),
     ("tokens of the mask have no gradient", _skips_tokens),
     ("tokens beyond the mask have a gradient", _reaches_beyond),
+    ("the gradient is a multiple of that of the loss of the settings", _is_multiple),
     ("completions have other weights than the mean of the settings gives them", _weighs_otherwise),
     (
         "tokens have another gradient than that of the loss of the settings",

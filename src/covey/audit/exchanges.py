@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from covey.audit.check import Fault
-from covey.audit.logprobs import SAME_PROGRAM_NATS, UNEXPLAINED_PART, recomputed, sampler, trainer
+from covey.audit.logprobs import SAME_PROGRAM_NATS, UNEXPLAINED_PART, recomputed, reference, sampler, trainer
 from covey.audit.logprobs import old as old_logprobs
 from covey.audit.record import AuditRecord, LossCall, Numbers, Use
 from covey.audit.tokens import MIN_COMPLETIONS, location
@@ -49,12 +49,14 @@ class Suspect(NamedTuple):
 
 
 def logprobs_are_in_another_order(record: AuditRecord) -> Fault | None:
-    """The old log-probs, or the sampler's, belong to other completions of the same update: nine in ten of the
-    completions that differ from the trainer have another completion's log-probs.
+    """The old log-probs, the sampler's or the reference's belong to other completions of the same update:
+    nine in ten of the completions that differ from the trainer have another completion's log-probs.
     """
     by_calls = _certain_by_calls(record)
     comparisons = [(old_logprobs, certain, "old") for certain in (recomputed, trainer, by_calls)]
     comparisons += [(sampler, certain, "sampler's") for certain in (recomputed, by_calls)]
+    # The reference is the policy, and so recognized, until the first update.
+    comparisons.append((reference, trainer, "reference's"))
     # If nothing certain is known, the two can still contradict each other.
     comparisons.append((old_logprobs, sampler, "old or the sampler's"))
     faults = (_in_another_order(record, certain, doubted, whose) for doubted, certain, whose in comparisons)

@@ -61,6 +61,11 @@ def before(use: Use) -> Numbers | None:
     return recomputed(use) or trainer(use)
 
 
+def at_sampling(use: Use) -> Numbers | None:
+    """Return the log-probs of the weights that sampled: those computed again, or else the sampler's."""
+    return recomputed(use) or sampler(use)
+
+
 def present(use: Use) -> Numbers | None:
     """Return the trainer's log-probs, or else the old ones; a first update has both from the same weights."""
     return trainer(use) or old(use)
@@ -115,7 +120,7 @@ def worst(uses: Sequence[Use], a: Select, b: Select) -> tuple[Use, int]:
     return uses[n], token
 
 
-def _apart(
+def apart(
     record: AuditRecord,
     a: Select,
     b: Select,
@@ -142,13 +147,13 @@ def _apart(
     )
 
 
-def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fault | None:
+def apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fault | None:
     """Return a fault if two log-probs agree in a quarter of a rollout's completions and differ by more than
     .05 nats per token in a tenth, at least four in all: low precision would affect all of them.
     """
     different = list[Use]()
     compared = 0
-    for uses in _by_rollout(record).values():
+    for uses in first_by_rollout(record).values():
         # Completions that are nearly certain agree whatever the precision, so they are skipped.
         off = [(use, distance([use], a, b)) for use in uses if surprise(use, b) > MIN_SURPRISE]
         apart = [use for use, nats in off if nats > OTHER_PROGRAM_NATS]
@@ -168,7 +173,7 @@ def _apart_in_some(record: AuditRecord, a: Select, b: Select, words: str) -> Fau
     )
 
 
-def _by_rollout(record: AuditRecord) -> dict[int, list[Use]]:
+def first_by_rollout(record: AuditRecord) -> dict[int, list[Use]]:
     """Return the completions of each rollout's first update."""
     by_rollout: dict[int, list[Use]] = {}
     for use in first_uses(record):
@@ -196,7 +201,7 @@ def numbers_are_not_finite(record: AuditRecord) -> Fault | None:
 
 def logprobs_are_shifted(record: AuditRecord) -> Fault | None:
     """The trainer's log-probs differ from the model's own and equal the log-probs of the next tokens."""
-    return _apart(
+    return apart(
         record,
         trainer,
         recomputed,
@@ -213,16 +218,27 @@ def temperature_is_missing(record: AuditRecord) -> Fault | None:
     words = (
         f"tokens were sampled at temperature {temperature:g}, the trainer's log-probs are at 1: they differ"
     )
-    return _apart(record, trainer, recomputed, words, at_1)
+    return apart(record, trainer, recomputed, words, at_1)
 
 
 def trainer_differs_from_the_model(record: AuditRecord) -> Fault | None:
     """The trainer's log-probs differ from those of a plain forward pass by more than .05 nats per token: on
     average, or in more than a tenth of a rollout's completions while a quarter of them agree to within .001.
+    Not asked if that forward pass is the sampler's, and the two differ only after a weight has changed.
     """
+    if _samples_with_other_weights(record):
+        return None
     sentence = "the trainer's log-probs differ from its own model's"
-    everywhere = _apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
-    return everywhere or _apart_in_some(record, trainer, recomputed, sentence)
+    everywhere = apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
+    return everywhere or apart_in_some(record, trainer, recomputed, sentence)
+
+
+def _samples_with_other_weights(record: AuditRecord) -> bool:
+    """Whether the plain forward pass is of the sampler's weights, which lag behind the trainer's."""
+    uses = first_uses(record)
+    unchanged = [use for use in uses if not use.changed_before]
+    is_the_samplers = distance(uses, sampler, recomputed) < EQUAL_NATS
+    return is_the_samplers and distance(unchanged, trainer, recomputed) < SAME_PROGRAM_NATS
 
 
 def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
@@ -231,13 +247,15 @@ def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
     """
     if distance(first_uses(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
         return None
-    return _apart(record, old, trainer, "no update came between, but old and present log-probs differ")
+    return apart(record, old, trainer, "no update came between, but old and present log-probs differ")
 
 
 def ratio_is_always_1(record: AuditRecord) -> Fault | None:
     """In updates on a rollout after the weights have changed, the old log-probs are missing or equal the
     present ones bit for bit. Or they are equal in all calls of the loss, before and after the weights have
-    changed, although the settings split a rollout into several updates.
+    changed, although the settings split a rollout into several updates. Or, where a completion is trained
+    for the first time after a change, they are a hundred times nearer to the present ones than to those of
+    the weights that sampled, which differ by more than .001 nats per token, and five times less before it.
     """
     moved = [use for use in record.uses if use.moved and trainer(use)]
     # TRL uses the present log-probs if its batch has no old ones.
@@ -249,7 +267,26 @@ def ratio_is_always_1(record: AuditRecord) -> Fault | None:
         return Fault(sentence, stuck[0].update.step, location(stuck[0]))
     calls = [call for call in record.calls if call.moved]
     several = updates_of_a_rollout(record) > 1 and len(calls) >= MIN_CALLS
-    return Fault(sentence) if several and all(map(_is_on_policy, record.calls)) else None
+    if several and all(map(_is_on_policy, record.calls)):
+        return Fault(sentence)
+    return _old_logprobs_are_late(record)
+
+
+def _old_logprobs_are_late(record: AuditRecord) -> Fault | None:
+    """Return a fault if old log-probs are those of the first update on a completion, not of its sampling."""
+    begun = {(use.row.rollout, use.row.completion): use for use in reversed(record.uses)}
+    late = [use for use in begun.values() if use.moved]
+    unlike, noise = (distance(uses, old, at_sampling) for uses in (late, first_uses(record)))
+    is_late = distance(late, old, trainer) < 0.01 * unlike and unlike > EQUAL_NATS
+    if len(late) < MIN_COMPLETIONS or not is_late or not noise < UNEXPLAINED_PART * unlike:
+        return None
+    use, token = worst(late, old, at_sampling)
+    sentence = "old log-probs are computed when a completion is first trained, after the weights have moved"
+    return Fault(
+        f"{sentence} since its sampling, by {unlike:.2g} nats per token",
+        use.update.step,
+        location(use, token),
+    )
 
 
 def _is_on_policy(call: LossCall) -> bool:
@@ -263,108 +300,6 @@ def updates_of_a_rollout(record: AuditRecord) -> float:
     size = size or record.number("update_completions", 0.0) / record.number("num_generations", 1.0)
     prompts = record.number("rollout_prompts", size)
     return record.number("num_iterations", 1.0) * (prompts / size if size else 1.0)
-
-
-def sampler_is_shifted(record: AuditRecord) -> Fault | None:
-    """The sampler's log-probs differ from the trainer's and equal the log-probs of the next tokens, or of
-    the previous tokens.
-    """
-    for shift, which in ((following, "next token"), (preceding, "previous token")):
-        sentence = f"the sampler's log-probs belong to the {which}: they differ"
-        fault = _apart(record, sampler, present, sentence, shift(present))
-        if fault is not None:
-            return fault
-    return None
-
-
-def sampler_reports_another_temperature(record: AuditRecord) -> Fault | None:
-    """The sampler's log-probs are those at temperature 1, but it sampled at another temperature. If the
-    model's own log-probs at temperature 1 are unknown: the trainer finds the tokens more likely than the
-    sampler does, by 4 standard errors, although on average no distribution finds tokens more likely than the
-    one from which they were drawn.
-    """
-    temperature = record.number("temperature", 1.0)
-    has_plain = any(at_1(use) for use in record.uses)
-    if temperature == 1 or has_plain:
-        words = "the sampler's log-probs are at temperature 1: they differ"
-        return _apart(record, sampler, recomputed, words, at_1)
-    sums = [sum(x - y for _, x, y in pairs(use, sampler, present)) for use in first_uses(record)]
-    error = math.sqrt(sum(value**2 for value in sums))
-    if len(sums) < MIN_COMPLETIONS**2 or sum(sums) >= -4 * error:
-        return None
-    words = f"the trainer finds tokens more likely at the sampling temperature {temperature:g}"
-    return _apart(record, sampler, present, f"{words} than the sampler that drew them: the two differ")
-
-
-def sampler_is_left_behind(record: AuditRecord) -> Fault | None:
-    """Over at least three rollouts, the sampler's log-probs agree with the trainer's in the first one, and
-    until a weight has changed, but in none after that: they differ by at least five times as much in each of
-    these, and by more than .02 nats per token in the last. If the run corrects for this with importance
-    weights, the distance in the second half must also be a quarter larger than in the first: a sampler that
-    lags some updates behind by design keeps its distance.
-    """
-    by_rollout = list(_by_rollout(record).values())
-    # All rollouts before the first change of a weight count as the first one.
-    unchanged = [uses for uses in by_rollout if not any(use.changed_before for use in uses)]
-    by_rollout = by_rollout[max(len(unchanged) - 1, 0) :]
-    distances = [distance(uses, sampler, present) for uses in by_rollout]
-    distances = [value for value in distances if not math.isnan(value)]
-    if len(distances) < 3 or not (
-        distances[0] < UNEXPLAINED_PART * min(distances[1:]) and distances[-1] > SAME_PROGRAM_NATS
-    ):
-        return None
-    half = (len(distances) + 1) // 2
-    if _corrects(record) and fmean(distances[half:]) <= 1.25 * fmean(distances[1:half]):
-        return None
-    last = by_rollout[-1]
-    use, token = worst(last, sampler, present)
-    growth = f"{distances[0]:.2g} nats per token at first and by {distances[-1]:.2g} at last"
-    sentence = f"sampler and trainer differ by {growth}"
-    return Fault(
-        f"{sentence}: the sampler does not get the new weights", use.update.step, location(use, token)
-    )
-
-
-def sampler_differs(record: AuditRecord) -> Fault | None:
-    """Sampler and trainer differ by more than .05 nats per token, or by more than .2 if the run corrects for
-    that with importance weights. Or, without such weights, they differ by more than .05 in more than a tenth
-    of a rollout's completions, while a quarter of them agree to within .001.
-    """
-    limit = 0.2 if _corrects(record) else OTHER_PROGRAM_NATS
-    first = [use for use in first_uses(record) if use.row.rollout == record.rollouts[0].number]
-    agreed = distance(first, sampler, present) <= OTHER_PROGRAM_NATS
-    since = "though not in the first rollout" if agreed else "from the first rollout on"
-    words = "sampler and trainer differ"
-    if _draws_from_a_part(record):
-        words = (
-            "the sampler draws only from the likelier tokens (top_p, top_k, min_p): it and the trainer differ"
-        )
-    everywhere = _apart(record, sampler, present, f"{words}, {since},", limit=limit)
-    if everywhere is not None or _corrects(record):
-        return everywhere
-    return _apart_in_some(record, sampler, present, "sampler and trainer differ")
-
-
-def _corrects(record: AuditRecord) -> bool:
-    """Whether the loss corrects for the sampler's log-probs: by weights, or by using them as the old ones."""
-    # TRL corrects only for vLLM; other frameworks have no such setting.
-    asked_for = record.setting("vllm_importance_sampling_correction") and record.setting("use_vllm", True)
-    weighs = any(w not in (None, 0, 1) for use in record.uses for w in use.row.corrections or ())
-    return bool(asked_for) or weighs or _lags_in_the_ratio(record)
-
-
-def _lags_in_the_ratio(record: AuditRecord) -> bool:
-    """Whether the old log-probs are the sampler's, and agreed with the trainer's in the first rollout. Any
-    later difference is then a lag, for which the ratio corrects.
-    """
-    first = [use for use in first_uses(record) if use.row.rollout == record.rollouts[0].number]
-    return distance(first_uses(record), old, sampler) == 0 and distance(first, sampler, trainer) < EQUAL_NATS
-
-
-def _draws_from_a_part(record: AuditRecord) -> bool:
-    """Whether the sampler's log-probs exceed the trainer's, as if some tokens shared all the probability."""
-    apart = [x - y for use in first_uses(record) for _, x, y in pairs(use, sampler, present)]
-    return len(apart) >= DTYPE_VALUES and min(apart) > -0.1 * fmean(apart)
 
 
 def ratios_are_wide(record: AuditRecord) -> Fault | None:
@@ -413,9 +348,5 @@ CHECKS = {
     "old_stale": old_logprobs_are_stale,
     "logprobs_differ": trainer_differs_from_the_model,
     "ratio_stuck": ratio_is_always_1,
-    "sampler_shifted": sampler_is_shifted,
-    "sampler_temperature": sampler_reports_another_temperature,
-    "sampler_behind": sampler_is_left_behind,
-    "sampler_differs": sampler_differs,
     "logprobs_rounded": logprobs_are_rounded,
 }

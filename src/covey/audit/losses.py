@@ -1,37 +1,26 @@
 """Checks of losses: each is computed again from the inputs of the loss function, under the run's settings.
 
-An update of TRL is one case, and so is each recorded call of verl's and OpenRLHF's loss functions. A mistake
-is a variation of the algorithm: the cause is the variation that reproduces all recorded losses.
+A mistake is a variation of the algorithm: the cause is the variation that reproduces all recorded losses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from covey.audit.check import Fault, MissingField
 from covey.audit.conventions import (
     MEANS,
     algorithm_setting,
     convention_of,
-    correction_of,
-    entropy_coefficient,
-    is_rloo,
-    loss_of_calls,
-    losses_of,
 )
 from covey.audit.corrections import exchanged_weights, weights_are_inverted
 from covey.audit.derivatives import DERIVATIVES
-from covey.audit.frameworks import FRAMEWORKS
-from covey.audit.groups import groups_of
 from covey.audit.kl_rewards import kl_is_paid
-from covey.audit.record import AuditRecord, LossCall, LossRow, Numbers, Row, Update, Use
+from covey.audit.loss_cases import differing
+from covey.audit.record import AuditRecord
 from covey.audit.terms import entropy_enters_with_the_wrong_sign, kl_is_subtracted
 from covey.audit.variations import (
     LossCase,
@@ -40,182 +29,18 @@ from covey.audit.variations import (
     clipped_alone,
     clipped_outside,
     corrected_the_wrong_way,
+    counting_untrained,
     entropy_added,
     kl_exchanged,
     not_clipped,
     not_corrected,
     of_another_level,
+    of_both_levels,
     of_the_product,
     over_padding,
     varied,
 )
-from covey.objective.algorithms import Algorithm
 from covey.objective.axis_function import bind
-from covey.objective.data import LossInputs
-from covey.objective.reductions import Totals, token_mean
-
-CLIPPED = ("vanilla", "ppo")
-"""Loss functions of verl and OpenRLHF with PPO's clip."""
-MIN_ADVANTAGE = 1e-3
-"""An advantage below is the rounding of rewards that are equal."""
-MIN_WEIGHT = 1e-30
-"""Smaller weights count as this one, so that their logarithm is finite."""
-
-
-@lru_cache(maxsize=8)
-def differing(record: AuditRecord) -> tuple[tuple[LossCase, ...], ...]:
-    """Return, for each algorithm that the run may have, the losses that differ from covey's; () if one of the
-    algorithms explains all losses.
-    """
-    of_calls = tuple(_of_calls(record))
-    alternatives = []
-    for algorithm in losses_of(record) or (None,):
-        cases = (*(() if algorithm is None else _of_updates(record, algorithm)), *of_calls)
-        off = tuple(case for case in cases if not case.is_that_of(case))
-        if not off:
-            return ()
-        alternatives.append(off)
-    return tuple(alternatives)
-
-
-def _of_updates(record: AuditRecord, algorithm: Algorithm) -> Iterator[LossCase]:
-    """Yield the losses of whole updates, as an algorithm computes them."""
-    coef = entropy_coefficient(record)
-    for update in record.updates:
-        uses = record.uses_of(update)
-        if update.loss is not None and _is_whole(record, algorithm, update, uses):
-            references = None if algorithm.kl is None else [use.row.ref_logprobs or [] for use in uses]
-            totals = {
-                "prompts": len(set(groups_of([use.sample for use in uses]))),
-                "max_tokens": int(record.number("max_completion_length", 0)),
-            }
-            inputs = _inputs(_rows_of(uses), totals, references)
-            bonus = coef * (update.metrics.get("entropy") or 0.0)
-            # HF's trainer divides the loss of RLOO, which TRL leaves as a mean over the micro-batch.
-            micro_batches = record.number("gradient_accumulation_steps", 1) if is_rloo(record) else 1
-            recorded = update.loss / micro_batches
-            case = LossCase(update.step, "", recorded, algorithm, inputs, bonus=bonus)
-            case = replace(case, gradients=_gradients_of(uses, inputs))
-            is_part = len(uses) < _sampled(record, {use.row.rollout for use in uses})
-            case = replace(case, is_part=is_part)
-            yield case if record.header.framework in FRAMEWORKS else _corrected(case, [u.row for u in uses])
-
-
-def _is_whole(record: AuditRecord, algorithm: Algorithm, update: Update, uses: Sequence[Use]) -> bool:
-    """Whether a record holds everything from which an update's loss is computed."""
-    rows = [use.row for use in uses]
-    complete = all(r.mask and r.logprobs and isinstance(r.advantage, float) for r in rows)
-    if not rows or not complete or len(rows) < len(update.rows):
-        return False
-    if algorithm.kl is not None and any(r.ref_logprobs is None for r in rows):
-        return False
-    # TRL takes a mean over the tokens of a whole rollout, so the update must contain all of it.
-    numbers = {r.rollout for r in rows}
-    is_one_rollout = len(numbers) == 1 and len(rows) == _sampled(record, numbers)
-    is_own = record.header.framework not in FRAMEWORKS
-    return is_one_rollout or is_own or algorithm.reduce.function is not token_mean
-
-
-def _corrected(case: LossCase, rows: Sequence[Row] | Sequence[LossRow]) -> LossCase:
-    """Return a case with the importance weights of its completions, if all have them."""
-    weights = [row.corrections for row in rows if row.corrections is not None]
-    if len(weights) < len(rows):
-        return case
-    logs = [[math.log(max(w or 0.0, MIN_WEIGHT)) for w in row] for row in weights]
-    return replace(case, mismatch=_padded(logs, case.inputs.mask))
-
-
-def _of_calls(record: AuditRecord) -> Iterator[LossCase]:
-    """Yield the recorded calls of a loss function whose settings are known."""
-    algorithm = loss_of_calls(record)
-    weigh = correction_of(record)
-    for call in record.calls:
-        totals = _totals_of(call)
-        if algorithm is None or totals is None or call.name not in CLIPPED:
-            continue
-        inputs = _inputs(call.rows, totals)
-        case = LossCase(
-            0, f" (call {call.step} of {call.name})", call.loss, algorithm, inputs, precision=1e-3
-        )
-        case = _corrected(case, call.rows)
-        sampler = [row.sampler_logprobs for row in call.rows if row.sampler_logprobs is not None]
-        if case.mismatch is None and weigh is not None and len(sampler) == len(call.rows):
-            mismatch = inputs.old_logprobs - _padded(sampler, inputs.mask)
-            case = replace(case, mismatch=mismatch, weigh=weigh)
-        yield case
-
-
-def _totals_of(call: LossCall) -> dict[str, int] | None:
-    """Return the totals by which a loss divides, if its caller gives any; None if one is no whole number."""
-    totals = {"tokens": call.tokens, "completions": call.completions}
-    recorded = {name: total for name, total in totals.items() if total is not None}
-    rounded = {name: round(total) for name, total in recorded.items()}
-    return rounded if all(abs(rounded[name] - total) <= 1e-3 for name, total in recorded.items()) else None
-
-
-def _rows_of(uses: Sequence[Use]) -> list[LossRow]:
-    """Return the completions of an update as its loss gets them. Missing old log-probs equal the present."""
-    return [
-        LossRow(
-            mask=_with_places(row.mask or [], row.gradients or ()),
-            logprobs=row.logprobs or [],
-            old_logprobs=row.old_logprobs or row.logprobs or [],
-            advantage=[row.advantage if isinstance(row.advantage, float) else None] * len(row.mask or ()),
-        )
-        for row in (use.row for use in uses)
-    ]
-
-
-def _with_places(mask: list[bool], gradients: Numbers | tuple[()]) -> list[bool]:
-    """Return a mask with the places behind it that have a gradient."""
-    return [*mask, *[False] * (len(gradients) - len(mask))]
-
-
-def _gradients_of(uses: Sequence[Use], inputs: LossInputs) -> Tensor | None:
-    """Return the recorded derivative of an update's loss; None without one, or where it is rounding alone."""
-    gradients = [use.row.gradients for use in uses if use.row.gradients is not None]
-    if len(gradients) < len(uses) or float(inputs.advantages.abs().max()) < MIN_ADVANTAGE:
-        return None
-    return _padded(gradients, inputs.mask)
-
-
-def _inputs(
-    rows: Sequence[LossRow], totals: Mapping[str, int], references: Sequence[Numbers] | None = None
-) -> LossInputs:
-    """Return the inputs of a loss. ``totals``: numbers that replace the counts of these rows."""
-    mask = _padded([[float(on) for on in row.mask] for row in rows]).bool()
-    counts = {
-        "tokens": int(mask.sum()),
-        "completions": int(mask.any(-1).sum()),
-        "prompts": 1,
-        "max_tokens": mask.shape[1],
-        "rows": len(rows),
-    }
-    return LossInputs(
-        logprobs=_padded([row.logprobs for row in rows], mask),
-        mask=mask,
-        advantages=_padded([row.advantage for row in rows], mask),
-        old_logprobs=_padded([row.old_logprobs for row in rows], mask),
-        totals=Totals(**{**counts, **totals}),
-        group_tokens=mask.sum(-1),
-        ref_logprobs=None if references is None else _padded(references, mask),
-    )
-
-
-def _sampled(record: AuditRecord, numbers: set[int]) -> int:
-    return sum(len(r.completions) for r in record.rollouts if r.number in numbers)
-
-
-def _padded(rows: Sequence[Numbers] | Sequence[Sequence[float]], mask: Tensor | None = None) -> Tensor:
-    """Return rows of numbers as (N, T) float64, with 0 after their ends and for unknown values."""
-    values = [torch.tensor([0.0 if v is None else v for v in row], dtype=torch.float64) for row in rows]
-    padded = pad_sequence(values, batch_first=True)
-    if mask is None:
-        return padded
-    result = torch.zeros(mask.shape, dtype=torch.float64)
-    width = min(mask.shape[1], padded.shape[1])
-    result[:, :width] = padded[:, :width]
-    return result
 
 
 def _fault_if_explained(
@@ -226,7 +51,7 @@ def _fault_if_explained(
             case = max(off, key=lambda case: abs(case.recorded - case.due))
             numbers = f"{case.recorded:.4g} where {case.due:.4g} is expected"
             if case.agrees(case.recorded, case.due):
-                numbers = "its value is the expected one, and its derivative by the log-probs is not"
+                numbers = "its derivative by the log-probs is not the expected one"
             return Fault(f"{words}: {numbers}{case.words}", case.step)
     return None
 
@@ -274,7 +99,7 @@ def correction_is_inverted(record: AuditRecord) -> Fault | MissingField | None:
 
 def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
     """The loss has another reduction than the settings ask for: a mean over tokens, over completions, or
-    over all places with the padding, or a sum.
+    over all places with the padding or the untrained tokens, or a sum.
     """
     lacking = _missing_loss_setting(record)
     if lacking is not None:
@@ -292,7 +117,10 @@ def reduction_is_another(record: AuditRecord) -> Fault | MissingField | None:
         if fault is not None:
             return fault
     words = "the mean of the loss is over all places, including the padding"
-    return _fault_of_variation(record, over_padding, words)
+    untrained = "the mean of the loss counts tokens that are not trained, such as a tool's"
+    return _fault_of_variation(record, over_padding, words) or _fault_of_variation(
+        record, counting_untrained, untrained
+    )
 
 
 def loss_is_negated(record: AuditRecord) -> Fault | None:
@@ -300,7 +128,7 @@ def loss_is_negated(record: AuditRecord) -> Fault | None:
 
     def negated(case: LossCase) -> bool:
         shows = case.gradients is not None or abs(case.recorded) > 1e-3
-        return shows and case.agrees(-case.recorded, case.due) and case.is_along(case, sign=-1.0)
+        return shows and case.agrees(-case.recorded, case.due) and case.is_along(case, by=-1.0)
 
     return _fault_if_explained(record, "the loss has the wrong sign", negated)
 
@@ -323,7 +151,8 @@ def kl_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
 
     def subtracted(case: LossCase) -> bool:
         kl = float(case.value().kl)
-        return kl > 1e-4 and case.agrees(case.recorded, case.due - 2 * coef * kl)
+        is_known = not math.isnan(case.recorded)
+        return is_known and kl > 1e-4 and case.agrees(case.recorded, case.due - 2 * coef * kl)
 
     return _fault_if_explained(record, "the KL is subtracted from the loss", subtracted)
 
@@ -339,9 +168,10 @@ def loss_is_scaled(record: AuditRecord) -> Fault | None:
     count = record.number("gradient_accumulation_steps", 1)
 
     def scaled(case: LossCase) -> bool:
-        sides = (case.recorded / count, case.recorded * count)
         # An update on a part of a rollout may divide by the tokens of the whole rollout.
-        return count > 1 and not case.is_part and any(case.agrees(side, case.due) for side in sides)
+        is_known = not case.is_part and not math.isnan(case.recorded)
+        factors = (count, 1 / count) if count > 1 and is_known else ()
+        return any(case.agrees(case.recorded / by, case.due) and case.is_along(case, by) for by in factors)
 
     sentence = f"the loss is scaled by gradient_accumulation_steps={count:g}"
     return _fault_if_explained(record, sentence, scaled)
@@ -374,12 +204,16 @@ def entropy_has_the_wrong_sign(record: AuditRecord) -> Fault | None:
 
 def ratio_is_of_another_level(record: AuditRecord) -> Fault | None:
     """The loss takes the ratio of each token where the settings ask for the completion's, or the reverse; or
-    it takes the product of the tokens' ratios where they ask for the geometric mean.
+    it takes the product of the tokens' ratios where they ask for the geometric mean, or multiplies the
+    ratios of both levels.
     """
     words = "the ratio is not of the level that the settings ask for (token or completion)"
     product = "the ratio of a completion is the product of its tokens' ratios, not their geometric mean"
-    return _fault_of_variation(record, of_another_level, words) or _fault_of_variation(
-        record, of_the_product, product
+    both = "the ratio of a completion is multiplied by that of each token, so a motion counts twice"
+    return (
+        _fault_of_variation(record, of_another_level, words)
+        or _fault_of_variation(record, of_the_product, product)
+        or _fault_of_variation(record, of_both_levels, both)
     )
 
 

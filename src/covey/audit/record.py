@@ -82,6 +82,8 @@ class Sample(_Part):
     """Number of the group within which the trainer compares the completion."""
     row: dict[str, object] = {}
     """The columns of its data row besides the prompt."""
+    foreign: Bit = False
+    """Whether no row of the data has this prompt with this answer."""
     rewards: Scores = {}
     reward: float | None = None
     """The weighted sum."""
@@ -158,6 +160,24 @@ class Rollout(_Part):
     completions: list[Sample]
 
 
+class Motion(_Part):
+    """The motion of some weights of a tensor by a step: norms over these weights."""
+
+    name: str
+    gradient: float | None = None
+    """As the step got it."""
+    change: float | None = None
+    """By the step; None if the optimizer took no step."""
+    due: float | None = None
+    """The change that the optimizer's formula gives for its gradients so far."""
+    off: float | None = None
+    """Distance of the change from that, beyond rounding."""
+    fresh: float | None = None
+    """Distance of the change from the first step of a new optimizer, beyond rounding."""
+    outside: float | None = None
+    """Change since the end of the step before."""
+
+
 class Update(_Part):
     """A line: one optimizer step."""
 
@@ -170,6 +190,14 @@ class Update(_Part):
     learning_rate: float | None = None
     weights_changed: float | None = None
     """Fraction of a sample of the weights that the update changed."""
+    motions: list[Motion] = []
+    """Of some tensors."""
+    step_norm: float | None = None
+    """Norm of the gradient as the optimizer's step gets it."""
+    gradient_cosine: float | None = None
+    """Cosine between the gradient of weights and that of the loss, computed once more."""
+    adapter_frozen: float | None = None
+    """Fraction of an adapter's tensors that are not trained."""
     metrics: dict[str, float | None] = {}
 
     @property

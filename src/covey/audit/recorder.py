@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypeVar
 
+from covey.audit.motions import MotionRecorder
 from covey.audit.probes import probe
 from covey.audit.record import FORMAT, VERSION
 
@@ -42,13 +43,28 @@ class Recorder:
         self.path = path
         self.failed = False
         self._before: list[Tensor] = []
+        self.motions: MotionRecorder | None = None
         path.write_text("")
         self.write(format=FORMAT, version=VERSION, **header)
 
     def write(self, **line: object) -> None:
-        """Append a line."""
+        """Append a line. That of an update gets the motions of watched weights."""
+        if self.motions is not None and line.get("kind") == "update":
+            line |= self.motions.take()
         with self.path.open("a") as file:
             file.write(json.dumps(line, default=str) + "\n")
+
+    def watch(self, model: nn.Module, optimizer: Any) -> None:
+        """Keep for each update how its step moves some weights, and how the optimizer's formula would.
+
+        An optimizer that is none of torch's, such as DeepSpeed's, is left alone.
+        """
+        motions = MotionRecorder(model, optimizer)
+        if not hasattr(motions.optimizer, "register_step_pre_hook"):
+            return
+        self.motions = motions
+        motions.optimizer.register_step_pre_hook(lambda *_: self.attempt(motions.before))
+        motions.optimizer.register_step_post_hook(lambda *_: self.attempt(motions.after))
 
     def attempt(self, part: Callable[..., T], *args: object, **kwargs: object) -> T | None:
         """Call a part of a writer. If it fails, print the reason and record nothing more."""
@@ -166,13 +182,23 @@ def plain_logprobs(
     import torch
 
     was_training = model.training
-    input_ids = torch.tensor([[*prompt_ids, *ids]], device=next(model.parameters()).device)
     with torch.no_grad(), context:
-        # The logits at a token predict the next one.
-        logits = model.eval()(input_ids=input_ids).logits[0, len(prompt_ids) - 1 : -1].float()
+        by_temperature = token_logprobs(model.eval(), prompt_ids, ids, temperatures)
     model.train(was_training)
+    return [numbers(logprobs) for logprobs in by_temperature]
+
+
+def token_logprobs(
+    model: nn.Module, prompt_ids: Sequence[int], ids: Sequence[int], temperatures: Sequence[float]
+) -> list[Tensor]:
+    """Return (T,) for each temperature: the log-probs of a completion's tokens."""
+    import torch
+
+    input_ids = torch.tensor([[*prompt_ids, *ids]], device=next(model.parameters()).device)
+    # The logits at a token predict the next one.
+    logits = model(input_ids=input_ids).logits[0, len(prompt_ids) - 1 : -1].float()
     chosen = input_ids[0, len(prompt_ids) :, None]
-    return [numbers((logits / t).log_softmax(-1).gather(-1, chosen)[:, 0]) for t in temperatures]
+    return [(logits / t).log_softmax(-1).gather(-1, chosen)[:, 0] for t in temperatures]
 
 
 def numbers(values: Tensor) -> list[float]:

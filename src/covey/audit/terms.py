@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import pairwise
-from statistics import median, mode
+from statistics import fmean, median, mode
 
 from covey.audit.check import Fault
-from covey.audit.record import AuditRecord
+from covey.audit.logprobs import old, pairs, reference
+from covey.audit.record import AuditRecord, Use
 
 MIN_CALLS = 2
 """Fewest calls whose terms must be known."""
 MIN_STEPS = 3
 """Fewest optimizer steps that must have the same number of calls."""
+KL_COEFFICIENT = "kl_coef"
+"""Metric of an update with the coefficient of its KL, where that changes."""
+MIN_CHANGES = 8
+"""Fewest changes of a coefficient that show how it follows the KL."""
 COEFFICIENTS = {"kl": "beta", "entropy": "algorithm.entropy.coef"}
 """Term of a loss -> setting of its coefficient."""
 
@@ -66,6 +73,32 @@ def coefficient_is_another(record: AuditRecord) -> Fault | None:
     return None
 
 
+def controller_is_inverted(record: AuditRecord) -> Fault | None:
+    """Over at least eight changes of the KL's coefficient, it has fallen after the larger KLs and risen after
+    the smaller ones, without an exception.
+    """
+    updates = [
+        (update.metrics.get(KL_COEFFICIENT), _mean_kl(record.uses_of(update))) for update in record.updates
+    ]
+    changes = [
+        (kl, following > coef)
+        for (coef, kl), (following, _) in pairwise(updates)
+        if coef is not None and following is not None and kl is not None and following != coef
+    ]
+    risen = [kl for kl, rises in changes if rises]
+    fallen = [kl for kl, rises in changes if not rises]
+    if len(changes) < MIN_CHANGES or not risen or not fallen or max(risen) >= min(fallen):
+        return None
+    sentence = f"the KL's coefficient falls after KLs of {min(fallen):.2g} and more nats per token"
+    return Fault(f"{sentence}, and rises after those of {max(risen):.2g} and less: it is upside down")
+
+
+def _mean_kl(uses: Sequence[Use]) -> float | None:
+    """Return an update's mean KL to the reference, in nats per token; None if it is unknown."""
+    logs = [y - x for use in uses for _, x, y in pairs(use, old, reference)]
+    return fmean(math.exp(log) - log - 1 for log in logs) if logs else None
+
+
 def gradient_is_rescaled(record: AuditRecord) -> Fault | None:
     """Between calls of the loss without an optimizer step, the gradient so far is multiplied by a number
     other than 1: probably it was clipped after each micro-batch. Or it is set to 0 in every such call of at
@@ -114,6 +147,7 @@ def micro_batches_have_own_means(record: AuditRecord) -> Fault | None:
 
 
 CHECKS = {
+    "controller_inverted": controller_is_inverted,
     "coefficient_differs": coefficient_is_another,
     "gradient_rescaled": gradient_is_rescaled,
     "micro_means": micro_batches_have_own_means,

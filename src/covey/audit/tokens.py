@@ -143,6 +143,43 @@ def padding_is_trained(record: AuditRecord) -> Fault | None:
     return _most(record, shows, "tokens behind the end are trained", 0.0)
 
 
+def _inserted(use: Use) -> set[int]:
+    """Return the tokens that a tool wrote: declared ones, and two in a row that the sampler did not draw."""
+    sampler, trainer = use.sample.sampler_logprobs, use.row.logprobs
+    strange = [
+        not sampled and trained is not None and trained < -1
+        for sampled, trained in zip(sampler or (), trainer or (), strict=False)
+    ]
+    # If the other tokens differ too, the log-probs belong to other ids and say nothing about a tool.
+    both = zip(sampler or (), trainer or (), strange, strict=False)
+    others = [
+        abs(sampled - trained)
+        for sampled, trained, odd in both
+        if sampled and trained is not None and not odd
+    ]
+    aligned = sum(others) <= len(others)
+    foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair) and aligned}
+    return foreign | {n for n, wrote in enumerate(use.sample.inserted or ()) if wrote}
+
+
+def mask_is_inverted(record: AuditRecord) -> Fault | None:
+    """In more than half of the completions with tokens that a tool wrote, at least half of these are trained,
+    and none of the tokens that the model wrote.
+    """
+
+    def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        foreign = _inserted(use)
+        if not foreign or len(foreign) == len(ids):
+            return None
+        trained = {n for n, on in enumerate(mask) if on}
+        # Two neighbours are needed to recognize a tool's token, so the edges of its text are unknown.
+        edges = {n + 1 for n in foreign} | {n - 1 for n in foreign}
+        inverted = 2 * len(trained & foreign) >= len(foreign) and trained <= foreign | edges
+        return min(trained) if inverted else -1
+
+    return _most(record, shows, "the mask is inverted: only the tool's text is trained", 0.5)
+
+
 def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
     """Tokens that a tool wrote are trained: tokens declared as inserted, or two in a row to which the
     sampler gives a log-prob of 0 or none and the trainer less than -1, although the two agree on the other
@@ -150,21 +187,7 @@ def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
     """
 
     def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
-        sampler, trainer = use.sample.sampler_logprobs, use.row.logprobs
-        strange = [
-            not sampled and trained is not None and trained < -1
-            for sampled, trained in zip(sampler or (), trainer or (), strict=False)
-        ]
-        # If the other tokens differ too, the log-probs belong to other ids and say nothing about a tool.
-        both = zip(sampler or (), trainer or (), strange, strict=False)
-        others = [
-            abs(sampled - trained)
-            for sampled, trained, odd in both
-            if sampled and trained is not None and not odd
-        ]
-        aligned = sum(others) <= len(others)
-        foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair) and aligned}
-        foreign |= {n for n, wrote in enumerate(use.sample.inserted or ()) if wrote}
+        foreign = _inserted(use)
         if not foreign:
             return None
         return next((n for n in sorted(foreign) if n < len(mask) and mask[n]), -1)
@@ -326,12 +349,18 @@ def update_trains_no_token(record: AuditRecord) -> Fault | None:
 
 
 def prompts_are_ended(record: AuditRecord) -> Fault | None:
-    """All prompts, at least four, end with an end token."""
+    """All prompts, at least four, end with an end token, or with one that only white space follows."""
     ends = record.header.tokens.eos
-    prompts = [(step, n, s.prompt_ids) for step, n, s in record.samples if s.prompt_ids]
-    if len(prompts) < MIN_COMPLETIONS or not all(ids[-1] in ends for _, _, ids in prompts):
+    names = record.header.tokens.names
+    texts = tuple(names[str(token)] for token in ends if str(token) in names)
+    prompts = [(step, n, s.prompt_ids, s.prompt) for step, n, s in record.samples if s.prompt_ids]
+    ended = [
+        ids[-1] in ends or (isinstance(prompt, str) and prompt.rstrip().endswith(texts))
+        for _, _, ids, prompt in prompts
+    ]
+    if len(prompts) < MIN_COMPLETIONS or not all(ended):
         return None
-    step, n, ids = prompts[0]
+    step, n, ids, _ = prompts[0]
     evidence = {"completion": n, "token": len(ids) - 1}
     return Fault("every prompt ends with the end token, and the answer comes after it", step, evidence)
 
@@ -365,6 +394,7 @@ CHECKS = {
     "nothing_trained": update_trains_no_token,
     "tokens_replaced": other_tokens_are_trained,
     "mask_shifted": mask_is_shifted,
+    "mask_inverted": mask_is_inverted,
     "end_untrained": end_is_untrained,
     "end_appended": end_is_appended,
     "padding_trained": padding_is_trained,

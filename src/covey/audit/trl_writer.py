@@ -7,13 +7,16 @@ results are copied. Only the first process writes. If recording fails, the recor
 from __future__ import annotations
 
 import functools
+import json
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.audit.probes import probe
+from covey.audit.probes import ANSWERS, probe
 from covey.audit.recorder import (
     PLAIN_TYPES,
     Recorder,
@@ -23,6 +26,7 @@ from covey.audit.recorder import (
     numbers,
     plain_logprobs,
     row_of,
+    token_logprobs,
     tokens_of,
     up_to,
 )
@@ -42,6 +46,12 @@ Rows = list[dict[str, Any]]
 Tensors = dict[str, "Tensor"]
 MAX_KEPT_ROLLOUTS = 8
 """Most rollouts whose completions are kept in memory."""
+MAX_ROWS = 100_000
+"""Most rows of a dataset whose answers are kept in memory."""
+GRADIENT_STEPS = 8
+"""Last update whose gradient is computed once more; not the first one, which no earlier one disturbs."""
+SAME_LOGPROBS = 0.02
+"""Most nats per token between two forward passes of a completion that have the same gradient."""
 
 
 def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = True) -> None:
@@ -60,6 +70,7 @@ def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = Tr
             hook = getattr(recorder, name)
             setattr(trainer, name, functools.partial(recorder.around, hook, getattr(trainer, name)))
     ends = {
+        "on_train_begin": lambda *_, **__: recorder.file.attempt(recorder.begin),
         "on_pre_optimizer_step": lambda *_, **__: recorder.file.attempt(recorder.before_step),
         "on_step_end": lambda *_, **__: recorder.file.attempt(recorder.after_step),
     }
@@ -74,7 +85,15 @@ class _TrlRecorder:
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
         settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN_TYPES)}
+        settings["processes"] = trainer.accelerator.num_processes
+        kwargs = getattr(trainer.args, "generation_kwargs", None) or {}
+        settings |= {f"generation_kwargs.{k}": v for k, v in kwargs.items() if isinstance(v, PLAIN_TYPES)}
         settings["model"] = trainer.model.config.name_or_path
+        # An optimizer or a schedule that the script made is not that of the arguments.
+        if trainer.optimizer is not None:
+            settings["learning_rate"] = trainer.optimizer.param_groups[0]["lr"]
+        if trainer.lr_scheduler is not None:
+            settings["lr_scheduler_type"] = type(trainer.lr_scheduler).__name__
         settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
         self.file = Recorder(
             path,
@@ -86,6 +105,7 @@ class _TrlRecorder:
         )
         keep_tokenizer(tokenizer, path)
         self.trainer = trainer
+        self.answers = _answers_by_prompt(trainer.train_dataset)
         self.looks = looks
         self.probes = probes
         self.scored: tuple[Any, ...] = ()
@@ -96,6 +116,8 @@ class _TrlRecorder:
         """Log-probs that were computed since the last loss."""
         self.samples: dict[tuple[int, int], dict[str, Any]] = {}
         self.update: dict[str, Any] = {"rows": [], "loss": 0.0}
+        self.gradients_due = 2 if looks else 0
+        """Updates whose gradient is still to be computed once more."""
 
     def around(self, hook: Callable[..., T], inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a method of the trainer, and pass its result to ``hook``, which may return another result."""
@@ -146,6 +168,10 @@ class _TrlRecorder:
             "rewards": {n: None if isnan(v) else v for n, v in zip(names, rewards, strict=True)},
             "advantage": float(output["advantages"][index].flatten()[0]),
         }
+        due = self.answers.get(_key(prompts))
+        answers = _key({name: rows.get(name) for name in ANSWERS if name in rows})
+        if due is not None and answers not in due:
+            sample["foreign"] = True
         if "sampling_per_token_logps" in output:
             sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][index][: len(ids)])
         if "tool_mask" in output:
@@ -207,10 +233,49 @@ class _TrlRecorder:
     def _get_grad_norm(self, norm: Tensor | float | None, *_: object, **__: object) -> None:
         self.update["grad_norm"] = None if norm is None else float(norm)
 
+    def begin(self) -> None:
+        """Watch the steps of the optimizer, which exists only now."""
+        self.file.watch(self.trainer.model, self.trainer.optimizer)
+
     def before_step(self) -> None:
         """Keep the learning rate of the next update, and some of the weights before it."""
+        frozen = _frozen_part(self.trainer.accelerator.unwrap_model(self.trainer.model))
+        if frozen is not None:
+            self.update["adapter_frozen"] = frozen
         self.update["learning_rate"] = self.trainer.optimizer.param_groups[0]["lr"]
         self.file.weights_changed(self.trainer.model.parameters())
+        step = self.trainer.state.global_step
+        if self.gradients_due and 0 < step <= GRADIENT_STEPS:
+            cosine = self._gradient_cosine()
+            self.update["gradient_cosine"] = cosine
+            self.gradients_due -= cosine is not None
+
+    def _gradient_cosine(self) -> float | None:
+        """Compare the weights' gradient with that of the loss; None where other terms or noise are in it."""
+        trainer, motions = self.trainer, self.file.motions
+        has_terms = getattr(trainer.args, "entropy_coef", 0) or _has_noise(trainer.model)
+        # Other processes add their completions.
+        is_all = trainer.accelerator.num_processes == 1 and not has_terms
+        if motions is None or not is_all or not all("gradients" in row for row in self.update["rows"]):
+            return None
+        # Without dropout, which would draw random numbers; without memory for it there is no comparison.
+        trainer.model.eval()
+        try:
+            with suppress(RuntimeError), trainer.accelerator.autocast():
+                return motions.gradient_cosine(map(self._along_gradients, self.update["rows"]))
+        finally:
+            trainer.model.train()
+        return None
+
+    def _along_gradients(self, row: dict[str, Any]) -> Tensor:
+        """Return a number whose gradient is that of the loss by the log-probs of a completion."""
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        prompt = self.samples[row["rollout"], row["completion"]]["prompt_ids"]
+        (logprobs,) = token_logprobs(model, prompt, row["ids"], (self.trainer.args.temperature,))
+        of_loss = logprobs.new_tensor(row["logprobs"])
+        if float((logprobs.detach() - of_loss).abs().mean()) > SAME_LOGPROBS:
+            raise RuntimeError("the forward pass of the loss is another one, as with dropout")
+        return (logprobs * logprobs.new_tensor(row["gradients"][: len(logprobs)])).sum()
 
     def after_step(self) -> None:
         """Write the update's line."""
@@ -234,10 +299,44 @@ def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
     return {name: logprobs.detach() for name, logprobs in zip(names, passes, strict=False)}
 
 
+def _has_noise(model: Any) -> bool:
+    """Whether a model has dropout, or a loss of its own for the load of experts."""
+    config = model.config.to_dict()
+    rates = [value for name, value in config.items() if re.search("dropout|pdrop", name)]
+    rates += [getattr(module, "p", 0) for module in model.modules() if "Dropout" in type(module).__name__]
+    return config.get("output_router_logits") is True or any(isinstance(p, float) and p > 0 for p in rates)
+
+
+def _frozen_part(model: Any) -> float | None:
+    """Return the fraction of the tensors of a model's LoRA adapter that are not trained; None without one."""
+    active = getattr(model, "active_adapter", None)
+    if not isinstance(active, str):
+        return None
+    named = model.named_parameters()
+    trained = [p.requires_grad for name, p in named if re.search(rf"\blora_\w+\.{re.escape(active)}\b", name)]
+    return trained.count(False) / len(trained) if trained else None
+
+
 def _keep_gradient(gradient: Tensor, rows: Rows) -> None:
     """Add the derivative of the loss by the log-probs of a micro-batch to its rows."""
     for row, derivative in zip(rows, gradient, strict=True):
         row["gradients"] = up_to(len(row["mask"]), derivative)
+
+
+def _answers_by_prompt(data: Any) -> dict[str, set[str]]:
+    """Return the answers that a dataset has for each prompt; {} for a stream, or without answers."""
+    names = [name for name in ANSWERS if name in (getattr(data, "column_names", None) or ())]
+    prompts = _prompts(data) if names else []
+    if len(prompts) > MAX_ROWS:
+        return {}
+    answers = dict[str, set[str]]()
+    for prompt, *values in zip(prompts, *(data[name] for name in names), strict=True) if prompts else ():
+        answers.setdefault(_key(prompt), set()).add(_key(dict(zip(names, values, strict=True))))
+    return answers
+
+
+def _key(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _prompts(data: Any) -> list[Any]:

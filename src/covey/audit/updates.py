@@ -6,7 +6,7 @@ import math
 from itertools import pairwise, takewhile
 
 from covey.audit.check import Fault
-from covey.audit.logprobs import after, before, pairs, ratios_are_wide
+from covey.audit.logprobs import after, before, distance, pairs, ratios_are_wide, trainer
 from covey.audit.record import AuditRecord, Update, Use
 from covey.audit.tokens import location
 from covey.system.text import percent
@@ -19,6 +19,10 @@ NO_GRADIENT = 1e-6
 """Largest gradient norm that may be float32's rounding in sums that cancel."""
 MIN_ADVANTAGE = 0.1
 """Smallest advantage whose gradient must exceed rounding."""
+MIN_MOVES = 4
+"""Fewest earlier updates with which the motion of one is compared."""
+LEAP_NATS = 1.0
+"""Most nats per token by which a sound update moves a policy."""
 IDLE_UPDATES = 4
 """Fewest updates without a learning rate that are more than the end of a schedule."""
 MIN_RATE = 1e-10
@@ -48,6 +52,23 @@ def _gain(use: Use) -> float:
     if not isinstance(use.row.advantage, float):
         return 0.0
     return use.row.advantage * sum(y - x for _, x, y in pairs(use, before, after))
+
+
+def policy_leaps(record: AuditRecord) -> Fault | None:
+    """An update moves the log-probs of its completions by more than 1 nat per token, and by more than ten
+    times as much as any of at least four earlier updates.
+    """
+    distances = [(distance(record.uses_of(update), trainer, after), update.step) for update in record.updates]
+    moves = [(nats, step) for nats, step in distances if not math.isnan(nats)]
+    for n, (nats, step) in enumerate(moves[MIN_MOVES:], MIN_MOVES):
+        largest = max(earlier for earlier, _ in moves[:n])
+        if nats > max(LEAP_NATS, 10 * largest):
+            cause = ": in float16 Adam's small squares are 0" if record.setting("dtype") == "float16" else ""
+            sentence = (
+                f"an update moves log-probs by {nats:.2g} nats per token, and none before it by more than"
+            )
+            return Fault(f"{sentence} {largest:.2g}{cause}", step)
+    return None
 
 
 def rate_is_zero(record: AuditRecord) -> Fault | None:
@@ -80,8 +101,13 @@ def warmup_is_longer_than_the_run(record: AuditRecord) -> Fault | None:
 
 def weights_do_not_move(record: AuditRecord) -> Fault | None:
     """Weights stay the same after updates with a gradient and a learning rate above 0. Where they are
-    unknown, log-probs stay the same bit for bit after updates with advantages, outside of a warm-up.
+    unknown, log-probs stay the same bit for bit after updates with advantages, outside of a warm-up. Or more
+    than half of the tensors of an adapter require no gradient.
     """
+    frozen = [(u.step, u.adapter_frozen) for u in record.updates if u.adapter_frozen is not None]
+    if frozen and min(part for _, part in frozen) > 0.5:
+        step, part = frozen[0]
+        return Fault(f"{percent(part)} of the adapter's tensors are frozen", step)
     steps = [
         u
         for u in record.updates
@@ -195,6 +221,15 @@ def gradient_is_always_clipped(record: AuditRecord) -> Fault | None:
     return Fault(f"{sentence}: its size says nothing", record.updates[0].step)
 
 
+def upper_bound_is_below_1(record: AuditRecord) -> Fault | None:
+    """`delta`, the upper bound of every ratio, is at most 1, so that ratios of the first update reach it."""
+    delta = record.number("delta", math.inf)
+    if not 0 < delta <= 1:
+        return None
+    sentence = f"delta is {delta:g}: no ratio may exceed it, and in a first update all ratios are 1"
+    return Fault(f"{sentence}, so completions with a positive advantage have no gradient")
+
+
 def clipping_cannot_act(record: AuditRecord) -> Fault | None:
     """A clip bound of 1 or more lets every ratio pass."""
     for setting in ("epsilon", "eps_clip"):
@@ -210,17 +245,24 @@ def penalties_are_not_trained(record: AuditRecord) -> Fault | None:
     """
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         neutral = 1.0 if name == "repetition_penalty" else 0.0
-        value = record.number(name, neutral)
+        value = _number_of_sampling(record, name, neutral)
         if value != neutral:
             return Fault(f"tokens are sampled with {name} {value:g}, but log-probs are computed without it")
-    top_p = record.number("top_p", 1.0)
+    top_p = _number_of_sampling(record, "top_p", 1.0)
     if 0 < top_p <= 0.5:
         name = record.own_name("top_p")
         return Fault(f"tokens are sampled with {name} {top_p:g}, but log-probs are over all tokens")
     return None
 
 
+def _number_of_sampling(record: AuditRecord, name: str, default: float) -> float:
+    """Return a setting of sampling; TRL's generation_kwargs override the others."""
+    value = record.header.settings.get(f"generation_kwargs.{name}")
+    return float(value) if isinstance(value, int | float) else record.number(name, default)
+
+
 CHECKS = {
+    "policy_leaps": policy_leaps,
     "wrong_way": step_goes_the_wrong_way,
     "rate_zero": rate_is_zero,
     "warmup_long": warmup_is_longer_than_the_run,
@@ -230,6 +272,7 @@ CHECKS = {
     "too_coarse": weights_are_too_coarse,
     "gradient_zero": gradient_is_zero,
     "clip_idle": clipping_cannot_act,
+    "delta_low": upper_bound_is_below_1,
     "penalty_untrained": penalties_are_not_trained,
     "clipped_always": gradient_is_always_clipped,
     "ratio_wide": ratios_are_wide,

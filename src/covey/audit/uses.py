@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from covey.audit.advantages import common_advantage, explained_by
-from covey.audit.check import Fault, MissingField
-from covey.audit.record import AuditRecord, Use
+from collections.abc import Container, Sequence
+from itertools import takewhile
 
+from covey.audit.advantages import explained_by
+from covey.audit.check import Fault, MissingField
+from covey.audit.groups import ScoredGroup, groups_of, scored_groups
+from covey.audit.record import AuditRecord, Rollout, Use
+from covey.audit.scored import common_advantage
+from covey.audit.tokens import location
+from covey.system.text import percent
+
+MIN_ROLLOUTS = 3
+"""Fewest last rollouts that are cut short."""
+MIN_GROUPS = 4
+"""Fewest groups, or completions, that show a rule and not chance."""
 MIN_BELOW = 16
 """Fewest completions with a negative advantage of which some should be trained."""
 
@@ -54,6 +65,93 @@ def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
     return None
 
 
+def rollouts_are_cut_short(record: AuditRecord) -> Fault | None:
+    """The first rollout is trained whole, but of each of at least the last three at most half, and in most
+    of their groups only some completions. The very last rollout, and those without any update, do not count,
+    since a record may end before they are trained.
+    """
+    trained = {(use.row.rollout, use.row.completion) for use in record.uses}
+    fractions = [
+        sum((rollout.number, n) in trained for n in range(len(rollout.completions)))
+        / len(rollout.completions)
+        for rollout in record.rollouts[:-1]
+    ]
+    cut = list(takewhile(lambda fraction: 0 < fraction <= 0.5, reversed(fractions)))
+    if len(cut) < MIN_ROLLOUTS or len(cut) == len(fractions) or fractions[0] < 1:
+        return None
+    rollouts = record.rollouts[len(fractions) - len(cut) : -1]
+    # A filter leaves out whole groups.
+    in_part = [0 < sum(members) < len(members) for members in _trained_by_group(rollouts, trained)]
+    if 2 * sum(in_part) <= len(in_part):
+        return None
+    sentence = (
+        f"the first rollout is trained whole, but of the last {len(cut)} at most {percent(max(cut), '.3g')}"
+    )
+    return Fault(f"{sentence}: updates stop too early", rollouts[0].step)
+
+
+def _trained_by_group(rollouts: Sequence[Rollout], trained: Container[tuple[int, int]]) -> list[list[bool]]:
+    """Return for each group of some rollouts which of its completions are trained."""
+    by_group: dict[tuple[int, int], list[bool]] = {}
+    for rollout in rollouts:
+        for n, group in enumerate(groups_of(rollout.completions)):
+            by_group.setdefault((rollout.number, group), []).append((rollout.number, n) in trained)
+    return list(by_group.values())
+
+
+def filter_is_inverted(record: AuditRecord) -> Fault | None:
+    """All groups that are trained, at least four, have equal rewards, and at least four groups whose rewards
+    differ are left out.
+    """
+    trained = {(use.row.rollout, use.row.completion) for use in record.uses}
+    dead, live = list[ScoredGroup](), list[ScoredGroup]()
+    live_are_trained = False
+    for group in scored_groups(record):
+        places = {(group.rollout.number, group.rollout.completions.index(sample)) for sample in group.samples}
+        differs = max(group.rewards) > min(group.rewards)
+        if places & trained:
+            live_are_trained |= differs
+            dead.append(group)
+        elif differs:
+            live.append(group)
+    if live_are_trained or min(len(dead), len(live)) < MIN_GROUPS:
+        return None
+    sentence = (
+        f"all {len(dead)} groups that are trained have equal rewards, and {len(live)} whose rewards differ"
+    )
+    return Fault(
+        f"{sentence} are left out: the filter is inverted", dead[0].rollout.step, {"group": dead[0].number}
+    )
+
+
+def advantages_change_within_completions(record: AuditRecord) -> Fault | None:
+    """Within more than a quarter of the completions, and at least four, the advantage changes from token to
+    token, and all values are advantages of the rollout's completions; the run has no rewards of tokens.
+    """
+    if {"values", "token_rewards"} & record.fields:
+        return None
+    lists = [(use, use.row.advantage) for use in record.uses if isinstance(use.row.advantage, list)]
+    mixed = list[Use]()
+    for use, advantages in lists:
+        rollout = next(r for r in record.rollouts if r.number == use.row.rollout)
+        of_rollout = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        values = {
+            round(a, 5) for a, on in zip(advantages, use.row.mask or (), strict=False) if on and a is not None
+        }
+        if len(values) > 1 and values <= of_rollout:
+            mixed.append(use)
+    if len(mixed) < MIN_GROUPS or len(mixed) <= 0.25 * len(record.uses):
+        return None
+    sentence = (
+        f"within {len(mixed)} of {len(record.uses)} completions the advantage changes from token to token"
+    )
+    return Fault(
+        f"{sentence}: some tokens have the advantage of another completion",
+        mixed[0].update.step,
+        location(mixed[0]),
+    )
+
+
 def rows_are_reordered_alone(record: AuditRecord) -> Fault | None:
     """The token ids of an update belong to other completions of the rollout, while the advantages stayed in
     place.
@@ -80,6 +178,9 @@ def _trained_ids(use: Use) -> tuple[int, ...]:
 
 
 CHECKS = {
+    "rollouts_cut": rollouts_are_cut_short,
+    "filter_inverted": filter_is_inverted,
+    "advantages_slide": advantages_change_within_completions,
     "reordered_alone": rows_are_reordered_alone,
     "advantages_moved": advantages_of_updates_differ,
     "negatives_dropped": negatives_are_dropped,

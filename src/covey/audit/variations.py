@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ class LossCase:
     words: str
     """The place of the loss in the run, in words."""
     recorded: float
-    """The value that the run computed."""
+    """The value that the run computed; NaN if only its derivative can be compared."""
     algorithm: Algorithm
     inputs: LossInputs
     mismatch: Tensor | None = None
@@ -46,21 +47,30 @@ class LossCase:
     precision: float = 5e-3
     """Largest relative difference by rounding; the largest absolute one is a fiftieth of it."""
     gradients: Tensor | None = None
-    """(N, T) derivative of the recorded loss by the log-probs, times any number; None where it is unknown."""
+    """(N, T) derivative of the recorded loss by the log-probs; None where it is unknown."""
+    is_scaled: bool = True
+    """Whether the derivative is known only up to a factor."""
 
     def is_that_of(self, candidate: LossCase) -> bool:
         """Whether covey's formula gives the recorded loss, and its derivative, in another case."""
         return self.agrees(self.recorded, candidate.due) and self.is_along(candidate)
 
-    def is_along(self, candidate: LossCase, sign: float = 1.0) -> bool:
-        """Whether the recorded derivative is that of another case, times a number of this sign."""
+    def is_along(self, candidate: LossCase, by: float = 1.0) -> bool:
+        """Whether the recorded derivative is that of another case, times a number: this one if its scale is
+        known, or else one of this sign.
+        """
         if self.gradients is None:
             return True
+        factor = self.factor_to(candidate)
+        remainder = (self.gradients - factor * candidate.derivative).norm()
+        is_near = self.is_scaled or abs(factor / by - 1) <= DIRECTION
+        return factor / by >= 0 and is_near and bool(remainder <= DIRECTION * self.gradients.norm())
+
+    def factor_to(self, candidate: LossCase) -> float:
+        """Return the multiple of another case's derivative that is nearest to the recorded one."""
+        assert self.gradients is not None
         due = candidate.derivative
-        # The multiple of the expected derivative that is nearest to the recorded one.
-        factor = float((self.gradients * due).sum()) / max(float((due**2).sum()), TINY)
-        remainder = (self.gradients - factor * due).norm()
-        return sign * factor >= 0 and bool(remainder <= DIRECTION * self.gradients.norm())
+        return float((self.gradients * due).sum()) / max(float((due**2).sum()), TINY)
 
     @cached_property
     def derivative(self) -> Tensor:
@@ -73,7 +83,9 @@ class LossCase:
         return derivative
 
     def agrees(self, recorded: float, due: float) -> bool:
-        """Whether two losses are equal up to rounding and the kind of the entropy's mean."""
+        """Whether two losses are equal up to rounding and the kind of the entropy's mean, or unknown."""
+        if math.isnan(recorded):
+            return True
         rounding = self.precision * (0.02 + abs(due))
         return abs(recorded - due) <= rounding + ENTROPY_PART * abs(self.bonus)
 
@@ -183,6 +195,28 @@ def kl_exchanged(case: LossCase) -> LossCase | None:
 def over_padding(case: LossCase) -> LossCase:
     """Return the case with a mean over all places of the batch, the padding included."""
     return varied(case, reduce=bind(constant_length, length=case.inputs.mask.shape[1], rows="all"))
+
+
+def counting_untrained(case: LossCase) -> LossCase | None:
+    """Return the case with a mean over all tokens of its completions, those that are not trained included."""
+    mask = case.inputs.mask
+    places = torch.arange(1, mask.shape[1] + 1)
+    tokens = int((places * mask).amax(-1).sum())
+    totals = case.inputs.totals
+    if tokens == int(mask.sum()):
+        return None
+    return replace(case, inputs=replace(case.inputs, totals=replace(totals, tokens=tokens)))
+
+
+def of_both_levels(case: LossCase) -> LossCase | None:
+    """Return the case with each token's ratio times its completion's, as if GSPO-token's detached log-probs
+    were the old ones.
+    """
+
+    def product(log_ratio: Tensor, mask: Tensor) -> Tensor:
+        return ratios.sequence(log_ratio, mask).detach() * ratios.token(log_ratio)
+
+    return varied(case, ratio=bind(product))
 
 
 def entropy_added(case: LossCase) -> LossCase | None:

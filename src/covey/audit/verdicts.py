@@ -5,6 +5,7 @@ They judge only runs with one reward function, whose rows have answers that are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -95,19 +96,42 @@ def _answers_by_its_last_number(verdicts: Sequence[Verdict]) -> bool:
 def incorrect_texts_are_paid(record: AuditRecord) -> Fault | None:
     """Of the texts with the largest reward of the only function, at least eight and a tenth have no number
     that is their row's answer, though texts end with their row's answer four times as often as with another
-    row's.
+    row's. Or all completions that reach the limit without an end token, at least eight, get the larger one
+    of a function's two rewards, and at most half of the others do, of at least eight.
     """
     verdicts = _verdicts(record)
     if not _answers_by_its_last_number(verdicts):
-        return None
+        return _truncated_texts_are_paid(record)
     paid = [v for v in verdicts if v.paid]
     without = [v for v in paid if v.numbers and v.is_plain and v.answer not in v.numbers]
     if len(without) < MIN_TEXTS or len(without) < MIN_PART * len(paid):
-        return None
+        return _truncated_texts_are_paid(record)
     example = without[0]
     sentence = f"{len(without)} of {len(paid)} texts with the largest reward do not have their row's answer"
     numbers = f"{example.last:g} is paid where {example.answer:g} is the answer"
     return Fault(f"{sentence}: {numbers}", example.step, {"completion": example.place})
+
+
+def _truncated_texts_are_paid(record: AuditRecord) -> Fault | None:
+    limit = record.number("max_completion_length", math.inf)
+    for function in scores_of_functions(record):
+        scored = [
+            (batch.rollout.step, index, sample, paid)
+            for batch in function
+            for index, (sample, paid) in enumerate(zip(batch.rollout.completions, batch.best, strict=True))
+            if sample.ids and answer_of(sample)
+        ]
+        values = {sample.rewards.get(function[0].name) for _, _, sample, _ in scored}
+        truncated = [row for row in scored if _is_truncated(record, row[2].ids or [], limit)]
+        others = [row[3] for row in scored if not _is_truncated(record, row[2].ids or [], limit)]
+        is_paid = len(truncated) >= MIN_TEXTS and all(paid for *_, paid in truncated)
+        if len(values) == 2 and is_paid and len(others) >= MIN_TEXTS and sum(others) <= 0.5 * len(others):
+            step, index, *_ = truncated[0]
+            sentence = f"all {len(truncated)} truncated completions get the largest reward"
+            return Fault(
+                f"{sentence}, and {sum(others)} of {len(others)} others", step, {"completion": index}
+            )
+    return None
 
 
 def verdict_is_of_another_place(record: AuditRecord) -> Fault | None:
@@ -135,4 +159,11 @@ def _explains(verdicts: Sequence[Verdict], rule: Callable[[Verdict], bool]) -> b
     return bool(verdicts) and all(v.paid == rule(v) for v in verdicts)
 
 
-CHECKS = {"verdict_elsewhere": verdict_is_of_another_place, "pays_incorrect": incorrect_texts_are_paid}
+def _is_truncated(record: AuditRecord, ids: Sequence[int], limit: float) -> bool:
+    return len(ids) >= limit and ids[-1] not in record.header.tokens.eos
+
+
+CHECKS = {
+    "verdict_elsewhere": verdict_is_of_another_place,
+    "pays_incorrect": incorrect_texts_are_paid,
+}

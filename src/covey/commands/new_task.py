@@ -29,8 +29,13 @@ def write_task(folder: Path, model: str = "") -> None:
             r"(?m)^model: \S+", lambda _: f"model: {json.dumps(source)}", texts["run.yaml"]
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text, "utf-8")
+    try:
+        for name, text in texts.items():
+            (folder / name).write_text(text, "utf-8")
+    except OSError:  # the disk is full: without these files the command can be repeated
+        for name in texts:
+            (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def _source() -> Path:

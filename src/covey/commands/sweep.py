@@ -20,12 +20,14 @@ from covey.system.opening import RECORD_BYTES, load_json, read_below
 from covey.system.signals import StopSignal
 from covey.training.options import RunOptions
 from covey.training.pipeline import run_in_folder
+from covey.training.refusals import refuse_file
 from covey.training.stage_folders import folder_name
 from covey_verify.errors import ConfigError, CoveyError
 
 
 def cells_of(grid: Grid) -> Sweep:
-    """Return the grid cell by cell. Raises ConfigError if its folder holds a run."""
+    """Return the grid cell by cell. Raises ConfigError if its folder holds a run or is a file."""
+    refuse_file(grid.home)
     if (grid.home / "config.yaml").exists() or stages_in(grid.home):
         raise ConfigError(
             f"{grid.home} holds a run, but a sweep needs a folder for its runs. Choose another --output"

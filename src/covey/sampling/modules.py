@@ -21,10 +21,8 @@ from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 from covey_verify.errors import ConfigError, CoveyError
 
-KEYS = "past_key_values"
-"""Name of the cache argument in architectures with attention."""
-STATES = "cache_params"
-"""Name of the cache argument in architectures that have only states."""
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Names of the cache argument: of transformers 5.24 and later, and of older ones with attention or states."""
 NO_CACHE = (
     "its modules return no transformers cache, so every token would need a pass over the whole sequence"
 )
@@ -93,8 +91,10 @@ class ModulesEngine:
         return self._forward(tokens[:, None], self.mask.sum(-1, keepdim=True) - 1)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        mask = self.mask
         # Architectures with states alone mask only the tokens that they are given, not those before them.
-        mask = self.mask if self.cache_name == KEYS else self.mask[:, -tokens.shape[1] :]
+        if self.cache is not None and not any(hasattr(layer, "keys") for layer in self.cache.layers):
+            mask = mask[:, -tokens.shape[1] :]
         out = self.policy.model(
             input_ids=tokens,
             attention_mask=mask,
@@ -161,7 +161,7 @@ def _trial(policy: Policy) -> Tensor:
 
 def _cache_name(policy: Policy) -> str:
     parameters = inspect.signature(policy.model.forward).parameters
-    for name in (KEYS, STATES):
+    for name in CACHE_NAMES:
         if name in parameters:
             return name
     raise _refusal(policy, NO_CACHE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ def check_resume(
     Raises ConfigError or CheckpointError if a folder holds a run that cannot, or should not, continue as one
     of these stages. This is said before the first stage begins, since a stage may take days.
     """
+    refuse_file(home)
     refuse_other_stages(home, stages)
     # An earlier process may have rolled back after a finding, and continued with another setting.
     currents = [with_rollbacks(stage) for stage in stages]
@@ -50,6 +52,14 @@ def check_resume(
         else:
             refuse_stale_stages(current, currents[number:])
     return results
+
+
+def refuse_file(home: Path) -> None:
+    """Raise ConfigError if a folder for a run cannot exist, because its path or one above it is a file."""
+    # Path.exists would raise for a name that is too long, and not see a broken link.
+    present = next(path for path in (home, *home.absolute().parents) if os.path.lexists(path))
+    if not present.is_dir():
+        raise ConfigError(f"output: {present} is not a folder; choose another --output")
 
 
 def refuse_other_stages(home: Path, stages: Sequence[ResolvedConfig]) -> None:

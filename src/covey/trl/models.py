@@ -117,6 +117,18 @@ def _refuse_options(options: Mapping[str, object] | None, why: str) -> None:
             raise Refused(f"model_init_kwargs: {name}={value!r} {why}")
 
 
+def expert_notes(model: PreTrainedModel, args: Arguments) -> list[str]:
+    """Return a note if TRL would by default balance the experts of a model, which covey does not."""
+    config = model.config.get_text_config()
+    coef = getattr(config, "router_aux_loss_coef", 0.0)
+    # A value that the script gives has its note already.
+    unset = getattr(args, "router_aux_loss_coef", 0.0) is None
+    if not (unset and coef and hasattr(config, "output_router_logits")):
+        return []
+    why = f"TRL would add {coef:g} times a loss that spreads tokens over the experts; covey adds none"
+    return [f"router_aux_loss_coef: {why}"]
+
+
 def frozen_copy(model: object) -> object:
     """Return a copy of a model as it is now."""
     return copy.deepcopy(model)

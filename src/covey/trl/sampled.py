@@ -113,7 +113,7 @@ class GRPOTrainer(Trainer):
         return settings
 
     def _notes(self) -> list[str]:
-        return self._about_rewards
+        return [*super()._notes(), *self._about_rewards]
 
     def _empty_prompts(self, args: Arguments) -> list[Row]:
         """Return one empty row per prompt of the run; the environment's `reset` supplies the prompts."""

@@ -33,7 +33,7 @@ from covey.training.observer import Observer, ObserverRequest
 from covey.trl.configs import Arguments
 from covey.trl.meanings import Refused
 from covey.trl.measure import measure
-from covey.trl.models import with_adapters
+from covey.trl.models import expert_notes, with_adapters
 from covey.trl.rows import Row, in_order, is_stream, list_rows, streamed_rows
 from covey.trl.script_objects import Printer, TrainOutput
 from covey.trl.settings import SCHEDULES, SETTINGS, Schedule, config_notes, enum_value
@@ -308,7 +308,7 @@ class Trainer(Observer):
         return {"train": self._data(rows)}
 
     def _notes(self) -> list[str]:
-        return []
+        return expert_notes(self.model, self.args)
 
     def _order_rows(self, rows: list[Row]) -> list[Row]:
         """Return rows so that the run takes them as the config says. Raises Refused."""

@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import httpx2
 import pytest
 from transformers import OpenAIGPTConfig
 
+from covey.cluster.serving.app import Service
 from covey.cluster.serving.guard import MAX_BODY
 from covey.cluster.serving.run import serve_http
 from covey.cluster.serving.shared import SharedModel, TooBusy
@@ -33,6 +35,7 @@ from tests.cluster.serving.served import GOOD, refused, serving
 from tests.conftest import policy_of, random_prompts, sharpened
 from tests.sampling.remote_samplers import Listener, Version, asked, moved
 from tests.sampling.stub import copied
+from tests.serving import served
 
 
 @pytest.fixture(scope="module")
@@ -227,11 +230,13 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         ({"temperature": -1}, 400, "temperature"),
         ({"top_p": 0}, 400, "top_p"),
         ({"best_of": 3}, 400, "best_of"),
-        ({"presence_penalty": 0.3}, 400, "presence_penalty"),
+        ({"presence_penalty": 0.3}, 400, "presence_penalty: this server does not have it"),
+        ({"stream": True}, 400, "stream: Input should be False"),
+        ({"temperature": None, "max_tokens": None, "prompt": None}, 400, "prompt: Field required"),
         ({"model": "gpt-4"}, 404, "is not served here"),
         ({"n": 2, "streams": [1]}, 400, "streams"),
         ({"streams": [2**64]}, 400, "streams"),
-        (b"{", 400, "JSON"),
+        (b"{", 400, "body: Invalid JSON"),
         (b"\xff\xfe", 400, ""),
         (b"[" * 100_000, 400, ""),
         (b" " * (MAX_BODY + 1), 413, "body"),
@@ -261,6 +266,34 @@ def test_a_text_and_a_seed_as_openai_has_them(server: str, policy: Policy) -> No
     assert "token_ids" not in one[0]
     unseeded = [ask(f"{server}/v1/completions", {"prompt": "1+2=", "max_tokens": 8})["choices"] for _ in "ab"]
     assert unseeded[0] != unseeded[1]
+
+
+def test_defaults_that_clients_of_openai_write(server: str) -> None:
+    body = {"prompt": "1+2=", "max_tokens": 4, "seed": 3}
+    verbose = {**body, "stream": False, "temperature": None, "user": None, "stop": None}
+    one, two = (ask(f"{server}/v1/completions", b)["choices"] for b in (body, verbose))
+    assert one == two
+
+
+def test_nothing_waits_for_a_caller_who_has_gone(policy: Policy) -> None:
+    """Twenty requests of an interrupted client kept the next one waiting for half a minute."""
+    shared = SharedModel(copied(policy), 8, most_waiting=64)
+    release = threading.Event()
+    held = shared.queue_work(lambda: release.wait(60))
+    encoded = list[str]()
+    encode = shared.policy.encode
+    shared.policy.encode = lambda prompt, *more: encoded.append(str(prompt)) or encode(prompt, *more)
+    with served(Service(shared, "policy").app(), 0) as url, ThreadPoolExecutor(1) as pool:
+        for _ in range(4):
+            with pytest.raises(httpx2.ReadTimeout):
+                httpx2.post(f"{url}/v1/completions", json={"prompt": "7", "n": 16}, timeout=0.2)
+        last = pool.submit(ask, f"{url}/v1/completions", {"prompt": "8", "max_tokens": 2})
+        time.sleep(0.2)
+        release.set()
+        held.result(20)
+        assert last.result(20)["choices"]
+    assert encoded == ["8"]
+    shared.close()
 
 
 def test_a_browser_that_was_led_here_is_not_answered(server: str) -> None:
@@ -389,7 +422,8 @@ def test_chat_goes_through_the_template(policy: Policy) -> None:
     own.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}="
     with serving(own) as url:
         parts = [{"type": "text", "text": "1+2"}]
-        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "temperature": 0}
+        body = {"messages": [{"role": "user", "content": parts}], "temperature": 0}
+        body["max_completion_tokens"] = 4
         reply = ask(f"{url}/v1/chat/completions", body)
         plain = ask(f"{url}/v1/completions", {"prompt": "1+2=", "max_tokens": 4, "temperature": 0})
         assert reply["choices"][0]["message"]["content"] == plain["choices"][0]["text"]

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import MinLen
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
@@ -45,6 +45,7 @@ class CompletionRequest(BaseModel):
 
     model: str = ""
     user: str = ""
+    stream: Literal[False] = False
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -58,6 +59,14 @@ class CompletionRequest(BaseModel):
     """Number of tokens at the end of the prompt that were drawn from these streams before."""
     request_id: str = Field("", max_length=200)
     """The id that the reply gets."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: object) -> object:
+        """Leave out nulls, by which OpenAI's clients mean a default."""
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
     def params(self) -> SamplingParams:
         """Return the sampling parameters."""
@@ -86,6 +95,7 @@ class TextRequest(CompletionRequest):
 class ChatRequest(CompletionRequest):
     """Body of /v1/chat/completions."""
 
+    max_tokens: int = Field(256, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
     messages: list[dict[str, object]] = Field(min_length=1)
     chat_template_kwargs: dict[str, object] = {}
 
@@ -134,8 +144,7 @@ class Service:
                 # What is left of the message is not read as another one.
                 return _error(error.status, str(error), {"Connection": "close"})
             except ValidationError as error:
-                first = error.errors(include_url=False, include_context=False)[0]
-                return _error(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+                return _error(400, _fault(error))
             except TooBusy as error:
                 return _error(429, str(error), {"Retry-After": "1"})
             except (ConfigError, DataError) as error:
@@ -179,9 +188,9 @@ class Service:
         prompt = call.prompt
         if isinstance(prompt, str):
             self._refuse_long_prompt(prompt)
-            answered = await self._sample_answer(call, partial(self.model.policy.encode, prompt))
+            answered = await self._sample_answer(request, call, partial(self.model.policy.encode, prompt))
         else:
-            answered = await self._sample_answer(call, lambda: prompt)
+            answered = await self._sample_answer(request, call, lambda: prompt)
         choices = [
             {"index": i, "text": c.text, "finish_reason": c.finish, **_details(c, call)}
             for i, c in enumerate(answered.completions)
@@ -196,7 +205,7 @@ class Service:
         if messages is None:
             raise Refusal(400, "messages: each has a role, and a content that is a text or parts of text")
         encode = partial(self.model.policy.encode, messages, call.chat_template_kwargs)
-        answered = await self._sample_answer(call, encode)
+        answered = await self._sample_answer(request, call, encode)
         choices = [
             {"index": i, "message": {"role": "assistant", "content": c.text}, "finish_reason": c.finish}
             for i, c in enumerate(answered.completions)
@@ -240,13 +249,22 @@ class Service:
             )
 
     async def _sample_answer(
-        self, call: CompletionRequest, encode: Callable[[], Sequence[int]]
+        self, request: HttpRequest, call: CompletionRequest, encode: Callable[[], Sequence[int]]
     ) -> SampleAnswer:
         if call.model not in ("", self.name):
             raise Refusal(404, f"model: {call.model!r} is not served here, {self.name!r} is")
         # Encoded and checked in the model's thread, so that a long prompt does not block the event loop.
         make = partial(self._request, call, call.keys(), encode)
-        return await asyncio.wrap_future(self.model.ask(make, call.n, call.params()))
+        answer = asyncio.wrap_future(self.model.ask(make, call.n, call.params()))
+        departure = asyncio.create_task(_departure(request))
+        try:
+            await asyncio.wait((answer, departure), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise Refusal(499, "the caller has gone")
+            return answer.result()
+        finally:
+            departure.cancel()
+            answer.cancel()  # so that no other request waits for what nobody reads
 
     def _request(
         self, call: CompletionRequest, keys: list[int], encode: Callable[[], Sequence[int]]
@@ -291,6 +309,21 @@ class Service:
                 },
             }
         )
+
+
+async def _departure(request: HttpRequest) -> None:
+    """Return when the caller of a request, whose body has been read, has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _fault(error: ValidationError) -> str:
+    """Return the field of a request that is wrong, and why."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(map(str, first["loc"])) or "body"
+    if first["type"] == "extra_forbidden":
+        return f"{field}: this server does not have it, and it may change the result; leave it out"
+    return f"{field}: {first['msg']}"
 
 
 def _characters(value: object) -> int:

@@ -97,8 +97,14 @@ class SharedModel:
                 raise TooBusy(f"{self._waiting} completions are waiting; ask again later")
             self._waiting += count
         queued = _QueuedRequest(request, count, params)
+        queued.answer.add_done_callback(lambda answer: self._leave(count if answer.cancelled() else 0))
         self._queue.put(queued)
         return queued.answer
+
+    def _leave(self, count: int) -> None:
+        """Note that ``count`` completions wait no longer."""
+        with self._lock:
+            self._waiting -= count
 
     def queue_work(self, work: Callable[[], None]) -> Future[None]:
         """Queue work after all earlier requests and before all later ones."""
@@ -142,9 +148,8 @@ class SharedModel:
                 return
 
     def _sample(self, together: list[_QueuedRequest]) -> None:
-        with self._lock:
-            self._waiting -= sum(x.count for x in together)
         pairs = [(x, _make_request(x)) for x in together]
+        self._leave(sum(x.count for x in together if not x.answer.cancelled()))
         open_ = [(x, request) for x, request in pairs if request is not None]
         if not open_:
             return
