@@ -333,6 +333,9 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
     "step_differs": every(updates, motions=[motion("head", change=0.0, off=0.01)]),
     "moved_between": every(updates, motions=[motion("head", outside=0.009)]),
     "rate_differs": every(updates, learning_rate=1e-3),
+    "prompt_space": every(samples, prompt=lambda s: f"{s['prompt']} "),
+    "betas_exchanged": settings(adam_beta1=0.999, adam_beta2=0.9),
+    "best_by_loss": settings(load_best_model_at_end=True),
     "penalty_pays": every(samples, rewards=lambda s: {**s["rewards"], "penalty": s["rewards"]["right"] / 10}),
 }
 

@@ -1,4 +1,4 @@
-"""The audit of tools' turns, filters, baselines and controllers: what an eighth stranger planted."""
+"""The audit of tools' turns, filters, baselines, controllers: what an eighth and a ninth stranger planted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.audit.lines import EOS, WORDS, Lines, found, own, retrain, rollouts, rows, samples, sound, updates
+from tests.audit.lines import (
+    EOS,
+    WORDS,
+    Lines,
+    derived,
+    found,
+    own,
+    report_of,
+    retrain,
+    rollouts,
+    rows,
+    samples,
+    sound,
+    updates,
+)
 
 TOOL = [2, 3]
 """Places of a tool's tokens: the model speaks, the tool answers, the model speaks again."""
@@ -282,3 +296,63 @@ def test_updates_that_stop_too_early_are_named(
 ) -> None:
     named = found(minibatches(sound(), of_last, by_group), tmp_path / "run.jsonl")
     assert [name for name in named if name == "rollouts_cut"] == names
+
+
+def test_dead_groups_whose_rewards_are_advantages_are_named(tmp_path: Path) -> None:
+    lines = sound()
+    for line in rollouts(lines):
+        for sample in line["completions"][:4]:
+            sample |= {"rewards": {"right": 1.0}, "alone": {}, "elsewhere": {}, "empty": {}, "listed": {}}
+    retrain(lines, lambda _, advantages: [1.0] * 4 + advantages[4:])
+    assert found(lines, tmp_path / "run.jsonl")[0] == "dead_groups_paid"
+
+
+@pytest.mark.parametrize(("by_length", "names"), [(True, ["longer_left_out"]), (False, [])])
+def test_only_the_first_to_end_are_trained(by_length: bool, names: list[str], tmp_path: Path) -> None:
+    lines = sound()
+    for line, update in zip(rollouts(lines), updates(lines)[::2], strict=True):
+        order = range(8)
+        if by_length:
+            order = sorted(order, key=lambda n: len(line["completions"][n]["ids"]))
+        kept = [n for group in (0, 1) for n in [n for n in order if n // 4 == group][:2]]
+        update["rows"] = [row for row in update["rows"] if row["completion"] in kept]
+    lines[:] = [line for line in lines if line.get("kind") != "update" or line["step"] % 2 == 0]
+    for update in updates(lines):
+        update["loss"] = None
+    named = found(lines, tmp_path / "run.jsonl")
+    assert [name for name in named if name == "longer_left_out"] == names
+
+
+@pytest.mark.parametrize(("sign", "names"), [(-1, []), (1, ["good_masked"])])
+def test_a_mask_for_far_completions_leaves_out_bad_ones(sign: int, names: list[str], tmp_path: Path) -> None:
+    lines = sound()
+    for row in rows(lines):
+        if sign * row["advantage"] > 0:
+            row["mask"] = [0] * len(row["mask"])
+    for update in updates(lines):
+        update["loss"] = None
+    named = found(lines, tmp_path / "run.jsonl")
+    assert [name for name in named if name == "good_masked"] == names
+
+
+def test_a_positive_advantage_without_a_gradient_is_named(tmp_path: Path) -> None:
+    lines = derived(sound())
+    for row in rows(lines):
+        if row["advantage"] > 0:
+            row["gradients"] = [0.0] * len(row["gradients"])
+    (finding,) = report_of(lines, tmp_path).findings
+    assert finding.sentence.startswith("completions with a positive advantage have no gradient")
+
+
+def test_a_rollout_of_one_group_has_no_neighbouring_group(tmp_path: Path) -> None:
+    lines = own(sound(), *WORDS)
+    for line in rollouts(lines):
+        for n, sample in enumerate(line["completions"]):
+            # Near answers are paid as well, so that rewards do not fit texts by the rule of equality.
+            sample |= {
+                "group": 0,
+                "prompt": "1+1=",
+                "row": {"answer": "2"},
+                "text": "2" if n % 4 == 1 else "3",
+            }
+    assert "rewards_order" not in found(lines, tmp_path / "run.jsonl")

@@ -77,6 +77,15 @@ def one_is_the_baseline(comparison: Comparison) -> bool:
     return fits(centered, comparison.expected) and any(not rollout.used[end].any() for end in ends)
 
 
+def rewards_where_groups_are_dead(comparison: Comparison) -> bool:
+    """The advantages are the expected ones, but in groups of equal rewards they are these rewards."""
+    rollout, expected = comparison[:2]
+    ranges = rollout.by_group(lambda rewards: (rewards.max() - rewards.min()).expand_as(rewards))
+    is_dead = ranges == 0
+    paid = bool(rollout.rewards[is_dead].any())
+    return paid and fits(rollout.used, torch.where(is_dead, rollout.rewards, expected))
+
+
 def divided_by_the_batchs_std(comparison: Comparison) -> bool:
     """The advantages are the rewards minus their group's mean, divided by the std of the whole batch."""
     return _over_batch(comparison.rollout, comparison.rollout.by_group(group_centered))
@@ -169,6 +178,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "weights_ignored": with_other_weights,
     "baseline_over_all": others_over_all,
     "baseline_of_one": one_is_the_baseline,
+    "dead_groups_paid": rewards_where_groups_are_dead,
     "std_over_batch": divided_by_the_batchs_std,
     "std_missing": without_the_std,
     "std_added": with_a_std,

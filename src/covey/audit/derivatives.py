@@ -39,6 +39,19 @@ def _is_multiple(case: LossCase) -> bool:
     return replace(case, is_scaled=True).is_along(case)
 
 
+def _lacks_gains(case: LossCase) -> bool:
+    """Whether no token with a positive advantage has a gradient, though it should have one."""
+    if case.gradients is None:
+        return False
+    gains = (case.inputs.advantages > 0) & (case.derivative != 0)
+    losses = (case.inputs.advantages < 0) & (case.derivative != 0)
+    return (
+        _is_common(gains, case.inputs.mask)
+        and not case.gradients[gains].any()
+        and bool(case.gradients[losses].any())
+    )
+
+
 def _reaches_beyond(case: LossCase) -> bool:
     return case.gradients is not None and _is_common(
         (case.gradients != 0) & ~case.inputs.mask, case.inputs.mask
@@ -51,6 +64,7 @@ def _is_common(tokens: Tensor, trained: Tensor) -> bool:
 
 DERIVATIVES: tuple[tuple[str, Callable[[LossCase], bool]], ...] = (
     ("the KL has no gradient in the loss, so that it holds nothing", _lacks_kl),
+    ("completions with a positive advantage have no gradient", _lacks_gains),
     ("tokens of the mask have no gradient", _skips_tokens),
     ("tokens beyond the mask have a gradient", _reaches_beyond),
     ("the gradient is a multiple of that of the loss of the settings", _is_multiple),

@@ -75,8 +75,8 @@ def baseline_is_beyond_the_rewards(record: AuditRecord) -> Fault | None:
 
 
 def noise_is_amplified(record: AuditRecord) -> Fault | None:
-    """In more than a quarter of the groups whose rewards differ, and at least four, they differ by less than a
-    hundredth of the run's range of rewards, and an advantage is above .5 all the same.
+    """In more than a quarter of the groups whose rewards differ, and at least four, they differ by less than
+    a hundredth of the run's range of rewards, and an advantage is above .5 all the same.
     """
     rollouts = [rollout.trained() for rollout in scored_rollouts(record)]
     rewards = torch.cat([rollout.rewards for rollout in rollouts] or [torch.zeros(1)])

@@ -99,7 +99,9 @@ def rewards_of_other_texts(record: AuditRecord) -> Fault | None:
         evidence = {"completion": i}
         step = function[number].rollout.step
         for lag in _lags(function):
-            if not list(_unlike(best, correct, lag)):
+            # A group that is the whole rollout has no neighbour.
+            compared = sum(max(0, len(row) - abs(lag)) for row in best)
+            if 2 * compared >= sum(map(len, best)) and not list(_unlike(best, correct, lag)):
                 where = f"{abs(lag)} {'before' if lag > 0 else 'after'}"
                 return Fault(f"{sentence}: each fits the completion {where}", step, evidence)
         if _is_another_order(best, correct, len(unlike)):

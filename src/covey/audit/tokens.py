@@ -365,6 +365,17 @@ def prompts_are_ended(record: AuditRecord) -> Fault | None:
     return Fault("every prompt ends with the end token, and the answer comes after it", step, evidence)
 
 
+def prompts_end_with_a_space(record: AuditRecord) -> Fault | None:
+    """All prompts, at least four, end with a space. Tokenizers put the space into the word that follows it,
+    so a model has hardly seen a word behind a space of its own.
+    """
+    prompts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
+    if len(prompts) < MIN_COMPLETIONS or not all(prompt.endswith(" ") for prompt in prompts):
+        return None
+    step, n = next(iter(prompts.values()))
+    return Fault(f"all {len(prompts)} prompts end with a space", step, {"completion": n})
+
+
 def template_is_applied_twice(record: AuditRecord) -> Fault | None:
     """A message of a prompt contains the text of the end token, which a template writes between messages. Or
     all prompts, at least four, begin with the same text of eight or more characters, twice in a row.
@@ -406,5 +417,6 @@ CHECKS = {
     "prompt_cut": prompts_are_cut,
     "bos_doubled": begin_is_doubled,
     "prompt_ended": prompts_are_ended,
+    "prompt_space": prompts_end_with_a_space,
     "template_twice": template_is_applied_twice,
 }

@@ -221,6 +221,25 @@ def gradient_is_always_clipped(record: AuditRecord) -> Fault | None:
     return Fault(f"{sentence}: its size says nothing", record.updates[0].step)
 
 
+def betas_are_exchanged(record: AuditRecord) -> Fault | None:
+    """Adam's first beta is larger than its second."""
+    first, second = record.number("adam_beta1", 0.0), record.number("adam_beta2", 1.0)
+    if first <= second:
+        return None
+    sentence = f"Adam's betas are {first:g} and {second:g}"
+    return Fault(f"{sentence}: its mean of squares forgets faster than its mean of gradients")
+
+
+def best_model_is_that_of_least_loss(record: AuditRecord) -> Fault | None:
+    """The model of the lowest loss is kept as the best (`load_best_model_at_end` without a
+    `metric_for_best_model` of its own), and the run has rewards.
+    """
+    metric = str(record.setting("metric_for_best_model") or "loss").removeprefix("eval_")
+    if record.setting("load_best_model_at_end") is not True or metric != "loss" or not record.functions:
+        return None
+    return Fault("the best model is that of the lowest loss, which says nothing of the reward")
+
+
 def upper_bound_is_below_1(record: AuditRecord) -> Fault | None:
     """`delta`, the upper bound of every ratio, is at most 1, so that ratios of the first update reach it."""
     delta = record.number("delta", math.inf)
@@ -272,6 +291,8 @@ CHECKS = {
     "too_coarse": weights_are_too_coarse,
     "gradient_zero": gradient_is_zero,
     "clip_idle": clipping_cannot_act,
+    "betas_exchanged": betas_are_exchanged,
+    "best_by_loss": best_model_is_that_of_least_loss,
     "delta_low": upper_bound_is_below_1,
     "penalty_untrained": penalties_are_not_trained,
     "clipped_always": gradient_is_always_clipped,

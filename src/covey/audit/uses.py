@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from itertools import takewhile
 
@@ -17,6 +18,8 @@ MIN_ROLLOUTS = 3
 """Fewest last rollouts that are cut short."""
 MIN_GROUPS = 4
 """Fewest groups, or completions, that show a rule and not chance."""
+MIN_MASKED = 8
+"""Fewest masked completions that show a rule."""
 MIN_BELOW = 16
 """Fewest completions with a negative advantage of which some should be trained."""
 
@@ -99,6 +102,39 @@ def _trained_by_group(rollouts: Sequence[Rollout], trained: Container[tuple[int,
     return list(by_group.values())
 
 
+def longer_completions_are_left_out(record: AuditRecord) -> Fault | None:
+    """In nine in ten of the groups of which only a part is trained, at least four, each completion that is
+    left out is longer than all that are trained, though it ended before the limit.
+    """
+    limit = record.number("max_completion_length", math.inf)
+    trained = {(use.row.rollout, use.row.completion) for use in record.uses if any(use.row.mask or (True,))}
+    partly = list[tuple[ScoredGroup, bool]]()
+    for group in scored_groups(record):
+        places = [(group.rollout.number, group.rollout.completions.index(sample)) for sample in group.samples]
+        lengths = [
+            (len(s.ids or ()), place in trained) for s, place in zip(group.samples, places, strict=True)
+        ]
+        kept = [length for length, is_trained in lengths if is_trained]
+        left_out = [length for length, is_trained in lengths if not is_trained]
+        if kept and left_out and max(left_out) < limit and min(lengths) < max(lengths):
+            partly.append((group, max(kept) <= min(left_out)))
+    shown = [group for group, is_shorter in partly if is_shorter]
+    if len(shown) < MIN_GROUPS or len(shown) < 0.9 * len(partly):
+        return None
+    sentence = f"in {len(shown)} of {len(partly)} groups only the shortest completions are trained"
+    return Fault(f"{sentence}: answers become short", shown[0].rollout.step, {"group": shown[0].number})
+
+
+def good_completions_are_masked(record: AuditRecord) -> Fault | None:
+    """All completions whose mask is 0 in an update, at least eight, have a positive advantage."""
+    masked = [use for use in record.uses if use.row.mask and not any(use.row.mask)]
+    advantages = [common_advantage(use.row.model_copy(update={"mask": None})) or 0.0 for use in masked]
+    if len(masked) < MIN_MASKED or min(advantages) <= 0:
+        return None
+    sentence = f"all {len(masked)} completions that a mask leaves out have a positive advantage"
+    return Fault(f"{sentence}: what is good is not learned", masked[0].update.step, location(masked[0]))
+
+
 def filter_is_inverted(record: AuditRecord) -> Fault | None:
     """All groups that are trained, at least four, have equal rewards, and at least four groups whose rewards
     differ are left out.
@@ -178,6 +214,8 @@ def _trained_ids(use: Use) -> tuple[int, ...]:
 
 
 CHECKS = {
+    "longer_left_out": longer_completions_are_left_out,
+    "good_masked": good_completions_are_masked,
     "rollouts_cut": rollouts_are_cut_short,
     "filter_inverted": filter_is_inverted,
     "advantages_slide": advantages_change_within_completions,
