@@ -356,9 +356,9 @@ MUTANTS = [
         ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
         ("advantages of other rows after select", "values[index, :longest]", "values[index.sort().values, :longest]"),
         ("tokens of other rows after select", "tuple(values[i] for i in rows)", "tuple(values[i] for i in sorted(rows))"),
-        ("mask one short", "torch.from_numpy(completion.drawn_mask)", "torch.from_numpy(np.append(completion.drawn_mask[:-1], False))"),
+        ("mask one short", "_pad([c.drawn_mask for", "_pad([np.append(c.drawn_mask[:-1], False) for"),
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
-        ("truncated completions trained although masked", "(truncated and mask_truncated)", "(truncated and False)"),
+        ("truncated completions trained although masked", "    if mask_truncated:\n", "    if False:\n"),
         ("totals of the micro-batch", "totals = batch.totals(max_tokens)\n", "totals = batch.select([0]).totals(max_tokens)\n"),
     ),
     *of(
@@ -493,7 +493,7 @@ MUTANTS = [
     ),
     *of(
         "learner/optimizer.py",
-        ("a head learns at the policy's rate", 'group["lr"] = lr * group["pace"]', 'group["lr"] = lr'),
+        ("a head learns at the policy's rate", 'group["lr"] = lr * group["relative_lr"]', 'group["lr"] = lr'),
     ),
     *of(
         "learner/learner.py",
@@ -510,8 +510,8 @@ MUTANTS = [
     ),
     *of(
         "training/preference.py",
-        ("KTO's reference point with the wrong sign", "(answer_log_probs(run.learner, batch) - refs).mean()", "(refs - answer_log_probs(run.learner, batch)).mean()"),
-        ("KTO's reference point from the answers themselves", "unrelated = [len(examples) + i for i in rows]", "unrelated = list(rows)"),
+        ("KTO's reference point with the wrong sign", "(answer_log_probs(run.learner, batch) - mismatched_sums).mean()", "(mismatched_sums - answer_log_probs(run.learner, batch)).mean()"),
+        ("KTO's reference point from the answers themselves", "mismatched_rows = [len(examples) + i for i in rows]", "mismatched_rows = list(rows)"),
         ("answers to the same prompt for others'", "if not np.array_equal(e.tokens, example.tokens)", "if np.array_equal(e.tokens, example.tokens)"),
         ("ORPO's prompt is not trained", "np.full(len(rest), chosen)", "np.full(len(rest), False)"),
     ),
@@ -652,11 +652,11 @@ MUTANTS = [
     ),
     *of(
         "tasks/difficulty.py",
-        ("first pass rate half believed", "FORGETTING if self.tried[index] else 1.0", "FORGETTING"),
+        ("first pass rate half believed", "NEWEST_WEIGHT if self.tried[index] else 1.0", "NEWEST_WEIGHT"),
         ("easy problems preferred", "4 * self.rates * (1 - self.rates)", "self.rates"),
         ("resume forgets what was tried", "self.tried[index] = tried", "self.tried[index] = 0"),
         ("resume forgets what was solved", "self.solved[index] = solved", "self.solved[index] = 0"),
-        ("solved now and then for in a row", "self.solved[index] + 1 if pass_rate >= SOLVED else 0", "self.solved[index] + (pass_rate >= SOLVED)"),
+        ("solved now and then for in a row", "self.solved[index] + 1 if pass_rate >= SOLVED_PASS_RATE else 0", "self.solved[index] + (pass_rate >= SOLVED_PASS_RATE)"),
         ("all retired for good", "return mastered & ~mastered.all()", "return mastered"),
         ("problems drawn twice in a step", "        order[list(without)] = -np.inf\n", ""),
     ),
@@ -697,7 +697,7 @@ MUTANTS = [
         ("lengths with the prompt", "answered.sum(-1).to(logprobs)", "batch.mask.sum(-1).to(logprobs)"),
         ("ORPO's tokens are those of the rejected answers", "float(batch.mask[0::2].sum())", "float(batch.mask[1::2].sum())"),
         ("the answer to the prompt behind", "(examples[n - k] for k", "(examples[n + k - len(examples)] for k"),
-        ("the reference point of all examples", "unrelated = [len(examples) + i for i in rows]", "unrelated = [len(examples) + i for i in range(len(examples))]"),
+        ("the reference point of all examples", "mismatched_rows = [len(examples) + i for i in rows]", "mismatched_rows = [len(examples) + i for i in range(len(examples))]"),
         ("an answer's log-prob a mean", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.token_outputs(batch, 1.0).logprobs * batch.mask).mean(-1)"),
     ),
     *of(

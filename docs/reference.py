@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import covey.trl
 from covey.cli.settings import loss_rows
 from covey.config.algorithm import algorithm_rows
-from covey.config.methods import ALL, METHODS, WITH_MODEL
+from covey.config.methods import ALL_METHODS, METHODS, MODEL_METHODS
 from covey.config.rows import SettingRow, fact_of, schema_fields, schema_rows
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
@@ -159,10 +159,10 @@ def setting(row: SettingRow, title: str, more: Sequence[str] = ()) -> str:
 def facts_of_key(key: str) -> list[str]:
     """Return which methods read a setting, and the effect of a change on resume."""
     readers = tuple(fact_of(key, "read_by") or ())
-    others = [name for name in ALL if name not in readers]
-    if set(readers) == set(ALL):
+    others = [name for name in ALL_METHODS if name not in readers]
+    if set(readers) == set(ALL_METHODS):
         said = "every method"
-    elif not readers or set(readers) == set(WITH_MODEL):
+    elif not readers or set(readers) == set(MODEL_METHODS):
         said = "every method with a model"
     elif len(readers) > len(others):
         said = f"every method but {', '.join(map(code, others))}"

@@ -65,7 +65,7 @@ def test_a_reward_worker_whose_node_is_lost_is_placed_again(answers: list[Except
     assert answers == []
 
 
-@pytest.mark.parametrize("said", [[BROKEN, None], [LOST] * reward_workers.PLACINGS])
+@pytest.mark.parametrize("said", [[BROKEN, None], [LOST] * reward_workers.MAX_PLACEMENTS])
 def test_what_fails_by_itself_or_again_and_again_is_an_error(
     answers: list[Exception | None], said: list[Exception | None]
 ) -> None:

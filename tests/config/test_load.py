@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.config.algorithm import RECORDS, algorithm_rows
-from covey.config.layers import SHORT
+from covey.config.algorithm import RECORD_AXES, algorithm_rows
+from covey.config.layers import SHORT_FORM_KEYS
 from covey.config.load import load_config, resolved_values, resolved_yaml
 from covey.config.rows import key_paths
 from covey.insight.pages.settings import differing_settings
@@ -351,7 +351,7 @@ def test_the_page_says_what_a_changed_setting_of_the_algorithm_does(tmp_path: Pa
 
 
 def test_a_setting_of_an_axis_leaves_what_its_short_form_says(tmp_path: Path) -> None:
-    assert set(RECORDS) <= set(SHORT)
+    assert set(RECORD_AXES) <= set(SHORT_FORM_KEYS)
     (tmp_path / "run.yaml").write_text("algorithm: {name: ppo, critic: policy, kl: 0.2}\n")
     options = ["--algorithm.critic.lr", "1e-4", "--algorithm.kl.estimator", "k2"]
     algorithm = load_config(tmp_path / "run.yaml", options).algorithm

@@ -11,7 +11,7 @@ from tests.proof.given_settings import SETTINGS
 
 from covey.config.algorithm import rows_of
 from covey.config.load import load_config
-from covey.config.methods import METHODS, SAMPLES_EXAMPLES, Kind, Method
+from covey.config.methods import EXAMPLE_SAMPLERS, METHODS, ExampleKind, Method
 from covey.objective.preference import PREFERENCES
 from covey.proof.losses import AnswerLogprob, lone_loss, pair_loss
 from covey.tasks.examples import COLUMNS_OF
@@ -30,7 +30,7 @@ def lacks(name: str) -> list[str]:
     found = []
     if method.loop is not None and method.loop not in LOOPS:
         found.append(f"training/pipeline.py:LOOPS: a loop {method.loop}")
-    if name in SAMPLES_EXAMPLES and name not in SELECTIONS:
+    if name in EXAMPLE_SAMPLERS and name not in SELECTIONS:
         found.append("training/example_sampling.py:SELECTIONS: which completions it selects")
     if method.loss is not None:
         silent = [row.key for row in rows_of(method.loss, "loss") if not row.setting.effect]
@@ -82,7 +82,7 @@ def test_what_a_new_preference_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_kind_of_example_has_its_columns() -> None:
-    assert set(COLUMNS_OF) == set(get_args(Kind))
+    assert set(COLUMNS_OF) == set(get_args(ExampleKind))
 
 
 def test_a_method_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:

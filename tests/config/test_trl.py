@@ -22,8 +22,8 @@ ALL_NAMES = frozenset(trl.DEFAULTS).union(*(trl.trl_table(name) for name in OF_S
 
 
 def test_every_name_of_trl_is_in_the_table_once() -> None:
-    assert ALL_NAMES == trl.NAMES - trl.OLDER
-    kinds = [*trl.SAME, *trl.LOSS, *trl.ARGUMENTS]
+    assert ALL_NAMES == trl.NAMES - trl.OLD_NAMES
+    kinds = [*trl.SAME_MEANING, *trl.LOSS, *trl.ARGUMENTS]
     assert len(kinds) == len(set(kinds)) == len(trl.NAMES)
 
 
@@ -43,7 +43,7 @@ def test_the_table_is_that_of_the_installed_trl() -> None:
 
 def test_what_to_write_instead_are_settings() -> None:
     settings = set(key_paths())
-    assert set(trl.SAME.values()) <= settings
+    assert set(trl.SAME_MEANING.values()) <= settings
     for name, argument in trl.ARGUMENTS.items():
         keys = re.findall(r"(?:train|rollout|eval|data)(?:\.\w+)+", argument.remark)
         assert set(keys) <= settings, name

@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from covey.models import flex
 from covey.models.compiled import pick_ops
-from covey.models.flex import BLOCK, MIN_BLOCKS, NARROWEST_HEAD, FlexOps, group_mask
+from covey.models.flex import BLOCK, MIN_BLOCKS, MIN_HEAD_WIDTH, FlexOps, group_mask
 from covey.models.ops import Heads, Ops, TorchOps
 from covey.models.packing import pack
 from covey.sampling.base import Request, SamplingParams
@@ -151,7 +151,7 @@ def test_on_a_gpu_values_and_gradients_are_those_of_padded_attention(name: str, 
 
 def test_heads_too_narrow_for_it_attend_in_plain_torch(traced: None) -> None:
     packed = packing("ragged")
-    heads = Heads(4, 2, NARROWEST_HEAD // 2)
+    heads = Heads(4, 2, MIN_HEAD_WIDTH // 2)
     inputs = [torch.randn(len(packed.tokens), n, heads.width) for n in (4, 2, 2)]
     expected, got = (ops.attention(packed.sequences)(*inputs, heads) for ops in (TorchOps(), FlexOps()))
     assert torch.equal(got, expected)

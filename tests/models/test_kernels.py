@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from covey.models.kernels import build, compiler, kept, known
+from covey.models.kernels import build, compiler, known_answers, library_cache
 from covey.models.kernels.calls import available, call, packed_size
 
 pytestmark = pytest.mark.skipif(
@@ -118,7 +118,7 @@ def test_a_full_disk_costs_only_the_cache(cache: Path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kept, "keep_file", full)
+    monkeypatch.setattr(library_cache, "keep_file", full)
     assert compiled()[0] == compiled()[0]
     assert build.builds == [1, 1]
 
@@ -140,7 +140,7 @@ def operations() -> list[str]:
         found.append(name)
         call(name, *arguments, **options)
 
-    assert known.first_incorrect(note, packed_size, torch.float32) is None
+    assert known_answers.first_incorrect(note, packed_size, torch.float32) is None
     return found
 
 
@@ -161,5 +161,5 @@ def test_an_operation_that_goes_wrong_is_named(dtype: torch.dtype) -> None:
             if name != broken:
                 call(name, *arguments, **options)
 
-        named = known.first_incorrect(some, packed_size, dtype)
+        named = known_answers.first_incorrect(some, packed_size, dtype)
         assert named == ("product" if broken == "pack_weight" else broken)

@@ -28,7 +28,7 @@ def written(folder: Path, **changed: Tensor) -> Path:
 
 @pytest.fixture(params=[1, 40, 1 << 26])
 def _bytes_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readback, "READ_AT_ONCE", request.param)
+    monkeypatch.setattr(readback, "MAX_BYTES_AT_ONCE", request.param)
 
 
 @pytest.mark.usefixtures("_bytes_at_once")

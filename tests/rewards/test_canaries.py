@@ -12,7 +12,7 @@ from tests.fakes import completion
 from covey.objective.diagnostics import score_metrics
 from covey.rewards.contract import Reward
 from covey.rewards.loading import BUILT_IN, load_rewards
-from covey.rewards.reward_checks import PATIENCE, ask_canaries, paid_elsewhere
+from covey.rewards.reward_checks import MAX_REFUSALS, ask_canaries, paid_elsewhere
 from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem
 from covey_verify.contract import canaries, reward
@@ -96,7 +96,7 @@ def test_one_that_pays_nothing_any_more_is_found_after_a_while() -> None:
     rewards = Rewards([Reward("judge", verifier.function)])
     verifier.verdict = 0.0
     refused: dict[str, int] = {}
-    for times in range(1, PATIENCE):
+    for times in range(1, MAX_REFUSALS):
         refused = ask_canaries(Scorer(rewards), PROBLEM, refused)
         assert refused == {"judge": times}
     with pytest.raises(RewardError, match="known to be correct: '4'"):

@@ -19,7 +19,7 @@ from covey.config.sampling import Rollout
 from covey.rewards.contract import Reward
 from covey.rewards.loading import load_rewards
 from covey.rewards.reading import Reader
-from covey.rewards.reward_checks import PATIENCE
+from covey.rewards.reward_checks import MAX_REFUSALS
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
@@ -256,12 +256,12 @@ def test_a_reward_that_refuses_correct_answers_is_found_over_the_steps() -> None
         Rollouts, prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0
     )
     steps = make().batches()
-    counts = [dict(next(steps).position.refused) for _ in range(PATIENCE - 1)]
-    assert counts == [{"refuses": times} for times in range(1, PATIENCE)]
+    counts = [dict(next(steps).position.refused) for _ in range(MAX_REFUSALS - 1)]
+    assert counts == [{"refuses": times} for times in range(1, MAX_REFUSALS)]
     with pytest.raises(RewardError, match="known to be correct"):
         next(steps)
     with pytest.raises(RewardError, match="known to be correct"):
-        next(make(first_step=PATIENCE - 1, position=Position(refused=counts[-1])).batches())
+        next(make(first_step=MAX_REFUSALS - 1, position=Position(refused=counts[-1])).batches())
 
 
 def test_where_all_are_solved_all_are_drawn_again() -> None:

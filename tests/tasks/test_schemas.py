@@ -261,7 +261,8 @@ def test_a_table_is_its_rows_and_several_tables_are_named() -> None:
     assert example.problem.columns["input"] is None
     assert example.problem.columns["tags"] == ["a", "b"]
     with pytest.raises(ConfigError, match="'validation', 'train'"):
-        with_objects({"data": {"train": {"validation": [], "train": []}}})
+        tables = {"validation": [{"prompt": "a"}], "train": [{"prompt": "b"}]}
+        with_objects({"data": {"train": tables}})
 
 
 def test_a_config_reads_verls_rows_to_the_end(tmp_path: Path) -> None:

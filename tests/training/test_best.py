@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from covey.cli import main
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.table import gravest
-from covey.runs.best import best_of
+from covey.runs.best import best_evaluation
 from covey_verify.errors import ConfigError
 
 
@@ -180,24 +180,24 @@ def record(step: int, correct: list[int], greedy: list[int], problems: list[str]
 
 def test_the_best_is_that_of_what_is_measured_now() -> None:
     pair = ["a", "b"]
-    assert best_of([]) is None
-    assert best_of([record(0, [4, 4], [1, 1], pair)]) is None  # nothing was trained yet
+    assert best_evaluation([]) is None
+    assert best_evaluation([record(0, [4, 4], [1, 1], pair)]) is None  # nothing was trained yet
     rows = [record(1, [1, 1], [0, 0], pair), record(2, [2, 0], [0, 1], pair), record(3, [1, 1], [0, 0], pair)]
-    best = best_of(rows)
+    best = best_evaluation(rows)
     assert best is not None
     assert (best.step, best.is_worse_now, best.count) == (
         2,
         False,
         3,
     )  # equal samples: the greedy answers tell
-    first = best_of(rows[:1] + rows[2:])
+    first = best_evaluation(rows[:1] + rows[2:])
     assert first is not None
     assert first.step == 1  # of equals the first
-    best = best_of(
+    best = best_evaluation(
         [*rows, record(4, [4, 4], [1, 1], pair, "other"), record(5, [3, 3], [1, 1], pair, "other")]
     )
     assert best is not None
     assert (best.step, best.count, best.is_worse_now) == (4, 2, True)
-    best = best_of([record(1, [4, 0], [1, 0], pair), record(2, [3], [1], ["a"])])
+    best = best_evaluation([record(1, [4, 0], [1, 0], pair), record(2, [3], [1], ["a"])])
     assert best is not None
     assert (best.step, best.is_worse_now) == (1, True)  # on the problem that both have

@@ -84,6 +84,13 @@ def test_a_run_that_is_continued_with_the_objects_ends_as_one_that_was_not_stopp
     assert not (parts / "events.jsonl").exists()  # nothing was different
 
 
+def test_a_run_on_objects_is_explained_and_audited_without_them(tmp_path: Path, capsys) -> None:
+    run = covey.train(**live(), **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run").folder
+    assert "unread_config" not in [finding.id for finding in covey.explain(run)]
+    capsys.readouterr()
+    assert main(["audit", str(run)]) == 0, capsys.readouterr().err
+
+
 def test_a_run_on_an_iterator_that_ends_is_continued_for_more_steps(tmp_path: Path) -> None:
     """It was refused: the rows of two steps were an iterator, those of three steps were 16 rows."""
     small = {**SMALL, "rollout": {**SMALL["rollout"], "max_resampling_rounds": 2}}

@@ -17,6 +17,7 @@ from covey.config.schema import Config
 from covey.learner import memory
 from covey.learner.memory import (
     Load,
+    RunParts,
     Shape,
     count_float32_numbers,
     fitting_sizes,
@@ -65,10 +66,10 @@ def test_bytes_of_activations_per_token_by_hand() -> None:
 
 
 def test_some_of_a_bfloat16_model_is_kept_in_float32() -> None:
-    assert count_float32_numbers(32, 64, 4, adapted_apart=True) == 0  # all of it is float32 anyway
-    assert count_float32_numbers(32, 64, 2, adapted_apart=False) == 2 * 32
-    assert count_float32_numbers(32, 64, 2, adapted_apart=True) == 2 * 32 + 6 * 32 + 64
-    assert count_float32_numbers(32, 64, 2, adapted_apart=True, compiled=True) == 6 * 32 + 64
+    assert count_float32_numbers(32, 64, 4, adapters_apart=True) == 0  # all of it is float32 anyway
+    assert count_float32_numbers(32, 64, 2, adapters_apart=False) == 2 * 32
+    assert count_float32_numbers(32, 64, 2, adapters_apart=True) == 2 * 32 + 6 * 32 + 64
+    assert count_float32_numbers(32, 64, 2, adapters_apart=True, compiled=True) == 6 * 32 + 64
     coarse = SHAPE._replace(bytes_each=2, compiled=False)
     wide = coarse._replace(float32_numbers=100)
     assert token_bytes(wide, False) == token_bytes(coarse, False) + 2 * 100 * 4
@@ -135,7 +136,7 @@ def test_a_model_with_images_has_the_shape_of_its_text_model() -> None:
 
 def test_without_a_reference_none_is_paid_for() -> None:
     without, with_one = (
-        forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 1, reference=own) for own in (False, True)
+        forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 1, RunParts(reference=own)) for own in (False, True)
     )
     assert (without["reference"], with_one["reference"]) == (0, without["weights"])
     assert forecast(SHAPE._replace(bytes_each=2), CONFIG, LARGEST_STEP, 1000, 1)["optimizer"] == 10_000 * 12
@@ -185,7 +186,7 @@ def test_memory_that_was_given_back_is_no_part_of_the_program(monkeypatch: pytes
     kept = torch.ones(size, dtype=torch.uint8)
     most = memory.peak_bytes(kept.device)
     del passing
-    program = memory.program_bytes(kept.device, held=size)
+    program = memory.program_bytes(kept.device, tensors=size)
     assert 0 < program < most - 250 * size
 
 
@@ -198,17 +199,17 @@ def test_the_planned_micro_batch_fits(share: float) -> None:
     asked = LARGEST_STEP._replace(step=5000)
     roles = forecast(SHAPE, CONFIG, asked, 1000, 1)
     others = sum(roles.values()) - roles["update"]
-    there = int((others + share * roles["update"]) / memory.USABLE) + 1
+    there = int((others + share * roles["update"]) / memory.USABLE_FRACTION) + 1
     tokens, running = fitting_sizes(roles_of(asked), CONFIG, asked, there)
     assert tokens == 1000 if share > 1 else tokens < 1000
     if share > 0.1:
-        assert sum(forecast(SHAPE, CONFIG, asked, tokens, running).values()) <= memory.USABLE * there
+        assert sum(forecast(SHAPE, CONFIG, asked, tokens, running).values()) <= memory.USABLE_FRACTION * there
 
 
 def test_where_the_cache_does_not_fit_fewer_completions_run_at_once() -> None:
     asked = LARGEST_STEP._replace(loads=(Load(64, 256),))
     room = forecast(SHAPE, CONFIG, asked, 5, 70)
-    there = int(sum(room.values()) / memory.USABLE) + 1
+    there = int(sum(room.values()) / memory.USABLE_FRACTION) + 1
     tokens, running = fitting_sizes(roles_of(asked), CONFIG, asked, there)
     assert (tokens, running) == (1000, 64)
 
@@ -226,9 +227,9 @@ def test_micro_batches_are_not_halved_in_vain() -> None:
     """Below the longest prompt, or where a whole step is less than one and fits."""
     asked = largest_step(CONFIG, [300, 3], [])
     assert fitting_sizes(roles_of(asked), CONFIG, asked, available=1)[0] == 250
-    fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, 1).values()) / memory.USABLE) + 1
+    fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, 1).values()) / memory.USABLE_FRACTION) + 1
     assert fitting_sizes(roles_of(asked), CONFIG, asked, fits)[0] == 500
-    there = int(sum(forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 256).values()) / memory.USABLE) + 1
+    there = int(sum(forecast(SHAPE, CONFIG, LARGEST_STEP, 1000, 256).values()) / memory.USABLE_FRACTION) + 1
     assert fitting_sizes(roles_of(LARGEST_STEP), CONFIG, LARGEST_STEP, there) == (1000, 256)
 
 
@@ -247,7 +248,7 @@ def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
     assert roles["weights"] == roles["gradient"] > 0 == roles["reference"]
     little = sum(roles.values()) - roles["update"] // 2
-    monkeypatch.setattr(planning, "device_memory", lambda _: int(little / memory.USABLE))
+    monkeypatch.setattr(planning, "device_memory", lambda _: int(little / memory.USABLE_FRACTION))
     covey.train(**settings, output=str(tmp_path / "tight"))
     said = capsys.readouterr().out
     assert "estimated memory:" in said
@@ -263,7 +264,7 @@ def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
 ) -> None:
     start(tmp_path / "roomy")
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
-    little = int((sum(roles.values()) - roles["update"] // 2) / memory.USABLE)
+    little = int((sum(roles.values()) - roles["update"] // 2) / memory.USABLE_FRACTION)
     with monkeypatch.context() as tight:
         tight.setattr(planning, "device_memory", lambda _: little)
         start(tmp_path / "whole")
@@ -285,7 +286,7 @@ def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
     asked = largest_step(config, [3, 5], [30, 10, 40])
     assert asked == (5, 70, 40, ())  # the two largest examples; the largest of them goes through whole
     for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
-        roles = forecast(SHAPE, config, asked, tokens, 1, reward_models=7)
+        roles = forecast(SHAPE, config, asked, tokens, 1, RunParts(reward_models=7))
         expected = beyond_gradient(passing) if passing == 70 else update_bytes(SHAPE, passing, False)
         assert roles["update"] == expected
         assert roles["reward models"] == 7

@@ -158,7 +158,7 @@ def test_a_launched_command_ends_as_the_process_that_failed_first(
         return started[-1]
 
     monkeypatch.setattr(launcher, "_local", local)
-    monkeypatch.setattr(launcher, "LAST_WORDS", 0.1)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1)
     settings = SimpleNamespace(processes=2, restarts=2, ray=None)
     error = None
     try:

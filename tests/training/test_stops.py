@@ -201,7 +201,7 @@ def test_the_time_of_a_long_run_is_said_before_its_first_sample(
     resolved = load_config(values={**FAST, "output": tmp_path / "short"})
     run_pipeline(resolved, RunConsole(), StopSignal())
     assert "estimated time" not in capsys.readouterr().out
-    monkeypatch.setattr("covey.training.time_estimate.WORTH_A_LINE", 0.0)
+    monkeypatch.setattr("covey.training.time_estimate.MIN_PRINTED_SECONDS", 0.0)
     resolved = load_config(values={**FAST, "output": tmp_path / "long"})
     run_pipeline(resolved, RunConsole(), StopSignal())
     lines = capsys.readouterr().out.splitlines()

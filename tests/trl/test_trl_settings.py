@@ -16,7 +16,7 @@ from transformers import HfArgumentParser, get_scheduler
 from covey.config.algorithm import describe
 from covey.config.load import load_config
 from covey.config.schema import Train
-from covey.config.trl import DEFAULTS, SAME
+from covey.config.trl import DEFAULTS, SAME_MEANING
 from covey.learner.schedule import learning_rate
 from covey.trl import (
     DPOConfig,
@@ -77,7 +77,7 @@ def test_what_is_not_given_has_the_default_of_trl() -> None:
         "gradient_checkpointing",
         "activation_checkpointing",
     )
-    for name, key in SAME.items():
+    for name, key in SAME_MEANING.items():
         if SPELLED.get(name) is not None and name not in elsewhere:
             section, _, field = key.rpartition(".")
             holder = getattr(both[0], section) if section else both[0]

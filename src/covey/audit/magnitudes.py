@@ -75,7 +75,7 @@ def baseline_is_beyond_the_rewards(record: AuditRecord) -> Fault | None:
 
 
 def noise_is_amplified(record: AuditRecord) -> Fault | None:
-    """In more than a tenth of the groups whose rewards differ, and at least four, they differ by less than a
+    """In more than a quarter of the groups whose rewards differ, and at least four, they differ by less than a
     hundredth of the run's range of rewards, and an advantage is above .5 all the same.
     """
     rollouts = [rollout.trained() for rollout in scored_rollouts(record)]
@@ -89,7 +89,7 @@ def noise_is_amplified(record: AuditRecord) -> Fault | None:
             spread += width > ROUNDING * small
             if ROUNDING * small < width < small and float(rollout.used[rows].abs().max()) > LARGE:
                 amplified.append((rollout, number))
-    if len(amplified) < MIN_GROUPS or len(amplified) <= 0.1 * spread:
+    if len(amplified) < MIN_GROUPS or len(amplified) <= 0.25 * spread:
         return None
     rollout, number = amplified[0]
     sentence = f"in {len(amplified)} of {spread} groups rewards differ by less than {small:.2g}"

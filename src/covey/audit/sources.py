@@ -17,7 +17,7 @@ from covey.audit.reading import read_record
 from covey.audit.record import FORMAT, VERSION, AuditRecord, Header, Rollout, Row, Sample, Update
 from covey.config.load import ResolvedConfig
 from covey.runs.folder import read_numbers
-from covey.runs.reader import last_stage, load_for_reading, stages_in
+from covey.runs.reader import last_stage, load_settings, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.opening import RECORD_BYTES, load_json, read_regular, stream_bytes
 from covey_verify.errors import ConfigError, DataError
@@ -91,7 +91,7 @@ def _of_folder(folder: Path) -> AuditRecord:
 def covey_run(folder: Path) -> AuditRecord:
     """Read a run folder of covey; of a pipeline, its last stage. Raises ConfigError if it has no run."""
     stage = last_stage(folder)
-    resolved = load_for_reading(stage)
+    resolved = load_settings(stage)
     steps = recorded_steps(stage)
     shown = sorted({*steps[: MAX_STEPS // 4], *steps[-MAX_STEPS:]})
     notes = [] if len(shown) == len(steps) else [f"{stage}: {len(shown)} of {len(steps)} steps were checked"]

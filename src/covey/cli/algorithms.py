@@ -89,7 +89,8 @@ def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyAxisFunction]]:
         "select_tokens",
         "filter",
     ):
-        if (part := getattr(algorithm, axis)) is not None:
+        part = getattr(algorithm, axis)
+        if part is not None:
             yield axis, part
     for axis in ("correction", "token_weights"):
         yield from ((axis, part) for part in getattr(algorithm, axis))

@@ -45,7 +45,8 @@ def command_preview(
         )
     if groups < 0 or groups == 1 or samples < 0 or samples == 1:
         raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2, or 0")
-    if wrong := [t for t in temperature or () if not 0 < t <= 100]:
+    wrong = [t for t in temperature or () if not 0 < t <= 100]
+    if wrong:
         raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
     resolved = load(config, settings, as_json)
     tell(as_json, [f"previewing {config}: loading ..."])

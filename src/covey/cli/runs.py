@@ -84,7 +84,8 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
         if presets and not as_json:  # formulas and YAML instead of a line
             print_result(False, None, show([entry for entry in entries if entry["of"] != "algorithm"]))
             return show_one(presets[0], as_json=False)
-        output, lines = entries, show(entries)
+        output = entries
+        lines = show(entries)
     print_result(as_json, output, lines)
     return 0
 

@@ -17,7 +17,7 @@ from covey_verify.errors import ConfigError
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-MESSAGES = 100 << 20
+MESSAGE_BYTES = 100 << 20
 """Bytes of shared memory for messages between actors and the run."""
 _placed: list[ActorHandle] = []
 """Actors that this process has placed and not released."""
@@ -45,7 +45,7 @@ def connect_ray(address: str) -> None:
                 raise ConfigError(
                     f"launch.ray: no Ray cluster answers at {address}: {ray_message(error)}"
                 ) from None
-            ray.init(address="local", include_dashboard=False, object_store_memory=MESSAGES, **_QUIET)
+            ray.init(address="local", include_dashboard=False, object_store_memory=MESSAGE_BYTES, **_QUIET)
         except Exception as error:
             # Ray raises errors of its own, and these two, for a cluster that refuses; others are bugs.
             if not type(error).__module__.startswith("ray.") and not isinstance(

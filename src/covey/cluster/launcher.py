@@ -30,9 +30,9 @@ from covey_verify.errors import CoveyError
 if TYPE_CHECKING:
     from covey.config.schema import Config
 
-LAST_WORDS = 10.0
+GRACE_SECONDS = 10.0
 """Seconds for the others to end by themselves after one has failed."""
-TICK = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two polls."""
 
 
@@ -98,10 +98,10 @@ class _Job:
                     codes[n] = PeersLost.code if was_killed and code < 0 else code
                     if code:
                         first_failure = min(first_failure, time.monotonic())
-                if not was_killed and time.monotonic() - first_failure > LAST_WORDS:
+                if not was_killed and time.monotonic() - first_failure > GRACE_SECONDS:
                     was_killed = True
                     self._kill()
-                time.sleep(TICK)
+                time.sleep(POLL_SECONDS)
         finally:
             self._kill()
             release()

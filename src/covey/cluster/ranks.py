@@ -22,9 +22,9 @@ from covey_verify.errors import ConfigError
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-NODE_ANSWERS = 20.0
+ANSWER_SECONDS = 20.0
 """Seconds for an actor to answer before its node counts as lost."""
-PLACING = 120.0
+PLACEMENT_SECONDS = 120.0
 """Seconds for all actors to get room."""
 
 
@@ -58,8 +58,10 @@ class RankHost:
     @staticmethod
     def _read_to_end(stream: IO[bytes], into: list[bytes]) -> None:
         # Always drained, or a full pipe would stop the process. List operations need no lock.
-        while part := os.read(stream.fileno(), 1 << 16):
+        part = os.read(stream.fileno(), 1 << 16)
+        while part:
             into.append(part)
+            part = os.read(stream.fileno(), 1 << 16)
 
     def look(self) -> tuple[int | None, bytes, bytes]:
         """Return the exit code, None while it runs, and the output since the last call."""
@@ -91,7 +93,7 @@ class PlacedRank:
 
         if self.code is None:
             try:
-                self.code, out, err = ray.get(self.actor.look.remote(), timeout=NODE_ANSWERS)
+                self.code, out, err = ray.get(self.actor.look.remote(), timeout=ANSWER_SECONDS)
             except (RayActorError, TimeoutError) as error:
                 self.code = -signal.SIGKILL
                 out = b""
@@ -134,7 +136,7 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     kind = ray.remote(RankHost).options(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)
     actors = [keep(kind.remote()) for _ in range(count)]
     try:
-        places = ray.get([a.place.remote() for a in actors], timeout=PLACING)
+        places = ray.get([a.place.remote() for a in actors], timeout=PLACEMENT_SECONDS)
     except (RayError, TimeoutError) as error:
         for actor in actors:
             end(actor)

@@ -11,7 +11,7 @@ from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Link
 from covey.rewards.worker_process import CallReply, CallRequest, UserSetup
 from covey_verify.errors import RewardError
 
-PLACINGS = 3
+MAX_PLACEMENTS = 3
 """Number of times that a worker is placed if its node is lost before it is up."""
 
 
@@ -39,7 +39,7 @@ class PlacedLink:
     def __init__(self, setup: UserSetup) -> None:
         """Raises RewardError if the user's file cannot be imported there.
 
-        Where the node was lost meanwhile, it is placed again, ``PLACINGS`` times in all.
+        Where the node was lost meanwhile, it is placed again, ``MAX_PLACEMENTS`` times in all.
         """
         import ray
         from ray.exceptions import RayError
@@ -49,7 +49,7 @@ class PlacedLink:
         kind = ray.remote(RewardHost).options(
             num_cpus=0.5, max_concurrency=ASYNC_CALLS, scheduling_strategy="SPREAD"
         )
-        for again in reversed(range(PLACINGS)):
+        for again in reversed(range(MAX_PLACEMENTS)):
             self.actor = keep(kind.remote(setup))
             try:
                 ray.get(self.actor.ready.remote(), timeout=IMPORT_SECONDS)

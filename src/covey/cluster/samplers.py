@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 SCHEME = "ray:"
-SHORT_ANSWER = 5.0
+SHORT_ANSWER_SECONDS = 5.0
 """Seconds for an answer that takes no work; a sampler that is being restarted does not answer within them."""
 _numbers = itertools.count(1)
 
@@ -159,7 +159,7 @@ class PlacedSamplers:
         name, slash, path = url.partition("/")
         # As bytes, as over HTTP, so that the routes check it in the same way.
         data = None if body is None else json.dumps(body).encode()
-        patience = min(timeout, SHORT_ANSWER) if timeout == SHORT_TIMEOUT else timeout
+        patience = min(timeout, SHORT_ANSWER_SECONDS) if timeout == SHORT_TIMEOUT else timeout
         reply = self.actors[name].answer.remote(slash + path, data)
         try:
             status, text = ray.get(reply, timeout=patience)

@@ -100,7 +100,7 @@ def kernels() -> Diagnosis:
 def _kernels() -> Diagnosis:
     """Check the compiled kernels, and whose matrix products are used."""
     from covey.models.kernels import build
-    from covey.models.kernels.choice import MUCH_FASTER
+    from covey.models.kernels.choice import MIN_SPEEDUP
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -114,7 +114,7 @@ def _kernels() -> Diagnosis:
         )
         words = f"{library.instructions}, {library.origin}"
         words += f". Products, one thread, GFLOP/s of covey to torch's: {rates}"
-        if (gain := library.trial.rounding_gain) > MUCH_FASTER:
+        if (gain := library.trial.rounding_gain) > MIN_SPEEDUP:
             words += f". `precision: auto` rounds to bfloat16 (mixed): they take 1/{gain:.1f} of the time"
         if unequal := sorted({name for name in library.trial.differs.values() if name}):
             words += (

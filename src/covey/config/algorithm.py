@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from covey.config.layers import SHORT
+from covey.config.layers import SHORT_FORM_KEYS
 from covey.config.python_objects import recorded_name
 from covey.config.rows import SettingRow
 from covey.config.unknown import near, suggestion
@@ -40,20 +40,20 @@ from covey_verify.usercode import load_function, name_of
 from covey_verify.web import without_password
 
 AXIS_DEFAULTS = {f.name: f.default for f in fields(Algorithm) if f.name != "paper"}
-OPTIONAL = {axis for axis, default in AXIS_DEFAULTS.items() if default in (None, ())}
-LISTS = {axis for axis, default in AXIS_DEFAULTS.items() if default == ()}
+OPTIONAL_AXES = {axis for axis, default in AXIS_DEFAULTS.items() if default in (None, ())}
+LIST_AXES = {axis for axis, default in AXIS_DEFAULTS.items() if default == ()}
 """Axes that take several functions; their factors multiply."""
-RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
-SIMPLE = set(AXIS_DEFAULTS) - set(AXES) - set(RECORDS)
+RECORD_AXES: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
+PLAIN_AXES = set(AXIS_DEFAULTS) - set(AXES) - set(RECORD_AXES)
 """Axes whose value is a word or a number."""
-BESIDE_AXES: Mapping[str, Setting] = {
+EXTRA_KEYS: Mapping[str, Setting] = {
     "name": Setting("The preset that the rest starts from; `covey algorithms` lists them."),
     "dialect": Setting("The framework whose eps, counts, clips, KL and means the preset takes."),
 }
 """Keys of the `algorithm` block that are no axes."""
 NEVER_LOADED = {"Tensor": object}
 """Names in annotations of the objective that are not available here, because a config does not load torch."""
-FEW_WORDS = 40
+MAX_LISTED_WORDS = 40
 """Largest number of valid words that an error lists if none is similar."""
 
 
@@ -81,7 +81,7 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path
     algorithm = dialect.algorithm(name) if dialect else PRESETS[name]
     for axis, value in overrides.items():
         if axis not in AXIS_DEFAULTS:
-            keys = {*AXIS_DEFAULTS, *BESIDE_AXES}
+            keys = {*AXIS_DEFAULTS, *EXTRA_KEYS}
             raise ConfigError(f"algorithm.{axis}: there is no such axis{hint(axis, keys)}")
         chosen = _axis(axis, getattr(algorithm, axis), value, folder, dialect)
         algorithm = replace(algorithm, **{axis: chosen})
@@ -108,20 +108,20 @@ def _mapping(where: str, value: object) -> dict[str, object]:
 
 def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: Framework | None) -> Any:
     if value is None:
-        if axis not in OPTIONAL:
+        if axis not in OPTIONAL_AXES:
             raise ConfigError(f"algorithm.{axis}: this axis needs a function, so it cannot be null")
-        return () if axis in LISTS else None
-    if axis in SIMPLE:
+        return () if axis in LIST_AXES else None
+    if axis in PLAIN_AXES:
         return _validate_value(f"algorithm.{axis}", axis_types()[axis], value)
-    if axis in LISTS:
+    if axis in LIST_AXES:
         items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
             raise ConfigError(f"algorithm.{axis}: {value!r} is not a list of {axis.replace('_', ' ')}")
         return tuple(_choice(axis, None, item, folder, dialect) for item in items)
-    if axis in RECORDS:
+    if axis in RECORD_AXES:
         # A config that switches the KL on gets the framework's settings for it.
         record = dialect.kl if current is None and dialect and axis == "kl" else current
-        return _record(axis, RECORDS[axis], record, value, folder)
+        return _record(axis, RECORD_AXES[axis], record, value, folder)
     return _choice(axis, current, value, folder, dialect)
 
 
@@ -190,7 +190,11 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
 
 def _record(axis: str, kind: type, current: Any, value: object, folder: Path | None) -> KL | Entropy | Critic:
     """Build `kl`, `entropy` or `critic` (records of plain settings) from a mapping or its short form."""
-    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {SHORT[axis]: value}
+    settings = (
+        {str(k): v for k, v in value.items()}
+        if isinstance(value, Mapping)
+        else {SHORT_FORM_KEYS[axis]: value}
+    )
     record = current or kind()
     parameters = inspect.signature(kind, eval_str=True).parameters
     for key, item in settings.items():
@@ -302,7 +306,7 @@ def algorithm_rows() -> tuple[SettingRow, ...]:
         chain(
             _axis_rows(),
             *(rows_of(f, f"algorithm.{axis}") for axis, functions in AXES.items() for f in functions),
-            *(_record_rows(axis, record) for axis, record in RECORDS.items()),
+            *(_record_rows(axis, record) for axis, record in RECORD_AXES.items()),
         )
     )
 
@@ -315,7 +319,7 @@ def rows_of(function: Callable[..., object], prefix: str) -> Iterator[SettingRow
 
 def _axis_rows() -> Iterator[SettingRow]:
     words = {"name": PRESETS, "dialect": DIALECTS, **{axis: _names(axis) for axis in AXES}}
-    for key, setting in BESIDE_AXES.items():
+    for key, setting in EXTRA_KEYS.items():
         yield SettingRow(f"algorithm.{key}", "", "the preset's", Annotated[str, setting], tuple(words[key]))
     for axis, annotation in axis_types().items():
         yield SettingRow(f"algorithm.{axis}", "", "the preset's", annotation, tuple(words.get(axis, ())))
@@ -337,6 +341,7 @@ def algorithm_keys() -> list[str]:
 def hint(word: str, valid: Iterable[str]) -> str:
     """Return '; did you mean X?', or the valid words if they are few."""
     words = sorted(map(str, valid))
-    if likely := near(word, words, 0.6):
+    likely = near(word, words, 0.6)
+    if likely:
         return suggestion(likely)
-    return f"; known: {', '.join(words)}" if len(words) <= FEW_WORDS else ""
+    return f"; known: {', '.join(words)}" if len(words) <= MAX_LISTED_WORDS else ""

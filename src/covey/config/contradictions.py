@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from covey.config.methods import SAMPLES
+from covey.config.methods import SAMPLING_METHODS
 from covey.config.python_objects import ModelObject
 from covey.config.schema import Config
 from covey.config.unread import reads
@@ -25,7 +25,7 @@ NEEDS_SIBLINGS = set(AXES["advantage"]) - {
 """Advantages that compare the completions of a group: all but these six."""
 ACTS_AT_ONE = {group_classification}
 """Surrogates whose settings act even at a ratio of 1."""
-COLDEST = 0.01
+MIN_TEMPERATURE = 0.01
 """Lowest temperature: below it logits are divided by almost 0, which is greedy sampling."""
 
 
@@ -65,7 +65,7 @@ def config_problems(config: Config, algorithm: Algorithm) -> Iterator[str]:
             "train.lr 0: a critic on the policy's trunk has the policy's schedule, so it never learns; use "
             "trunk own to train only the critic"
         )
-    if rollout.temperature < COLDEST:
+    if rollout.temperature < MIN_TEMPERATURE:
         yield (
             f"rollout.temperature {rollout.temperature:g}: all completions of a prompt would be the same, so "
             "there is nothing to compare; use 0.6 to 1.0"
@@ -126,7 +126,7 @@ def example_problems(config: Config) -> Iterator[str]:
     """Yield messages about contradictions in stages that make examples or learn from them."""
     if config.method == "pairs" and config.rollout.group_size < 2:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
-    if config.data.examples and config.method in SAMPLES:
+    if config.data.examples and config.method in SAMPLING_METHODS:
         yield (
             f"data.examples: method {config.method} does not learn from examples; remove them, or choose "
             "another method"
@@ -252,7 +252,8 @@ def _sampler_problems(algorithm: Algorithm) -> Iterator[str]:
                     f"algorithm.correction {correction.name} has nothing to correct: with old sampler the "
                     "ratio already compares with the sampler; use correction: null, or old trainer"
                 )
-        if missing := algorithm.needs & {"old_entropy", "old_collision"}:
+        missing = algorithm.needs & {"old_entropy", "old_collision"}
+        if missing:
             yield (
                 f"algorithm.old sampler: {min(missing)} is known only if log-probs are recomputed; use old "
                 "trainer"

@@ -48,8 +48,8 @@ class PlannedRun(NamedTuple):
 
 
 def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
-    """Return the choices of texts of the form `key=value,value`. Raises ConfigError for any other text."""
-    choices = list[SweepAxis]()
+    """Return the axes that texts of the form `key=value,value` name. Raises ConfigError for other texts."""
+    axes = list[SweepAxis]()
     for text in texts:
         key, equals, listed = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
@@ -58,14 +58,15 @@ def swept_settings(texts: Sequence[str]) -> list[SweepAxis]:
         values = tuple(_in_one_notation(piece) for piece in pieces(listed))
         if "" in values:
             raise ConfigError(f"--set {text!r}: a value is empty; write {key}=first,second")
-        if repeated := [v for n, v in enumerate(values) if v in values[:n]]:
+        repeated = [v for n, v in enumerate(values) if v in values[:n]]
+        if repeated:
             raise ConfigError(f"--set {text!r}: {repeated[0]} occurs twice")
         if key in OWN_KEYS:
             raise ConfigError(f"--set {text!r}: {OWN_KEYS[key]}")
-        if any(key == other.key for other in choices):
+        if any(key == other.key for other in axes):
             raise ConfigError(f"--set {key} is given twice; give all its values at once: {key}=1,2")
-        choices.append(SweepAxis(key, values))
-    return choices
+        axes.append(SweepAxis(key, values))
+    return axes
 
 
 def pieces(text: str) -> list[str]:
@@ -111,9 +112,9 @@ class Grid(NamedTuple):
 
 def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     """Return the runs of every combination with every seed, with checked configs. Raises ConfigError."""
-    choices = swept_settings(sets)
+    axes = swept_settings(sets)
     base = start.load().config
-    cells = list(product(*(c.values for c in choices)))
+    cells = list(product(*(axis.values for axis in axes)))
     if seeds < 1 or len(cells) * seeds > MAX_RUNS:
         raise ConfigError(
             f"--seeds {seeds} with {len(cells)} combinations: give at least 1 seed and at most "
@@ -125,26 +126,30 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
             "torchrun, or train each run by `covey train` with its own --output"
         )
     runs = list[PlannedRun]()
-    folders = dict[str, Path]()  # a resolved config -> the folder of its run
     for cell, seed in product(cells, range(base.seed, base.seed + seeds)):
-        settings = [f"--{c.key}={value}" for c, value in zip(choices, cell, strict=True)]
-        folder = base.output / _folder_name(choices, cell, seed)
+        settings = [f"--{axis.key}={value}" for axis, value in zip(axes, cell, strict=True)]
+        folder = base.output / _folder_name(axes, cell, seed)
         run = start.with_settings((*settings, f"--seed={seed}", f"--output={folder}"))
-        resolved = run.load()
-        runs.append(PlannedRun(cell, seed, run, resolved))
-        # Two spellings may mean the same run: compare all settings but the folder.
-        resolutions = [{**resolved_values(stage), "output": None} for stage in resolved.stages()]
-        identity = json.dumps(resolutions, default=str, sort_keys=True)
-        other = folders.setdefault(identity, folder)
-        if other != folder:
-            raise ConfigError(f"{other.name} and {folder.name} are the same run; remove one of them")
-    return Grid(base.output, tuple(c.key for c in choices), runs)
+        runs.append(PlannedRun(cell, seed, run, run.load()))
+    _refuse_duplicates(runs)
+    return Grid(base.output, tuple(axis.key for axis in axes), runs)
 
 
-def _folder_name(choices: Sequence[SweepAxis], cell: Sequence[str], seed: int) -> str:
+def _refuse_duplicates(runs: Sequence[PlannedRun]) -> None:
+    """Raise ConfigError if two runs have the same config, as when a value was spelled in two ways."""
+    folders = dict[str, Path]()  # the settings of a run, without its folder -> the folder
+    for run in runs:
+        settings = [{**resolved_values(stage), "output": None} for stage in run.resolved.stages()]
+        identity = json.dumps(settings, default=str, sort_keys=True)
+        other = folders.setdefault(identity, run.folder)
+        if other != run.folder:
+            raise ConfigError(f"{other.name} and {run.folder.name} are the same run; remove one of them")
+
+
+def _folder_name(axes: Sequence[SweepAxis], cell: Sequence[str], seed: int) -> str:
     """Return the settings as a folder's name, with only the last word of a key if that is unique."""
-    ends = [c.key.rpartition(".")[2] for c in choices]
-    keys = [c.key if ends.count(end) > 1 else end for c, end in zip(choices, ends, strict=True)]
+    ends = [axis.key.rpartition(".")[2] for axis in axes]
+    keys = [axis.key if ends.count(end) > 1 else end for axis, end in zip(axes, ends, strict=True)]
     named = [(key, re.sub(r"[^\w.+-]+", "_", value)) for key, value in zip(keys, cell, strict=True)]
     name = ",".join(f"{key}={value}" for key, value in (*named, ("seed", seed)))
     # A name that lost characters or is too long gets a hash, so that it stays unique.

@@ -14,7 +14,7 @@ from covey.config import trl
 from covey.objective.axes import AXES
 from covey_verify.errors import ConfigError
 
-SHORT: Mapping[str, str] = {
+SHORT_FORM_KEYS: Mapping[str, str] = {
     "algorithm": "name",
     "kl": "coef",
     "entropy": "coef",
@@ -69,7 +69,7 @@ class Layers:
     def _resolve_names(self, raw: Mapping[str, object], prefix: str) -> dict[str, object]:
         """Return a file's mapping with covey's names and with dotted keys resolved."""
         # Renamed and dotted keys are put in last, to find values that are set twice.
-        moved = [k for k in raw if k in trl.SAME or "." in k]
+        moved = [k for k in raw if k in trl.SAME_MEANING or "." in k]
         result: dict[str, object] = {k: v for k, v in raw.items() if k not in moved}
         for old in moved:
             origin = self.origins.pop(f"{prefix}{old}", old)
@@ -84,7 +84,7 @@ class Layers:
 
     def _name(self, name: str, value: object, origin: str) -> tuple[str, object]:
         """Return covey's name and value of a setting that may have TRL's name."""
-        new = trl.SAME.get(name, name)
+        new = trl.SAME_MEANING.get(name, name)
         if new == name:
             return name, value
         if origin != name:  # from Python, TRL's names are used on purpose
@@ -189,9 +189,9 @@ def with_value(raw: Mapping[str, object], key: str, value: object) -> dict[str, 
     if not rest:
         return {**raw, head: value}
     below = raw.get(head)
-    if head in SHORT and isinstance(below, str | float | int | list):
+    if head in SHORT_FORM_KEYS and isinstance(below, str | float | int | list):
         # `algorithm: grpo` becomes a mapping, so that a setting can be put into it.
-        below = {SHORT[head]: below}
+        below = {SHORT_FORM_KEYS[head]: below}
     return {**raw, head: with_value(below if isinstance(below, Mapping) else {}, rest, value)}
 
 

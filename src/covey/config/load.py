@@ -26,7 +26,7 @@ from covey.config.algorithm import (
 )
 from covey.config.contradictions import config_problems, example_problems
 from covey.config.layers import Layers
-from covey.config.methods import COMPARES, METHODS
+from covey.config.methods import COMPARING_METHODS, METHODS
 from covey.config.python_objects import plain, refuse_lost
 from covey.config.rows import key_paths
 from covey.config.schema import Config
@@ -88,11 +88,13 @@ def load_config(
     values: Mapping[str, object] | None = None,
     folder: Path | None = None,
     names_only: bool = False,
+    settings_only: bool = False,
 ) -> ResolvedConfig:
     """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
 
     Relative paths are searched in ``folder``, by default the file's folder, or the working directory without
-    a file. With ``names_only``, for readers of a record, a user's functions are not imported.
+    a file. With ``names_only``, for readers of a record, a user's functions are not imported. With
+    ``settings_only``, objects that only Python had may be missing: nobody opens them.
 
     >>> load_config(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
@@ -100,7 +102,8 @@ def load_config(
     layers = Layers(*read_yaml(file)) if file is not None else Layers({}, {})
     layers.add(items(values or {}), over_stages="stages" not in (values or {}))
     layers.add(options(overrides))
-    refuse_lost(layers.raw)
+    if not settings_only:
+        refuse_lost(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     where = str(file) if file else "config"
     whole = _validate(layers.raw, layers.origins, folder, where, layers.per_update, names_only)
@@ -115,11 +118,15 @@ def load_config(
 
 def _notes(resolved: ResolvedConfig, layers: Layers) -> list[str]:
     """Return all notes on a config for the user, those of the stages with their names."""
-    named = list(zip(layers.names if resolved.of_stages else [""], resolved.stages(), strict=True))
-    stages = [(name, stage.config, stage.origins) for name, stage in named]
+    stages_by_name = list(zip(layers.names if resolved.of_stages else [""], resolved.stages(), strict=True))
+    stages = [(name, stage.config, stage.origins) for name, stage in stages_by_name]
     return [
         *layers.notes,
-        *(f"stage {name}: {note}" if name else note for name, stage in named for note in stage.notes),
+        *(
+            f"stage {name}: {note}" if name else note
+            for name, stage in stages_by_name
+            for note in stage.notes
+        ),
         *_default_loss_notes(resolved.stages(), layers.of_trl),
         *unread_settings(stages),
         *_warmup_notes(stages),
@@ -202,7 +209,7 @@ def _loss(config: Config, origins: Mapping[str, str]) -> AnyAxisFunction | None:
     if function is None:
         if config.loss and not config.stages:
             message = f"loss: method {config.method} has no loss settings; these methods have: "
-            raise ConfigError(_with_place(message + ", ".join(COMPARES), origins))
+            raise ConfigError(_with_place(message + ", ".join(COMPARING_METHODS), origins))
         return None
     try:
         return AxisFunction(function, checked_settings("loss", function, config.loss))

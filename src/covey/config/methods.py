@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 from covey.objective.axis_function import data_names
 from covey.objective.preference import PREFERENCES, bradley_terry
 
-Kind: TypeAlias = Literal["answer", "pair", "judged", "steps"]
+ExampleKind: TypeAlias = Literal["answer", "pair", "judged", "steps"]
 """Kinds of example: an answer to imitate, a preferred and another one, one with a label, labelled steps."""
 Loop: TypeAlias = Literal["reinforcement", "imitation", "preference", "reward_model", "example_sampling"]
 """The loops of ``training``; ``training/pipeline.py:LOOPS`` has their functions."""
@@ -23,11 +23,11 @@ class Method:
 
     loop: Loop | None
     """The training loop; None: no model is loaded."""
-    learns_from: tuple[Kind, ...] = ()
+    learns_from: tuple[ExampleKind, ...] = ()
     """Kinds of example that it learns from; the first kind that a row has is used."""
     loss: Callable[..., object] | None = None
     """The loss, whose settings are the config's `loss`."""
-    makes: tuple[Kind, ...] = ()
+    makes: tuple[ExampleKind, ...] = ()
     """Kinds of example that it makes instead of a model."""
     title: str = ""
     """Title in a model card, if the method's name is not clear enough."""
@@ -66,19 +66,19 @@ def _methods(which: Callable[[Method], object]) -> tuple[str, ...]:
 
 # Groups of methods that settings, messages and stages distinguish.
 RL = ("rl",)
-SAMPLES = _methods(lambda m: m.samples)
-SAMPLES_EXAMPLES = _methods(lambda m: m.samples and m.makes)
+SAMPLING_METHODS = _methods(lambda m: m.samples)
+EXAMPLE_SAMPLERS = _methods(lambda m: m.samples and m.makes)
 """Methods that make examples of the completions that they sample."""
-MAKES_EXAMPLES = _methods(lambda m: m.makes)
-TRAINS = _methods(lambda m: not m.makes)
-POLICIES = tuple(name for name in TRAINS if name != "reward_model")
+EXAMPLE_METHODS = _methods(lambda m: m.makes)
+TRAINING_METHODS = _methods(lambda m: not m.makes)
+POLICY_METHODS = tuple(name for name in TRAINING_METHODS if name != "reward_model")
 """Methods whose result is a language model."""
-LEARNS = _methods(lambda m: m.learns_from)
+LEARNING_METHODS = _methods(lambda m: m.learns_from)
 """Methods that learn from given examples."""
-COMPARES = _methods(lambda m: m.loss)
+COMPARING_METHODS = _methods(lambda m: m.loss)
 """Methods that learn which of several answers is better."""
-WITH_MODEL = _methods(lambda m: m.loop)
-ALL: Collection[str] = tuple(METHODS)
+MODEL_METHODS = _methods(lambda m: m.loop)
+ALL_METHODS: Collection[str] = tuple(METHODS)
 
 
 def _checked_name(name: object) -> object:

@@ -235,7 +235,7 @@ def recorded_name(function: object, folder: Path) -> str:
     return spec_of(function, folder) or f"{OBJECT}{name_of(function)}"
 
 
-AGAIN: Mapping[str, str] = {
+PYTHON_FORMS: Mapping[str, str] = {
     "model": "model=..., tokenizer=...",
     "data": 'data={"train": [...], "test": [...]}',
     "algorithm": "algorithm={...}",
@@ -254,7 +254,7 @@ def refuse_lost(raw: Mapping[str, object]) -> None:
     if not lost:
         return
     run = str(raw.get("output", ""))
-    arguments = ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
+    arguments = ", ".join(PYTHON_FORMS.get(key, f"{key}=[...]") for key in lost)
     lines = [
         f"{key}: `{name}` was a Python object, which the run's record cannot hold"
         for key, name in lost.items()

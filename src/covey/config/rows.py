@@ -48,7 +48,8 @@ class SettingRow(NamedTuple):
 
 def allowed_values(kind: object) -> str:
     """Return a text of the words or bounds that a type allows."""
-    if bounds := bounds_of(getattr(kind, "__metadata__", ())):
+    bounds = bounds_of(getattr(kind, "__metadata__", ()))
+    if bounds:
         return bounds
     inner = [a for a in get_args(kind) if a is not type(None)]
     if inner and all(isinstance(a, str | int) for a in inner):

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from annotated_types import MinLen
 from pydantic import field_validator, model_validator
 
-from covey.config.methods import RL, SAMPLES
+from covey.config.methods import RL, SAMPLING_METHODS
 from covey.config.section import (
-    MANY,
+    MAX_COUNT,
     Duration,
     DurationOrZero,
     Few,
@@ -150,10 +150,10 @@ class Rollout(Section):
         usual="4 to 64; 8 or 16 in most papers",
         source="64 in DeepSeekMath (arXiv 2402.03300), 16 in DAPO (2503.14476)",
         trl="num_generations",
-        read_by=SAMPLES,
+        read_by=SAMPLING_METHODS,
     )
     prompts_per_step: Size = setting(
-        16, "Prompts sampled for a training step.", usual="16 to 512", read_by=SAMPLES
+        16, "Prompts sampled for a training step.", usual="16 to 512", read_by=SAMPLING_METHODS
     )
     max_tokens: Many = setting(
         512,
@@ -187,27 +187,27 @@ class Rollout(Section):
         "off",
         "`frontier` prefers problems whose pass rate is close to one half.",
         resume="refused",
-        read_by=SAMPLES,
+        read_by=SAMPLING_METHODS,
     )
     adapt_group_size: bool = setting(
         False,
         "Spread the step's completions over prompts by their remembered pass rates.",
         resume="refused",
-        read_by=SAMPLES,
+        read_by=SAMPLING_METHODS,
     )
     prepass: SizeOrZero = setting(
         0,
         "Completions of every training problem before the first step, so that its pass rate is known to the "
         "curriculum and to adapt_group_size; 0: none.",
         usual="0, or 4 to 8",
-        read_by=SAMPLES,
+        read_by=SAMPLING_METHODS,
     )
     retire_after: FewOrZero = setting(
         0,
         "Stop drawing a problem once it has been solved (pass rate .9 or more) this many times in a row, "
         "unless all have been; 0: never.",
         usual="0; 1 in ScaleRL",
-        read_by=SAMPLES,
+        read_by=SAMPLING_METHODS,
     )
     mask_truncated: bool = setting(
         False,
@@ -217,7 +217,7 @@ class Rollout(Section):
         read_by=RL,
     )
     max_resampling_rounds: FewOrZero = setting(
-        4, "Rounds of resampling for groups that a filter dropped.", usual="2 to 4", read_by=SAMPLES
+        4, "Rounds of resampling for groups that a filter dropped.", usual="2 to 4", read_by=SAMPLING_METHODS
     )
     max_running: Size = setting(256, "Completions generated at once, by each server; bounds the cache.")
     staleness: FewOrZero = setting(
@@ -225,7 +225,7 @@ class Rollout(Section):
         "Training steps that sampling may run ahead of the weights; 0 waits for every update.",
         usual="0, or 1 to 4 where sampling or rewards take long",
         source="AReaL (arXiv 2505.24298): up to 4 costs nothing with a correction",
-        read_by=SAMPLES,
+        read_by=SAMPLING_METHODS,
     )
     sampler: Servers | None = setting(None, "Sample on servers: {url: [http://127.0.0.1:8000]}.")
     tools: ToolUse | None = setting(
@@ -246,6 +246,6 @@ class Rollout(Section):
     @model_validator(mode="after")
     def _completions(self) -> Rollout:
         # Each is within its own bounds, but the batch is their product.
-        if self.completions_per_step > MANY:
-            raise ValueError(f"group_size times prompts_per_step exceeds {MANY:,}")
+        if self.completions_per_step > MAX_COUNT:
+            raise ValueError(f"group_size times prompts_per_step exceeds {MAX_COUNT:,}")
         return self

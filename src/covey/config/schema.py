@@ -13,15 +13,15 @@ from typing import Annotated, Literal
 from pydantic import field_validator, model_validator
 
 from covey.config.methods import (
-    ALL,
-    COMPARES,
-    LEARNS,
-    POLICIES,
+    ALL_METHODS,
+    COMPARING_METHODS,
+    EXAMPLE_SAMPLERS,
+    LEARNING_METHODS,
+    MODEL_METHODS,
+    POLICY_METHODS,
     RL,
-    SAMPLES,
-    SAMPLES_EXAMPLES,
-    TRAINS,
-    WITH_MODEL,
+    SAMPLING_METHODS,
+    TRAINING_METHODS,
     MethodName,
 )
 from covey.config.python_objects import ModelObject, RowsObject, or_object
@@ -74,7 +74,7 @@ class Data(Section):
     held_out: BelowOne = setting(
         0.1,
         "Fraction of the pairs kept for measuring where data.test has none (preferences, reward models).",
-        read_by=COMPARES,
+        read_by=COMPARING_METHODS,
     )
     answer: str | None = setting(
         None,
@@ -110,14 +110,14 @@ class Train(Section):
         "Training steps: rollout batches, or batches of rows.",
         usual="100 to 2,000",
         trl="max_steps",
-        read_by=WITH_MODEL,
+        read_by=MODEL_METHODS,
     )
     optimizer: Literal["adamw", "adamw_8bit"] = setting(
         "adamw",
         "adamw_8bit keeps the moments in 2 bytes per weight instead of 8.",
         trl="optim",
         resume="refused",
-        read_by=WITH_MODEL,
+        read_by=MODEL_METHODS,
     )
     lr: NonNegative = setting(
         1e-6,
@@ -159,19 +159,21 @@ class Train(Section):
         "Keep only each layer's input: a third more time, a fraction of the memory.",
         trl=("gradient_checkpointing", "activation_checkpointing"),
     )
-    batch_size: Size = setting(32, "Rows or pairs per step (all but rl).", resume="refused", read_by=LEARNS)
+    batch_size: Size = setting(
+        32, "Rows or pairs per step (all but rl).", resume="refused", read_by=LEARNING_METHODS
+    )
     stop_at: float | None = setting(
         None, "End the stage once held-out sampled accuracy reaches this.", gt=0, le=1, usual="none"
     )
     save_every: Steps = setting(
-        50, "Steps between checkpoints.", trl="save_steps", resume="safe", read_by=WITH_MODEL
+        50, "Steps between checkpoints.", trl="save_steps", resume="safe", read_by=MODEL_METHODS
     )
     save_minutes: NonNegative = setting(
         10.0,
         "Save after the first step that ends this many minutes after the last checkpoint; 0: by steps alone.",
         usual="5 to 30",
         resume="safe",
-        read_by=WITH_MODEL,
+        read_by=MODEL_METHODS,
     )
     keep: int = setting(
         2,
@@ -180,13 +182,13 @@ class Train(Section):
         le=10**6,
         trl="save_total_limit",
         resume="safe",
-        read_by=WITH_MODEL,
+        read_by=MODEL_METHODS,
     )
     final: Literal["last", "best"] = setting(
         "last",
         "Weights in `final/`: from the last step, or from the best-evaluated checkpoint.",
         resume="safe",
-        read_by=POLICIES,
+        read_by=POLICY_METHODS,
     )
 
     @property
@@ -215,7 +217,7 @@ class Keep(Section):
     margin: NonNegative = setting(
         0.0, "Pairs: the two rewards must differ by more than this.", read_by=("pairs",)
     )
-    per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=SAMPLES_EXAMPLES)
+    per_problem: Size = setting(4, "Largest number of examples per problem.", read_by=EXAMPLE_SAMPLERS)
     least: dict[str, float] = setting(
         {},
         "Rejection sampling: minimum of each reward, for example {language_consistency: 0.9}; the verdict "
@@ -231,7 +233,9 @@ class Guards(Section):
     """Conditions that end a failing run; its last good checkpoint is kept."""
 
     bad_updates: Steps = setting(
-        3, "Stop after this many non-finite updates in a row, each of which is skipped.", read_by=TRAINS
+        3,
+        "Stop after this many non-finite updates in a row, each of which is skipped.",
+        read_by=TRAINING_METHODS,
     )
     dead_steps: StepsOrZero = setting(
         20, "Stop after this many steps in a row without an advantage; 0: never."
@@ -259,7 +263,7 @@ class Guards(Section):
         0.0, "Stop when the entropy of a step's sampling, in nats per token, falls below this."
     )
     stall_minutes: DurationOrZero = setting(
-        60.0, "End the process after this long without progress; 0: never.", read_by=WITH_MODEL
+        60.0, "End the process after this long without progress; 0: never.", read_by=MODEL_METHODS
     )
 
 
@@ -279,7 +283,7 @@ class Scoring(Section):
         ge=0,
         le=0.5,
         usual="0",
-        read_by=SAMPLES,
+        read_by=SAMPLING_METHODS,
     )
 
 
@@ -364,20 +368,20 @@ class Config(Section):
         "Hub id, folder, or `tiny`, which is built on the spot; in Python also a model.",
         trl="model_name_or_path",
         resume="refused",
-        read_by=ALL,
+        read_by=ALL_METHODS,
     )
     method: MethodName = setting(
         "rl",
         "Way of training: reinforcement (rl), imitation (sft), preferences (dpo to discopop), a reward "
         "model; or of making data for later stages: pairs, rejection_sampling, filter.",
         resume="refused",
-        read_by=ALL,
+        read_by=ALL_METHODS,
     )
     loss: dict[str, object] = setting(
         {}, "Settings of the method's loss (dpo to discopop, reward_model), for example {beta: 0.1}."
     )
     output: Path = setting(
-        Path("runs/run"), "Folder of the run.", trl="output_dir", resume="safe", read_by=ALL
+        Path("runs/run"), "Folder of the run.", trl="output_dir", resume="safe", read_by=ALL_METHODS
     )
     seed: int = setting(0, "Seed of every random draw.", ge=0, le=2**63 - 1, trl="seed", resume="refused")
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
@@ -402,13 +406,13 @@ class Config(Section):
         le=MAX_THREADS,
         resume="safe",
     )
-    data: Data = setting(Data(), resume="refused", read_by=ALL)
+    data: Data = setting(Data(), resume="refused", read_by=ALL_METHODS)
     rewards: tuple[object, ...] = setting(
         (),
         "Reward functions: names, module.py:function, {name: weight} or {name: settings}; `verdict: true` in "
         "one marks the reward that decides whether a completion is correct.",
         trl="reward_funcs",
-        read_by=tuple(m for m in WITH_MODEL if m != "reward_model"),
+        read_by=tuple(m for m in MODEL_METHODS if m != "reward_model"),
     )
     scoring: Scoring = Scoring()
     sandbox: Sandbox = setting(Sandbox(), resume="safe")
@@ -419,8 +423,8 @@ class Config(Section):
         "and clip settings have no effect.",
         read_by=RL,
     )
-    train: Train = setting(Train(), read_by=TRAINS)
-    eval: Eval = setting(Eval(), read_by=TRAINS)
+    train: Train = setting(Train(), read_by=TRAINING_METHODS)
+    eval: Eval = setting(Eval(), read_by=TRAINING_METHODS)
     keep: Keep = setting(Keep(), read_by=())
     guards: Guards = setting(Guards(), resume="safe", read_by=RL)
     tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = setting(
@@ -431,7 +435,9 @@ class Config(Section):
     lora: Lora | None = setting(None, "Train adapters instead of all weights.", resume="refused")
     launch: Launch = setting(Launch(), resume="safe")
     stages: tuple[dict[str, object], ...] = setting(
-        (), "A pipeline: each stage overrides this config and starts from the last model.", read_by=ALL
+        (),
+        "A pipeline: each stage overrides this config and starts from the last model.",
+        read_by=ALL_METHODS,
     )
 
     @model_validator(mode="after")

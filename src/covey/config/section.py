@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from covey.objective.setting import Setting
 
-MANY = 10_000_000
+MAX_COUNT = 10_000_000
 """Largest number of problems or tokens: more is a typing error."""
 
 # Ranges of settings. Their upper ends catch typing errors before anything allocates that much.
@@ -30,8 +30,8 @@ Few = Annotated[int, Ge(1), Le(1_000)]
 FewOrZero = Annotated[int, Ge(0), Le(1_000)]
 Size = Annotated[int, Ge(1), Le(65_536)]
 SizeOrZero = Annotated[int, Ge(0), Le(65_536)]
-Many = Annotated[int, Ge(1), Le(MANY)]
-ManyOrZero = Annotated[int, Ge(0), Le(MANY)]
+Many = Annotated[int, Ge(1), Le(MAX_COUNT)]
+ManyOrZero = Annotated[int, Ge(0), Le(MAX_COUNT)]
 Steps = Annotated[int, Ge(1), Le(10**9)]
 StepsOrZero = Annotated[int, Ge(0), Le(10**9)]
 Duration = Annotated[float, Gt(0), Le(10**6)]

@@ -16,7 +16,7 @@ from covey_verify.errors import ConfigError
 
 # Largest config file in bytes.
 MAX_BYTES = 1 << 20
-DEEPEST = 50
+MAX_DEPTH = 50
 """Deepest nesting of a config."""
 OTHER_BASE = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9_]+)+(?:\.[0-9_]*)?)")
 """Texts that YAML 1.1 reads as numbers in base 8 or 60: 010 and 1:30."""
@@ -32,8 +32,8 @@ class PlainLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             self._refuse("anchors and aliases are not allowed")
         self.depth += 1
-        if self.depth > DEEPEST:
-            self._refuse(f"nested more than {DEEPEST} levels deep")
+        if self.depth > MAX_DEPTH:
+            self._refuse(f"nested more than {MAX_DEPTH} levels deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from covey.config.methods import COMPARES, METHODS
+from covey.config.methods import COMPARING_METHODS, METHODS
 from covey.config.python_objects import MAX_STREAMED, RowsObject
 from covey.config.schema import Config
 
@@ -38,5 +38,5 @@ def rows_of_run(config: Config) -> int:
         rounds = 1 + config.rollout.max_resampling_rounds
         return config.train.steps * config.rollout.prompts_per_step * rounds
     rows = config.train.steps * config.train.batch_size
-    held_out = config.data.held_out if config.method in COMPARES and config.data.test is None else 0
+    held_out = config.data.held_out if config.method in COMPARING_METHODS and config.data.test is None else 0
     return math.ceil(rows / (1 - held_out))

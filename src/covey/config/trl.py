@@ -40,7 +40,7 @@ def trl_fields(config: str) -> Fields:
 DEFAULTS: Mapping[str, object] = {name: default for name, (_, default) in trl_fields("GRPOConfig").items()}
 """GRPOConfig's defaults."""
 
-SAME: Mapping[str, str] = {name: row.key for row in schema_rows() for name in row.setting.trl_names}
+SAME_MEANING: Mapping[str, str] = {name: row.key for row in schema_rows() for name in row.setting.trl_names}
 """TRL's name -> the setting with the same meaning, to which it is renamed with a note."""
 
 VALUES: Mapping[str, Mapping[str, str]] = {
@@ -74,9 +74,9 @@ LOSS: TrlLoss = {name: DEFAULTS[name] for name in IN_LOSS}
 """The names that together define TRL's loss, with TRL's defaults; ``config/trl_loss.py`` reads them."""
 
 
-OLDER = frozenset({"max_prompt_length", "warmup_ratio", "torch_dtype", "evaluation_strategy"})
+OLD_NAMES = frozenset({"max_prompt_length", "warmup_ratio", "torch_dtype", "evaluation_strategy"})
 """Names of earlier TRL versions that are still found in scripts."""
-NAMES = frozenset({*SAME, *LOSS, *ARGUMENTS})
+NAMES = frozenset({*SAME_MEANING, *LOSS, *ARGUMENTS})
 """All names of TRL that are known here."""
 
 
@@ -88,8 +88,8 @@ def advice_on(name: str) -> str:
     """
     if name in LOSS:
         return f"TRL's {name} belongs at the top of a config, in place of algorithm"
-    if name in SAME:
-        return f"TRL's {name} is covey's {SAME[name]}"
+    if name in SAME_MEANING:
+        return f"TRL's {name} is covey's {SAME_MEANING[name]}"
     if name not in ARGUMENTS:
         return ""
     argument = ARGUMENTS[name]
@@ -99,10 +99,12 @@ def advice_on(name: str) -> str:
 
 
 def covey_value(name: str, value: object) -> object:
-    """Return covey's value for TRL's value of a name in ``SAME``. Raises ConfigError if there is none."""
+    """Return covey's value for TRL's value of a name in ``SAME_MEANING``. Raises ConfigError without any."""
     words = VALUES.get(name)
     if words is None or (isinstance(value, str) and value in words.values()):
         return value
     if not isinstance(value, str) or value not in words:
-        raise ConfigError(f"{SAME[name]}: TRL's {name} {value!r} is not supported; use {', '.join(words)}")
+        raise ConfigError(
+            f"{SAME_MEANING[name]}: TRL's {name} {value!r} is not supported; use {', '.join(words)}"
+        )
     return words[value]

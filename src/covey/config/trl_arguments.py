@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-Kind = Literal["setting", "read", "no effect", "refused"]
+MeaningKind = Literal["setting", "read", "no effect", "refused"]
 
 
 class Meaning(NamedTuple):
     """The meaning of a field of TRL's configs in a script."""
 
-    kind: Kind
+    kind: MeaningKind
     text: str
     note: bool = False
     """Whether a run that gives the field says so, because something differs."""

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher, get_close_matches
 
 from covey.config import trl
 
-LIKELY = 0.7
+MIN_SIMILARITY = 0.7
 """Least similarity of two names, 0 to 1, with which one is suggested for the other."""
 MAX_GUESSES = 3
 
@@ -21,7 +21,8 @@ def explain_unknown(path: str, value: object, keys: Sequence[str], kind: str = "
     "train.use_peft is not a setting; for TRL's use_peft write lora: {rank: 16, alpha: 32}"
     """
     last = path.rpartition(".")[2]
-    if advice := trl.advice_on(last):
+    advice = trl.advice_on(last)
+    if advice:
         return f"{path} is not a setting; {advice}"
     sections = _sections(path, value, keys) if isinstance(value, Mapping) else []
     if sections:
@@ -38,7 +39,7 @@ def suggestion(names: Sequence[str]) -> str:
     return f"; did you mean {choice}?"
 
 
-def near(word: str, candidates: Sequence[str], likely: float = LIKELY) -> list[str]:
+def near(word: str, candidates: Sequence[str], likely: float = MIN_SIMILARITY) -> list[str]:
     """Return similar names, the most similar first. Names that are clearly less similar are left out."""
     names = get_close_matches(word, candidates, n=MAX_GUESSES, cutoff=likely)
     similarity = {name: SequenceMatcher(a=name, b=word).ratio() for name in names}
@@ -56,7 +57,7 @@ def _settings(path: str, keys: Sequence[str]) -> list[str]:
     named = near(last, siblings) or [n for n in siblings if n.startswith(last)]
     suggestions = [f"{section}.{n}".lstrip(".") for n in named]
     suggestions += by_name.get(last, [])
-    suggestions += [trl.SAME[n] for n in near(last, list(trl.SAME), 0.85)]
+    suggestions += [trl.SAME_MEANING[n] for n in near(last, list(trl.SAME_MEANING), 0.85)]
     suggestions += [key for n in near(last, list(by_name), 0.8) for key in by_name[n]]
     return list(dict.fromkeys(suggestions))
 

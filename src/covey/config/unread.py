@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from covey.config.methods import WITH_MODEL
+from covey.config.methods import MODEL_METHODS
 from covey.config.rows import fact_of
 from covey.config.schema import Config
 
@@ -12,7 +12,7 @@ from covey.config.schema import Config
 def reads(method: str, key: str) -> bool:
     """Return whether a run of this method reads a setting, such as train.lr."""
     read_by = fact_of(key, "read_by")
-    return method in (WITH_MODEL if read_by is None else read_by)
+    return method in (MODEL_METHODS if read_by is None else read_by)
 
 
 def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
+from covey.runs.estimates import Estimate, Evaluation, gains, on_shared_problems, why_incomparable
 from covey.runs.reader import conclusion_record
 from covey.system.text import duration, percent
 
@@ -44,7 +44,7 @@ def conclude_run(
     ``errors``: the standard errors by which a change must differ from 0. Accuracy decides. If it cannot tell,
     because it is 0 or 1 throughout or its intervals are wide, the reward decides.
     """
-    if reason := incomparable(before, after):
+    if reason := why_incomparable(before, after):
         return Conclusion("cannot tell", f"cannot tell: {reason}")
     before, after = on_shared_problems(before, after)
     changes = gains(before, after, errors)

@@ -17,9 +17,9 @@ from covey.runs.estimates import (
     Estimate,
     Evaluation,
     gains,
-    incomparable,
     on_shared_problems,
     paired_bootstrap,
+    why_incomparable,
 )
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_environment, recorded_yaml
@@ -39,7 +39,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """Compare run B with run A: settings and results, as JSON and as lines for people. Raises ConfigError."""
     first = last_stage(a)
     second = last_stage(b)
-    settings = changed_settings(first, second)
+    settings = differing_settings(first, second)
     files = changed_files(first, second)
     held_out, reason = held_out_change(first, second)
     unlike = _unlike_rewards(first, second, settings, files)
@@ -77,7 +77,7 @@ def _changes(settings: Mapping[str, tuple[object, object]], files: Mapping[str, 
     ]
 
 
-def changed_settings(first: Path, second: Path) -> dict[str, tuple[object, object]]:
+def differing_settings(first: Path, second: Path) -> dict[str, tuple[object, object]]:
     """Return the settings in which two runs differ, except their output folder."""
     flat = [dict(flatten(recorded_yaml(stage))) for stage in (first, second)]
     names = [n for n in {**flat[0], **flat[1]} if n != "output"]
@@ -91,7 +91,7 @@ def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str
     if not all(logs):
         return {}, "one of them has no evaluation"
     a, b = (Evaluation.from_record(log[-1]) for log in logs)
-    if reason := incomparable(a, b, ("in A", "in B")):
+    if reason := why_incomparable(a, b, ("in A", "in B")):
         return {}, f"{reason}: not compared"
     estimates = gains(a, b)
     shared = on_shared_problems(a, b)

@@ -13,7 +13,7 @@ from covey.models.gguf_writer import write_gguf
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
 from covey.runs.atomic import clear_killed, committed_folder
-from covey.runs.best import best_of
+from covey.runs.best import best_evaluation
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import IN_CHECKPOINT, checkpoint_at, checkpoints, read_stream, step_of
 from covey.runs.reader import last_stage, load_recorded
@@ -53,7 +53,7 @@ def export(run: Path, step: int | None, output: Path | None, gguf: str = "") -> 
 
 
 def _best_step(stage: Path, evals: list[dict[str, object]]) -> int:
-    best = best_of(evals)
+    best = best_evaluation(evals)
     if best is None:
         steps = [step_of(p) for p in checkpoints(stage)]
         raise ConfigError(

@@ -7,7 +7,14 @@ from functools import partial
 from typing import NamedTuple
 
 from covey.config.load import ResolvedConfig
-from covey.learner.memory import Shape, count_float32_numbers, fitting_sizes, forecast, largest_step
+from covey.learner.memory import (
+    RunParts,
+    Shape,
+    count_float32_numbers,
+    fitting_sizes,
+    forecast,
+    largest_step,
+)
 from covey.models.logprobs import GPU_CHUNK_LOGITS
 from covey.system.plot import table
 
@@ -61,16 +68,8 @@ def memory_on_gpus(subject: Subject, stage: ResolvedConfig) -> list[GpuMemory]:
     largest = largest_step(config, subject.prompts, (), stage.algorithm.whole_groups)
     # With adapters the frozen weights themselves are the reference.
     reference = stage.algorithm.needs_reference and not adapters
-    expect = partial(
-        forecast,
-        shape,
-        config,
-        largest,
-        reference=reference,
-        program=PROGRAM,
-        critic=subject.critic,
-        reward_models=subject.reward_models,
-    )
+    parts = RunParts(PROGRAM, reference, subject.critic, subject.reward_models)
+    expect = partial(forecast, shape, config, largest, parts=parts)
     rows = []
     for gpu, gib in GPUS.items():
         sizes = fitting_sizes(expect, config, largest, gib << 30)

@@ -18,7 +18,7 @@ from covey.insight.evidence import Records
 from covey.insight.sample_command import shell_word
 from covey.models.reward_model import is_reward_model
 from covey.runs.atomic import write_file
-from covey.runs.best import Best
+from covey.runs.best import BestEvaluation
 from covey.runs.estimates import Evaluation, gains, wilson
 from covey.runs.folder import CURVE, RESULT, read_stream
 from covey.sampling.prompts import EncodedProblem
@@ -92,7 +92,7 @@ def read_result(output: Path) -> Result:
     )
 
 
-def better_step_hint(best: Best | None, output: Path) -> str:
+def better_step_hint(best: BestEvaluation | None, output: Path) -> str:
     """Name the best evaluated step, if it beats the last one, and the command that exports its model."""
     if best is None or not best.is_worse_now:
         return ""
@@ -100,7 +100,7 @@ def better_step_hint(best: Best | None, output: Path) -> str:
     return f"best evaluation was {best}{chance}: covey export {shell_word(str(output))} --step {best.step}"
 
 
-def better_step_clause(best: Best, step: int, chosen: bool) -> str:
+def better_step_clause(best: BestEvaluation, step: int, chosen: bool) -> str:
     """Return the part of a conclusion about a step that was better than the last one, ``step``.
 
     ``chosen``: `final/` is the best step.

@@ -30,7 +30,7 @@ from covey.insight.findings.rule import Remedy
 from covey.insight.findings.settings import SettingOf, yaml_line
 from covey.insight.findings.table import RULES
 from covey.insight.findings.view import WIDEST, RunView
-from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, incomparable
+from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, why_incomparable
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_ending
 from covey.runs.rollouts import recorded_steps
@@ -216,7 +216,7 @@ def _held_out(unchanged: Path, changed: Path, change: Change, errors: float) -> 
 
 
 def _gain_held_out(before: Evaluation, after: Evaluation, change: Change, errors: float) -> Estimate:
-    if incomparable(before, after):
+    if why_incomparable(before, after):
         return NOT_KNOWN
     return gains(before, after, errors)["greedy" if change.key in SAMPLING else "sampled"]
 
@@ -256,7 +256,7 @@ def _training_gain(before: _Accuracy, after: _Accuracy, change: Change, errors: 
     old = np.array([before.of_problem[problem] for problem in common])
     new = np.array([after.of_problem[problem] for problem in common])
     doubt = 1 / math.sqrt(min(before.completions, after.completions))
-    return gain(old, new, doubt, errors=errors)
+    return gain(old, new, doubt, standard_errors=errors)
 
 
 def helpful_trials(trials: Sequence[TrialResult]) -> list[TrialResult]:

@@ -28,7 +28,7 @@ from covey_verify.types import StepRewards
 
 NO_SEGMENTS = StepRewards((), ())
 """Segments of a completion without any: its group was not sampled for the estimator, as in a preview."""
-CENTRED = 1e-3
+MAX_RELATIVE_SUM = 1e-3
 """A group's advantages sum to zero if |sum A| is at most this fraction of sum |A|."""
 
 
@@ -152,7 +152,9 @@ def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | N
         return None  # advantages by token need not sum to zero
     for g, group in enumerate(groups):
         advantages = first[(batch.group == g) & batch.mask.any(-1), 0].double()
-        if len(advantages) > 1 and float(advantages.sum().abs()) > CENTRED * float(advantages.abs().sum()):
+        if len(advantages) > 1 and float(advantages.sum().abs()) > MAX_RELATIVE_SUM * float(
+            advantages.abs().sum()
+        ):
             return group, float(advantages.sum())
     return None
 

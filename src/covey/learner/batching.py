@@ -154,16 +154,11 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     owners = [g for g, group in enumerate(groups) for _ in group.completions]
     completions = [c for group in groups for c in group.completions]
     rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float64)
-    longest = max((len(c.tokens) for c in completions), default=0)
-    logprobs = torch.zeros(len(completions), longest)
-    mask = torch.zeros(logprobs.shape, dtype=torch.bool)
-    for row, completion in enumerate(completions):
-        size = len(completion.tokens)
-        logprobs[row, :size] = torch.from_numpy(completion.logprobs)
-        truncated = completion.finish == "length"
-        # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
-        if not (rewards[row].isnan() or (truncated and mask_truncated)):
-            mask[row, :size] = torch.from_numpy(completion.drawn_mask)
+    trained = ~rewards.isnan()
+    if mask_truncated:
+        trained &= torch.tensor([c.finish != "length" for c in completions], dtype=torch.bool)
+    # Unscored completions are not trained, nor are tokens that no sampler drew (tool output).
+    mask = _pad([c.drawn_mask for c in completions], torch.bool) & trained[:, None]
     masks = tuple(c.sampling_mask for c in completions if c.sampling_mask is not None)
     assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
@@ -173,11 +168,19 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         rewards=rewards,
         correct=torch.tensor([c for g in groups for c in g.correct.tolist()], dtype=torch.bool),
         mask=mask,
-        sampler_logprobs=logprobs,
+        sampler_logprobs=_pad([c.logprobs for c in completions], torch.float32),
         advantages=torch.zeros(mask.shape),
         origin=torch.arange(len(completions)),
         sampling_masks=masks or None,
     )
+
+
+def _pad(rows: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+    """Return rows of values, (L,) each, as (N, L) values with 0 after a row's end."""
+    padded = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=dtype)
+    for target, values in zip(padded, rows, strict=True):
+        target[: len(values)] = torch.from_numpy(values)
+    return padded
 
 
 def with_signal(batch: Batch) -> Batch:

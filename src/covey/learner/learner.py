@@ -125,10 +125,10 @@ class Learner(Generic[M]):
         reference: Reference | None = None,
         *,
         head: nn.Module | None = None,
-        pace: float = 1.0,
+        relative_lr: float = 1.0,
         monitor: LearnerMonitor | None = None,
     ) -> None:
-        """``head`` learns at ``pace`` times the rate."""
+        """``head`` learns at ``relative_lr`` times the rate."""
         if world_size() > 1:
             network.split()
             if reference is not None:
@@ -136,7 +136,9 @@ class Learner(Generic[M]):
         self.network = network
         self.reference = reference
         self.train = train
-        self.optimizer = Optimizer(network.parameters, train, list(head.parameters()) if head else (), pace)
+        self.optimizer = Optimizer(
+            network.parameters, train, list(head.parameters()) if head else (), relative_lr
+        )
         self.version = 0
         """Optimizer steps that moved the weights."""
         self.micro_tokens = train.tokens_per_micro_batch
@@ -156,7 +158,7 @@ class Learner(Generic[M]):
         # (fields, N, L); each process fills its own rows, and the sum over processes is the whole.
         rows = torch.zeros(len(TokenOutputs._fields), *batch.mask.shape)
         for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=world_size()):
-            # An error in one process is raised on all of them here, before they would wait for it.
+            # An error of one process is raised on all of them here; otherwise they would wait for it.
             run_on_all(self.monitor.micro_batch_begins)
             # No row is left out here, so a micro-batch is a run of consecutive rows.
             longest = micro.packed.place.shape[1]

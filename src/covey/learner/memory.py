@@ -5,12 +5,13 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from covey.config.methods import SAMPLES
+from covey.config.methods import SAMPLING_METHODS
 from covey.config.schema import Config
 from covey.models.logprobs import CHUNK_LOGITS, chunk_logits, rows_at_once
 from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
@@ -19,9 +20,11 @@ from covey.system.device import device_memory
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from covey.models.policy import Policy
 
-USABLE = 0.9
+USABLE_FRACTION = 0.9
 """Fraction of the memory that a run is planned to fill."""
 _PROGRAM: dict[str, int] = {}
 """Kind of device -> bytes of program and libraries, measured once."""
@@ -36,9 +39,13 @@ class Shape(NamedTuple):
     layers: int
     width: int
     queries: int
+    """Query heads."""
     keys: int
+    """Key/value heads."""
     head: int
+    """Width of a head."""
     inner: int
+    """Width of the feed-forward layers."""
     bytes_each: int
     """Bytes of a weight and of an activation."""
     compiled: bool
@@ -59,24 +66,14 @@ def shape_of(policy: Policy) -> Shape:
     """Return the shape of a policy's model; if layers differ, each size is the largest one."""
     config = policy.model.config.get_text_config()
     parameters = list(policy.model.parameters())
-    # Some models give each layer a config of its own.
-    layer_configs = list(getattr(config, "per_layer_config", (config,)))
-
-    def widest(name: str) -> int:
-        sizes = list[int]()
-        for layer in layer_configs:
-            size = getattr(layer, name, None) or 0
-            # A config may list the sizes of its layers.
-            sizes += size if isinstance(size, list | tuple) else [size]
-        return max(sizes, default=0)
-
+    widest = partial(_widest, config)
     compiled = policy.decoder is not None and policy.decoder.ops.compiled
     queries = widest("num_attention_heads")  # state spaces have none
     inner = widest("intermediate_size") or 4 * config.hidden_size
     bytes_each = parameters[0].element_size()
     on_gpu = policy.device.type == "cuda"
     wide_numbers = count_float32_numbers(
-        config.hidden_size, inner, bytes_each, policy.adapted_apart, compiled=compiled
+        config.hidden_size, inner, bytes_each, policy.adapters_apart, compiled=compiled
     )
     return Shape(
         parameters=sum(p.numel() for p in parameters),
@@ -98,8 +95,19 @@ def shape_of(policy: Policy) -> Shape:
     )
 
 
+def _widest(config: PretrainedConfig, name: str) -> int:
+    """Return the largest size of this name in the layers of a model; 0 without any."""
+    sizes = list[int]()
+    # Some models give each layer a config of its own.
+    for layer in getattr(config, "per_layer_config", (config,)):
+        size = getattr(layer, name, None) or 0
+        # A config may list the sizes of its layers.
+        sizes += size if isinstance(size, list | tuple) else [size]
+    return max(sizes, default=0)
+
+
 def count_float32_numbers(
-    width: int, inner: int, bytes_each: int, adapted_apart: bool, compiled: bool = False
+    width: int, inner: int, bytes_each: int, adapters_apart: bool, compiled: bool = False
 ) -> int:
     """Return how many numbers a layer of a bfloat16 model keeps of a token in float32.
 
@@ -108,7 +116,7 @@ def count_float32_numbers(
     if bytes_each == 4:  # all of it is float32 anyway
         return 0
     stream = 0 if compiled else 2 * width
-    inputs = 6 * width + inner if adapted_apart else 0
+    inputs = 6 * width + inner if adapters_apart else 0
     return stream + inputs
 
 
@@ -179,6 +187,22 @@ def sampling_bytes(shape: Shape, load: Load, running: int, prompt: int, completi
     return cache_bytes + prefill_bytes + logits_bytes
 
 
+class RunParts(NamedTuple):
+    """The parts of a run besides its policy that take memory."""
+
+    program: int = 0
+    """Bytes of program and libraries."""
+    reference: bool = False
+    """Whether the reference has weights of its own."""
+    critic: int = 0
+    """Parameters of a value network, all of them trained."""
+    reward_models: int = 0
+    """Bytes of the reward models."""
+
+
+POLICY_ALONE = RunParts()
+
+
 class LargestStep(NamedTuple):
     """Tokens of the largest optimizer step of a run, and what is sampled."""
 
@@ -212,7 +236,7 @@ def largest_step(
     rollout = config.rollout
     evaluated = min(config.eval.problems, held_out)
     loads = [Load(evaluated, evaluated * (config.eval.samples + 1))] if evaluated else []
-    if examples and config.method not in SAMPLES:
+    if examples and config.method not in SAMPLING_METHODS:
         # The worst case: the longest examples all in one batch.
         largest = sorted(examples)[-config.train.batch_size :]
         return LargestStep(longest, sum(largest), largest[-1], tuple(loads))
@@ -230,18 +254,13 @@ def forecast(
     largest: LargestStep,
     tokens: int,
     running: int,
-    *,
-    reference: bool = False,
-    program: int = 0,
-    critic: int = 0,
-    reward_models: int = 0,
+    parts: RunParts = POLICY_ALONE,
 ) -> dict[str, int]:
     """Forecast the bytes of a run by component, at its peak: while it samples, updates, or merges adapters.
 
-    What one of these takes is given back before the next one, so that the largest of them counts and the
+    Each of these phases gives its memory back before the next one, so that the largest of them counts and the
     others are 0; but a small cache stays on a GPU. ``tokens``: size of the micro-batch; ``running``:
-    completions sampled at once; ``program``: bytes of program and libraries; ``critic``: parameters of a
-    value network, all of them trained; ``reward_models``: their bytes.
+    completions sampled at once.
     """
     prefetches = _prefetches(config)
     # Float32 copies of low-precision weights; split weights are float32 themselves, besides a whole copy.
@@ -251,12 +270,12 @@ def forecast(
     # Split over processes: this one's float32 part besides a whole copy.
     part_bytes = 4 // world_size() if world_size() > 1 else 0
     return {
-        "program": program,
+        "program": parts.program,
         "weights": shape.parameters * (shape.bytes_each + part_bytes),
-        "reference": shape.parameters * shape.bytes_each if reference else 0,
+        "reference": shape.parameters * shape.bytes_each if parts.reference else 0,
         "snapshot": shape.trained * shape.bytes_each if prefetches else 0,
-        "critic": critic * (shape.bytes_each + 4 + moments + masters),
-        "reward models": reward_models,
+        "critic": parts.critic * (shape.bytes_each + 4 + moments + masters),
+        "reward models": parts.reward_models,
         "optimizer": shape.trained * ((moments if _learns(config) else 0) + masters) // world_size(),
         **_largest_phase(shape, config, largest, tokens, running),
     }
@@ -269,7 +288,7 @@ def _prefetches(config: Config) -> bool:
 
 def _learns(config: Config) -> bool:
     """Whether there are a gradient, an optimizer and updates; methods that only sample have none."""
-    return config.method == "rl" or config.method not in SAMPLES
+    return config.method == "rl" or config.method not in SAMPLING_METHODS
 
 
 def _largest_phase(
@@ -314,10 +333,11 @@ def fitting_sizes(
     Micro-batches below the longest prompt save nothing: it goes through whole. Sizes below a completion of
     full length do, because most completions end earlier; the forecast says whether a full one fits.
     """
-    tokens, running = config.train.tokens_per_micro_batch, config.rollout.max_running
+    tokens = config.train.tokens_per_micro_batch
+    running = config.rollout.max_running
 
     def fits(tokens: int, running: int) -> bool:
-        return sum(expect(tokens, running).values()) <= USABLE * available
+        return sum(expect(tokens, running).values()) <= USABLE_FRACTION * available
 
     # Each is halved while the other is as small as it can be, so that only its own phase decides.
     smallest = max(1, largest.prompt)
@@ -328,14 +348,14 @@ def fitting_sizes(
     return tokens, running
 
 
-def program_bytes(device: torch.device, held: int) -> int:
-    """Return the bytes of program and libraries, measured once a process; tensors (``held``) do not count.
+def program_bytes(device: torch.device, tensors: int) -> int:
+    """Return the bytes of program and libraries, measured once a process; ``tensors`` bytes do not count.
 
-    What loading a model has taken and given back does not count.
+    Memory that loading a model has used and freed does not count either.
     """
     if device.type not in _PROGRAM:
         give_back_freed_memory()
-        _PROGRAM[device.type] = max(0, _present_bytes(device) - held)
+        _PROGRAM[device.type] = max(0, _present_bytes(device) - tensors)
     return _PROGRAM[device.type]
 
 

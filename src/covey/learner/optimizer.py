@@ -37,12 +37,12 @@ def optimizer_class(train: Train) -> Callable[..., torch.optim.Optimizer]:
 def _adam_groups(parts: Sequence[tuple[Sequence[Tensor], float]], train: Train) -> list[dict[str, object]]:
     """Return AdamW's groups: the matrices of each part, which decay, and its norms and biases."""
     groups = list[dict[str, object]]()
-    for part, pace in parts:
+    for part, relative_lr in parts:
         matrices = [w for w in part if w.ndim >= 2]
         norms_and_biases = [w for w in part if w.ndim < 2]
         for weights, decay in ((matrices, train.weight_decay), (norms_and_biases, 0.0)):
             if weights:
-                groups.append({"params": weights, "weight_decay": decay, "pace": pace})
+                groups.append({"params": weights, "weight_decay": decay, "relative_lr": relative_lr})
     return groups
 
 
@@ -56,9 +56,9 @@ class Optimizer:
         parameters: Sequence[nn.Parameter],
         train: Train,
         head: Sequence[nn.Parameter] = (),
-        pace: float = 1,
+        relative_lr: float = 1,
     ) -> None:
-        """``head``: parameters that are clipped separately and learn at ``pace`` times the rate."""
+        """``head``: parameters that are clipped separately and learn at ``relative_lr`` times the rate."""
         self.parameters = [*parameters, *head]
         self.train = train
         # A float32 parameter is its own master.
@@ -68,7 +68,7 @@ class Optimizer:
         body_count = len(parameters)
         self.groups = [
             (part, p)
-            for part, p in ((self.masters[:body_count], 1.0), (self.masters[body_count:], pace))
+            for part, p in ((self.masters[:body_count], 1.0), (self.masters[body_count:], relative_lr))
             if part
         ]
         groups = _adam_groups(self.groups, train)
@@ -110,7 +110,7 @@ class Optimizer:
         self._let_wait(norms)
         self.moved = any(master.grad is not None for master in self.groups[0][0])
         for group in self.adam.param_groups:
-            group["lr"] = lr * group["pace"]
+            group["lr"] = lr * group["relative_lr"]
         self.adam.step()
         self.adam.zero_grad()
         with torch.no_grad():

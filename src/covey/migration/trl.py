@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
-from covey.config.trl import OLDER, advice_on, trl_fields, trl_table
+from covey.config.trl import OLD_NAMES, advice_on, trl_fields, trl_table
 from covey.migration.migrated import MigrationResult, nest_keys
 from covey.migration.read_script import CALLS, TRAINERS, Expression, Function
 from covey.migration.read_settings import yaml_value
@@ -193,7 +193,7 @@ def _name_rest(m: MigrationResult) -> None:
             continue
         shown = value.text if isinstance(value, Expression) else value
         shown = value.name if isinstance(value, Function) else shown
-        reason = name in OLDER or advice_on(name)
+        reason = name in OLD_NAMES or advice_on(name)
         m.unsupported[f"{name}: {shown}"] = str(
             reason or f"not known to covey{f', of {call}' if call else ''}"
         )

@@ -240,7 +240,7 @@ def assistant_spans(
         # Some templates, as Qwen 3's, write a last message differently: then a token has to mark its end.
         is_prefix = conversation[: len(whole)] == whole
         limit = len(whole) if is_prefix else next_start
-        end = next((place for place in range(start, limit) if conversation[place] in ends), None)
+        end = _end_of_message(conversation, start, limit, ends)
         if end is None and not is_prefix:
             return None
         if end is None:
@@ -248,3 +248,8 @@ def assistant_spans(
             end = limit if limit < len(conversation) and conversation[limit] in ends else limit - 1
         spans.append(AssistantSpan(number, start, end + 1, limit if is_prefix else end + 1))
     return spans
+
+
+def _end_of_message(tokens: list[int], start: int, limit: int, ends: Collection[int]) -> int | None:
+    """The index of the first end token from ``start`` up to ``limit``; None if there is none."""
+    return next((index for index in range(start, limit) if tokens[index] in ends), None)

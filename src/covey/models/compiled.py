@@ -14,7 +14,7 @@ from covey.models.internals import master_of
 from covey.models.kernels.calls import (
     DTYPES,
     LANES,
-    WIDEST_HEAD,
+    MAX_HEAD_WIDTH,
     Numbers,
     available,
     by_torch,
@@ -443,7 +443,7 @@ def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Ten
         return "a rotation of neighbours"
     if rotated != heads.width:
         return f"a rotation of {rotated} of {heads.width} features"
-    if uneven or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
+    if uneven or heads.width % (2 * LANES) or heads.width > MAX_HEAD_WIDTH:
         return f"{uneven[0]}, no multiple of {LANES}" if uneven else f"heads of {heads.width} features"
     # `decode_attend` has room for the queries of 16 heads that share a key head.
     queries_per_key = heads.queries // heads.keys

@@ -17,9 +17,9 @@ BLOCK = 128
 """Tokens in a block of the mask; blocks without a visible pair are skipped."""
 MIN_BLOCKS = 2
 """Short packings are padded to this many, because torch compiles a size of 1 as a case of its own."""
-NARROWEST_HEAD = 16
+MIN_HEAD_WIDTH = 16
 """Features of a head; torch has no kernel for fewer."""
-VARIANTS = 64
+MAX_COMPILED_FORMS = 64
 """Most compiled forms: with and without a gradient, a cap or shared heads, in each dtype of each model."""
 
 
@@ -33,7 +33,7 @@ class FlexOps(TorchOps):
         mask = group_mask(sequences)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
-            if heads.width < NARROWEST_HEAD:
+            if heads.width < MIN_HEAD_WIDTH:
                 return TorchOps.attention(self, sequences)(q, k, v, heads)
             padding = mask.seq_lengths[0] - len(q)
             # (T, heads, E) -> (1, heads, whole blocks of T, E).
@@ -50,7 +50,7 @@ def compiled_attention() -> Callable[..., Tensor]:
     """FlexAttention compiled once for all lengths; without compilation it would need T^2 memory."""
     # By default torch raises at the ninth form, which a run with a critic or a reference may reach.
     dynamo: Any = torch._dynamo.config  # noqa: SLF001 - torch offers no other way to it
-    dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
+    dynamo.recompile_limit = max(dynamo.recompile_limit, MAX_COMPILED_FORMS)
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
@@ -66,17 +66,24 @@ def capped_score(cap: float | None, device: torch.device) -> Callable[..., Tenso
     return cap_score
 
 
-def group_mask(sequences: Sequences) -> BlockMask:
-    """The mask by which a token sees its group's prompt and its own sequence up to itself."""
-    spans = sequences.spans
-    # (T, 4): the span of each token's sequence.
+def _padded_spans(spans: Tensor) -> Tensor:
+    """The span of each token's sequence, (T, 4) with T padded to whole blocks; the padding sees itself.
+
+    Kernels differ below one block, and look up all queries of the last one.
+    """
     rows = spans.repeat_interleave(spans[:, 3], dim=0)
     tokens = len(rows)
-    block_count = max(MIN_BLOCKS, -(-len(rows) // BLOCK))
-    # Whole blocks: kernels differ below one, and look up all queries of the last. The padding sees itself.
-    size = block_count * BLOCK
+    size = max(MIN_BLOCKS, -(-tokens // BLOCK)) * BLOCK
     rows = F.pad(rows, (0, 0, 0, size - tokens), value=tokens)
-    rows[tokens:, 1] = 0  # and no prompt
+    rows[tokens:, 1] = 0  # no prompt
+    return rows
+
+
+def group_mask(sequences: Sequences) -> BlockMask:
+    """The mask by which a token sees its group's prompt and its own sequence up to itself."""
+    rows = _padded_spans(sequences.spans)
+    size = len(rows)
+    block_count = size // BLOCK
     prompt, prompt_length, start = (column.contiguous() for column in rows.T[:3])
     prompt_end = prompt + prompt_length
 
@@ -90,8 +97,8 @@ def group_mask(sequences: Sequences) -> BlockMask:
         return sees_some(query, key, 1)
 
     # Which blocks of 128 x 128 have a visible pair, from the spans alone: the mask (T, T) is never built.
-    queries = torch.arange(size, device=spans.device)[:, None]
-    block_starts = torch.arange(0, size, BLOCK, device=spans.device)
+    queries = torch.arange(size, device=rows.device)[:, None]
+    block_starts = torch.arange(0, size, BLOCK, device=rows.device)
     sees_block = sees_some(queries, block_starts, BLOCK)  # (T, blocks)
     visible = sees_block.view(block_count, BLOCK, block_count).any(1).int()
     # Per block of queries: how many blocks of keys it reads, and their numbers ahead of all others.

@@ -12,9 +12,9 @@ from covey_verify.errors import CoveyError
 from covey_verify.sandbox.client import ForkServer
 from covey_verify.sandbox.confine import Limits
 
-CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 16 << 20
 """Most bytes of a JSON file with settings."""
-TEXT_BYTES = 256 << 20
+MAX_TEXT_BYTES = 256 << 20
 """Most bytes of a file with a vocabulary."""
 VOCABULARIES = {"tokenizer.json", "vocab.json", "added_tokens.json", "model.safetensors.index.json"}
 MAX_TOKEN_BYTES = 1 << 16
@@ -25,7 +25,7 @@ MAX_ENDS = 1000
 TRIAL_SECONDS = 120.0
 """Seconds until the trial of a file is killed."""
 TRIAL_CPU_SECONDS = 10
-TRIAL_MEMORY = 3 << 30
+MAX_TRIAL_MEMORY = 3 << 30
 """Most bytes of memory that the trial of a file may take."""
 TRYING = str(folder_trial_child.__file__)
 TRIED = ("tokenizer.json", *folder_trial_child.WITH_TEMPLATES)
@@ -36,7 +36,7 @@ def refuse_unusable(folder: Path) -> None:
     for path, _, _ in _texts(folder):
         is_vocabulary = path.name in VOCABULARIES or path.suffix in (".txt", ".model")
         try:
-            content = read_regular(path, TEXT_BYTES if is_vocabulary else CONFIG_BYTES)
+            content = read_regular(path, MAX_TEXT_BYTES if is_vocabulary else MAX_CONFIG_BYTES)
             if path.suffix == ".json" and not is_vocabulary:
                 _check_ends(load_json(content))
         except CoveyError as error:
@@ -70,7 +70,7 @@ def _check_ends(config: object) -> None:
 
 @cache
 def _try(texts: tuple[tuple[Path, int, int], ...]) -> None:
-    limits = Limits(wall=TRIAL_SECONDS, cpu=TRIAL_CPU_SECONDS, memory=TRIAL_MEMORY)
+    limits = Limits(wall=TRIAL_SECONDS, cpu=TRIAL_CPU_SECONDS, memory=MAX_TRIAL_MEMORY)
     server = ForkServer(preload=[TRYING], landlock=False, syscalls=False)
     try:
         for path, _, _ in texts:
@@ -81,7 +81,7 @@ def _try(texts: tuple[tuple[Path, int, int], ...]) -> None:
                 if result.kind != "ok":
                     raise ValueError(
                         f"{path} cannot be used: {result.text[:200]}. It was tried in a process of its own "
-                        f"with {TRIAL_CPU_SECONDS} s and {TRIAL_MEMORY >> 30} GB"
+                        f"with {TRIAL_CPU_SECONDS} s and {MAX_TRIAL_MEMORY >> 30} GB"
                     )
     finally:
         server.close()

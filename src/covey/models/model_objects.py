@@ -64,7 +64,8 @@ def checked_model(model_object: ModelObject) -> tuple[PreTrainedModel, PreTraine
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is not a tokenizer of transformers")
-    if unusable := [name for name, p in model.named_parameters() if p.dtype not in DTYPE_NAMES or p.is_meta]:
+    unusable = [name for name, p in model.named_parameters() if p.dtype not in DTYPE_NAMES or p.is_meta]
+    if unusable:
         raise ConfigError(
             f"model: {unusable[0]} of {model_object.name} is {model.get_parameter(unusable[0]).dtype}, or "
             f"not loaded; weights must be {' or '.join(DTYPE_NAMES.values())}"
@@ -108,7 +109,8 @@ def _check_shared_weights(model: PreTrainedModel) -> None:
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    inputs = model.get_input_embeddings()
+    outputs = model.get_output_embeddings()
     if outputs is None or outputs.weight is not inputs.weight:
         return
     for name, layer in (("embedding", inputs), ("output layer", outputs)):

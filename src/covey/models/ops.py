@@ -272,7 +272,7 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads
     return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
-SIMILAR = 0.75
+MIN_LENGTH_RATIO = 0.75
 """Sequences attend in one block while the shortest has at least this fraction of the longest's length."""
 
 
@@ -298,7 +298,9 @@ def padded_rows(spans: Tensor, window: int | None) -> list[Rows]:
     blocks: list[list[int]] = []
     for i in sorted(nonempty, key=lambda i: (is_completion[i], -lengths[i])):
         longest = blocks[-1][0] if blocks else i
-        similar = is_completion[i] == is_completion[longest] and lengths[i] >= SIMILAR * lengths[longest]
+        similar = (
+            is_completion[i] == is_completion[longest] and lengths[i] >= MIN_LENGTH_RATIO * lengths[longest]
+        )
         if blocks and similar:
             blocks[-1].append(i)
         else:

@@ -60,7 +60,7 @@ class Policy:
 
     loader_name = AutoModelForCausalLM.__name__
     """Name of the transformers class that loads its folder."""
-    around: Gathering
+    with_weights: Gathering
     """Runs some work while all weights are gathered, if they are split over processes."""
     unsharded: Policy
     """A policy with all weights, as of the last ``update_unsharded``, to sample from and to save.
@@ -97,10 +97,10 @@ class Policy:
             self.round_products()
         self.turn_end = template_facts(tokenizer).turn_end
         self.end_ids = end_ids(model, tokenizer, self.turn_end)
-        # Our decoder applies all factors itself; of other models it has to be found out by a comparison.
+        # Our decoder applies all factors itself; other models are compared with their own logits.
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
-        self.around = unsplit
+        self.with_weights = unsplit
         self.unsharded = self
 
     def round_products(self) -> None:
@@ -284,7 +284,7 @@ class Policy:
         return sum(w.numel() * (2 if self.rounds else w.element_size()) for w in weights)
 
     @property
-    def adapted_apart(self) -> bool:
+    def adapters_apart(self) -> bool:
         """Whether peft's modules add the adapters to products, in float32; our products include them."""
         if self.decoder is None or not self.decoder.ops.compiled:
             return self.adapter is not None
@@ -295,7 +295,7 @@ class Policy:
         for linear in self._linears():
             linear.drop_packed()
 
-    def keep_no_packed(self) -> None:
+    def stop_packing(self) -> None:
         """Keep no such copies from now on, of a model that nothing samples from."""
         for linear in self._linears():
             linear.fleeting = True
@@ -337,7 +337,7 @@ class Policy:
 
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
-        return self.around(lambda: self._token_outputs(packed, temperature, reference))
+        return self.with_weights(lambda: self._token_outputs(packed, temperature, reference))
 
     def _token_outputs(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None

@@ -18,7 +18,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import cached_file
 
 from covey.errors import CheckpointError
-from covey.models.folder_trial import TEXT_BYTES, refuse_unusable, try_texts
+from covey.models.folder_trial import MAX_TEXT_BYTES, refuse_unusable, try_texts
 from covey.models.internals import all_finite
 from covey.system.integrity import MANIFEST, damage
 from covey.system.machine import available_memory
@@ -43,9 +43,9 @@ HEADS = {
     WRITES: "it writes and judges nothing",
 }
 """End of a class's name -> the purpose of its models, for messages."""
-MIN_BYTES = 1 / 4
+MIN_BYTES_PER_WEIGHT = 1 / 4
 """Fewest bytes that a weight takes, however it is quantized."""
-MAX_BYTES = 64
+MAX_BYTES_PER_WEIGHT = 64
 """Most bytes of a file for each weight, including parts that covey does not load, such as image encoders."""
 HEADER_BYTES = 1 << 26
 """Allowance for a file's header, however few weights it has."""
@@ -216,7 +216,7 @@ def _refuse_index(path: Path, folder: Path | None) -> None:
 
 def _read_object(path: Path) -> dict[str, object]:
     try:
-        value = load_json(read_regular(path, TEXT_BYTES))
+        value = load_json(read_regular(path, MAX_TEXT_BYTES))
     except CheckpointError as error:
         raise ValueError(str(error)) from None
     except ValueError as error:
@@ -283,12 +283,12 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
     sizes = {p: p.stat().st_size for p in folder.glob("*.safetensors")} if folder.is_dir() else {}
     size_of_files = sum(sizes.values())
     for path, size in sizes.items():
-        if size > MAX_BYTES * count + HEADER_BYTES:
+        if size > MAX_BYTES_PER_WEIGHT * count + HEADER_BYTES:
             raise ConfigError(
                 f"model: {path} has {size:,} bytes, but {folder / CONFIG} describes {count:,} weights; they "
                 "belong to different models"
             )
-    if size_of_files and count * MIN_BYTES > size_of_files:
+    if size_of_files and count * MIN_BYTES_PER_WEIGHT > size_of_files:
         raise ConfigError(
             f"model: {folder / 'config.json'} describes {count:,} weights, but the weight files have "
             f"{size_of_files:,} bytes; they belong to different models"

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import Parameter
 
-READ_AT_ONCE = 1 << 26
+MAX_BYTES_AT_ONCE = 1 << 26
 """Bytes of a file that may be in memory besides the model."""
 
 
@@ -48,7 +48,7 @@ def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         check_written(file, tensors)
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A tensor of a file, or some rows of it."""
 
     name: str
@@ -56,28 +56,28 @@ class Piece(NamedTuple):
     size: int
 
 
-def _pieces(name: str, tensor: Tensor) -> Iterator[Piece]:
-    """Yield a tensor as pieces of at most ``READ_AT_ONCE`` bytes, or of one row."""
-    if tensor.nbytes <= READ_AT_ONCE or not tensor.dim():
-        yield Piece(name, ..., tensor.nbytes)
+def _pieces(name: str, tensor: Tensor) -> Iterator[TensorPiece]:
+    """Yield a tensor as pieces of at most ``MAX_BYTES_AT_ONCE`` bytes, or of one row."""
+    if tensor.nbytes <= MAX_BYTES_AT_ONCE or not tensor.dim():
+        yield TensorPiece(name, ..., tensor.nbytes)
         return
     row_bytes = tensor.nbytes // len(tensor)
-    count = max(1, READ_AT_ONCE // row_bytes)
+    count = max(1, MAX_BYTES_AT_ONCE // row_bytes)
     for start in range(0, len(tensor), count):
-        yield Piece(name, slice(start, min(start + count, len(tensor))), count * row_bytes)
+        yield TensorPiece(name, slice(start, min(start + count, len(tensor))), count * row_bytes)
 
 
-def _read_tensors(file: Path, pieces: Iterable[Piece]) -> Iterator[Tensor]:
+def _read_tensors(file: Path, pieces: Iterable[TensorPiece]) -> Iterator[Tensor]:
     """Yield pieces of a file.
 
     What is read of an open file stays in this process' memory until it is closed: at the end of a save the
-    whole file would be there besides the model. So it is opened anew after every ``READ_AT_ONCE`` bytes.
+    whole file would be there besides the model. So it is opened anew after every ``MAX_BYTES_AT_ONCE`` bytes.
     """
     waiting = deque(pieces)
     while waiting:
         with safe_open(file, "pt") as stored:
             size = 0
-            while waiting and size < READ_AT_ONCE:
+            while waiting and size < MAX_BYTES_AT_ONCE:
                 name, rows, bytes_read = waiting.popleft()
                 size += bytes_read
                 yield stored.get_tensor(name) if rows is ... else stored.get_slice(name)[rows]

@@ -27,7 +27,7 @@ class Reference:
         if self._adapter is None:
             self._policy = replacement or policy.deep_copy()
             self._policy.model.requires_grad_(False)
-            self._policy.keep_no_packed()
+            self._policy.stop_packing()
 
     @property
     def has_weights(self) -> bool:
@@ -79,4 +79,4 @@ class Reference:
     def hidden_and_head(self, packed: Packed) -> tuple[Tensor, Head]:
         """The hidden states and head of the reference, for the exact KL."""
         with self.active() as policy:
-            return policy.around(lambda: policy.hidden_states(packed)), policy.head
+            return policy.with_weights(lambda: policy.hidden_states(packed)), policy.head

@@ -87,7 +87,7 @@ class TrainedRewardModel(Policy):
         self.end_ids = list[int]()
         self.plain_head = True  # it writes nothing that could end
         self.value = None
-        self.around = unsplit
+        self.with_weights = unsplit
         self.unsharded = self
         # Whatever is not under the trunk is the head; classes call it `score` or `classifier`.
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}

@@ -36,7 +36,7 @@ def unsplit(work: Callable[[], T]) -> T:
     return work()
 
 
-class Around(nn.Module):
+class Gatherer(nn.Module):
     """A module that does some work while the weights of ``parts`` outside of the layers are gathered."""
 
     def __init__(self, parts: list[nn.Module]) -> None:
@@ -53,7 +53,7 @@ class Splittable(Protocol):
 
     model: PreTrainedModel
     decoder: Decoder | None
-    around: Gathering
+    with_weights: Gathering
 
     def heads(self) -> list[nn.Module]:
         """The modules that give values; they stay in float32 and have hooks of their own."""
@@ -82,8 +82,8 @@ def split_weights(policy: Splittable) -> None:
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (world_size(),))
     heads = policy.heads()
-    around = Around([*layers, *_outside(model, layers), *heads])
-    for module in (*layers, *heads, around):
+    gatherer = Gatherer([*layers, *_outside(model, layers), *heads])
+    for module in (*layers, *heads, gatherer):
         dtype = None if module in heads else param_dtype  # a head for values stays in float32
         precision = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -98,7 +98,7 @@ def split_weights(policy: Splittable) -> None:
         for linear in vars(owner).values():
             if isinstance(linear, FusedLinear):
                 linear.fleeting = True
-    policy.around = around
+    policy.with_weights = gatherer
 
 
 def free_gathered(policy: Splittable) -> None:
@@ -106,11 +106,11 @@ def free_gathered(policy: Splittable) -> None:
 
     FSDP keeps the outermost weights after a forward pass, for a backward pass that may never come.
     """
-    if not isinstance(policy.around, Around):
+    if not isinstance(policy.with_weights, Gatherer):
         return
     from torch.distributed.fsdp import FSDPModule
 
-    for module in policy.around.modules():
+    for module in policy.with_weights.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 

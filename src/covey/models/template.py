@@ -253,8 +253,11 @@ def _marks(template: _Template, answer_header: str, plain: str) -> Thoughts | No
         known_marks = next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
         return known_marks or _prompted_marks(answer_header, plain)
     known_marks = next((k for k in KNOWN if k.open in before and k.close in between), None)
-    if known_marks is not None:
-        return known_marks
+    return known_marks or _shown_marks(answer_header, plain, before, between)
+
+
+def _shown_marks(answer_header: str, plain: str, before: str, between: str) -> Thoughts | None:
+    """The marks that a rendering shows ``before`` thoughts and ``between`` thoughts and answer."""
     # The header of a turn is what thoughts and the bare beginning share; where that opens thoughts it is all.
     header = _common_prefix(answer_header, before)
     opening = before.removeprefix(header).strip() or "".join(MARK.findall(before)[-1:])

@@ -54,7 +54,8 @@ def pairs_fault(
         if problem.chat and not opened:
             opened = _header_opens(tokenizer, whole[max(0, start - HEADER) : start], marks)
         text = tokenizer.decode(whole[start:stop])
-        if fault := thoughts_fault(text, marks, opened, ended=good):
+        fault = thoughts_fault(text, marks, opened, ended=good)
+        if fault:
             return fault + _remedy(tokenizer, problem, opened)
     return None
 

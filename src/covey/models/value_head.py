@@ -41,7 +41,7 @@ class ValueModel:
             self.decoder.round_products()
         self.head = scalar_head(model)
         self.head.float()
-        self.around: Gathering = unsplit
+        self.with_weights: Gathering = unsplit
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +70,7 @@ class ValueModel:
 
     def token_outputs(self, packed: Packed, *_: object) -> TokenOutputs:
         """The values before the predicted tokens, (M,); the rest is 0, since it predicts no tokens."""
-        return self.around(lambda: self._token_outputs(packed))
+        return self.with_weights(lambda: self._token_outputs(packed))
 
     def _token_outputs(self, packed: Packed) -> TokenOutputs:
         states = hidden_states(self.decoder, packed, self._states)

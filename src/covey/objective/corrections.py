@@ -16,7 +16,7 @@ from covey_verify.types import NonNegative, Positive
 if TYPE_CHECKING:
     from torch import Tensor
 
-Level = Annotated[
+CorrectionLevel = Annotated[
     Literal["token", "sequence"], Setting("For each token, or their product over the completion.")
 ]
 
@@ -25,7 +25,7 @@ def truncated(
     mismatch: Tensor,
     *,
     cap: Annotated[Positive, Setting("Upper bound of the weight trainer / sampler.", usual="2 to 5")] = 2.0,
-    level: Level = "token",
+    level: CorrectionLevel = "token",
 ) -> Tensor:
     """min(e^mismatch, cap), by token or by the product over the sequence. (N, T) -> (N, T). TIS."""
     return _at_level(mismatch, level).exp().clamp(max=cap)
@@ -36,7 +36,7 @@ def masked(
     *,
     low: Annotated[NonNegative, Setting("Weights below this become 0.")] = 0.5,
     high: Annotated[Positive, Setting("Weights above this become 0.")] = 5.0,
-    level: Level = "token",
+    level: CorrectionLevel = "token",
 ) -> Tensor:
     """e^mismatch inside [low, high], 0 outside. (N, T) -> (N, T). MIS; by token, IcePop (.5, 5).
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from covey.types import Group
 
-COPIED = 0.75
+MIN_COPIED_FRACTION = 0.75
 """A group has collapsed if at least this fraction of its completions is one text."""
-NEAR = 0.05
+MAX_NEAR_TIE = 0.05
 """Rewards of a group nearly tie if they differ by at most this fraction of the step's range of rewards."""
 
 
@@ -34,22 +35,25 @@ def group_signs(groups: Sequence[Group]) -> dict[str, float]:
     signs = {
         "groups/collapsed": len(collapsed) / len(groups),
         "groups/cliff": (len(tied) - len(collapsed)) / len(groups),
-        "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= NEAR * span for g in live),
+        "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= MAX_NEAR_TIE * span for g in live),
         "groups/one_against_all": _fraction(lone(g) is not None for g in live),
         "reward/inconsistent": _disagreement(groups, _by_completion),
         # Truncated after an answer could be extracted: the text continued beyond it.
-        "length/truncated_done": _fraction(
-            any(component.scores[i].extracted is not None for component in g.components.values())
-            for g in groups
-            for i, c in enumerate(g.completions)
-            if c.finish == "length"
-        ),
+        "length/truncated_done": _fraction(chain.from_iterable(map(_truncated_with_answer, groups))),
     }
     if ended:
         signs["length/ended_q90"] = float(np.quantile(ended, 0.9))
     if any(component.steps for component in groups[0].components.values()):
         signs["steps/inconsistent"] = _disagreement(groups, _by_step)
     return signs
+
+
+def _truncated_with_answer(group: Group) -> Iterator[bool]:
+    """Yield for each truncated completion whether a reward extracted an answer from it."""
+    for i, completion in enumerate(group.completions):
+        if completion.finish == "length":
+            scores = [component.scores[i] for component in group.components.values()]
+            yield any(score.extracted is not None for score in scores)
 
 
 def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> dict[str, float]:
@@ -140,7 +144,7 @@ def _scored_rewards(group: Group) -> np.ndarray:
 
 def _is_collapsed(group: Group) -> bool:
     texts = Counter(c.text for c in group.completions)
-    return len(group.completions) > 1 and max(texts.values()) >= COPIED * len(group.completions)
+    return len(group.completions) > 1 and max(texts.values()) >= MIN_COPIED_FRACTION * len(group.completions)
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import METHODS, POLICIES
+from covey.config.methods import METHODS, POLICY_METHODS
 from covey.learner.process import restore_process_settings, set_process
 from covey.models.forward import is_supported
 from covey.models.load import load_policy
@@ -98,7 +98,7 @@ def from_stage_before(resolved: ResolvedConfig, stage: Path) -> ResolvedConfig:
     """
     number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
     earlier = [s for s in stages_in(stage.parent) if stage_number(s) < number]
-    policies = [s / "final" for s in earlier if stage_method(s) in POLICIES]
+    policies = [s / "final" for s in earlier if stage_method(s) in POLICY_METHODS]
     if not policies or str(resolved.config.model) in map(str, policies):
         return resolved
     return replace(resolved, config=resolved.config.model_copy(update={"model": str(policies[-1])}))

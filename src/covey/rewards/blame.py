@@ -35,9 +35,7 @@ class WorkerLost(CallFailed):
 
 
 class Ask(Protocol):
-    """Makes a call within ``wall`` seconds. The texts of the completions in ``left_out`` are replaced by that
-    of ``instead``, or by "".
-    """
+    """Makes a call within ``wall`` seconds; texts in ``left_out`` are replaced by ``instead``'s, or by ""."""
 
     def __call__(self, left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
         """Return how the call ended, ``ok`` if there is any reply."""
@@ -51,21 +49,21 @@ def scores_with_blame(ask: Ask, count: int, context: Context, seconds: float) ->
     contract.
     """
     outcome = ask((), seconds)
-    ended = _ended_by(outcome)
-    if ended is None:
+    failure = _ended_by(outcome)
+    if failure is None:
         return _scores(outcome, context)
     # The texts of a rehearsal are known to be harmless.
     guilty = None if context.rehearsal else _guilty(ask, count, seconds)
     if guilty is None:
-        raise CallFailed(ended.detail, _trace(outcome))
-    context.faults.append(f"{ended.detail}; {TO_BLAME if guilty else TRANSIENT}")
+        raise CallFailed(failure.detail, _trace(outcome))
+    context.faults.append(f"{failure.detail}; {TO_BLAME if guilty else TRANSIENT}")
     if len(guilty) == count:
         return [guilty[i] for i in range(count)]
     # A function of a group may not accept an empty text: in place of the guilty ones it gets an innocent one.
     innocent = next(i for i in range(count) if i not in guilty)
     outcome = ask(guilty, seconds, innocent)
     if _ended_by(outcome) is not None:
-        raise CallFailed(ended.detail, _trace(outcome))
+        raise CallFailed(failure.detail, _trace(outcome))
     return [guilty.get(i, score) for i, score in enumerate(_scores(outcome, context))]
 
 
@@ -88,9 +86,9 @@ def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
     the single text in place of every other, and the seconds of a whole call.
     """
     began = time.monotonic()
-    without_texts = ask(range(count), seconds)
-    needs_text = _by_text(without_texts)
-    if _ended_by(without_texts) is not None and not needs_text:
+    textless = ask(range(count), seconds)
+    needs_text = _by_text(textless)
+    if _ended_by(textless) is not None and not needs_text:
         return None
     limit = max(1.0, seconds / count) + 2 * (time.monotonic() - began)
     limit = seconds if needs_text else min(seconds, limit)

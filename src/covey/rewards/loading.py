@@ -141,6 +141,7 @@ def _wrap_function(reward: Reward, wrap: Callable[[Function], Function]) -> Rewa
 
 
 def _load(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Function]]) -> Reward:
+    """Return the reward of an entry, checked. Raises ConfigError."""
     if isinstance(spec, Reward):
         return spec
     folder = cache.folder
@@ -152,29 +153,37 @@ def _load(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Fu
     # The name in the config: a lambda, a partial or an object may have another `__name__`, or none.
     default_name = str(target).rpartition(":")[2] if origin else name_of(function)
     reward = Reward(str(settings.pop("name", None) or default_name), function, origin=origin)
-    # The settings of covey itself (name, weight, verdict, gated_by) are popped one by one; the rest are the
-    # function's.
+    reward = _with_own_settings(reward, settings, str(target))
+    fault = _signature_fault(reward)
+    if fault:
+        raise ConfigError(f"rewards: {target if origin else reward.name} {fault}")
+    return _with_settings(reward, cache)
+
+
+def _with_own_settings(reward: Reward, settings: dict[str, object], target: str) -> Reward:
+    """Return the reward with covey's settings (weight, verdict, gated_by); the rest are the function's.
+
+    Raises ConfigError, with the ``target`` that the config names, for an invalid one.
+    """
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= MAX_REWARD:
         raise ConfigError(
             f"rewards: the weight of {target} must be a number up to {MAX_REWARD:g}, not {weight!r}"
         )
-    if wrong := _options_fault(reward):
-        raise ConfigError(f"rewards: @reward of {target}: {wrong}")
+    fault = _options_fault(reward)
+    if fault:
+        raise ConfigError(f"rewards: @reward of {target}: {fault}")
     verdict = settings.pop("verdict", None)
     if not isinstance(verdict, bool | None):
         raise ConfigError(f"rewards: the verdict of {target} must be true or false, not {verdict!r}")
     gate = settings.pop("gated_by", None)
-    reward = replace(
+    return replace(
         reward,
         weight=float(weight),
         gated_by=None if gate is None else str(gate),
         verdict=verdict,
         settings=settings,
     )
-    if wrong := _signature_fault(reward):
-        raise ConfigError(f"rewards: {target if origin else reward.name} {wrong}")
-    return _with_settings(reward, cache)
 
 
 def _entry(spec: object) -> tuple[object, dict[str, object]]:
@@ -194,7 +203,7 @@ def _entry(spec: object) -> tuple[object, dict[str, object]]:
 
 
 def _with_settings(reward: Reward, cache: ModelCache) -> Reward:
-    """Return the reward with its function's settings checked. Raises ConfigError for a wrong one."""
+    """Return the reward with its function's settings checked. Raises ConfigError for an invalid one."""
     settings = dict(reward.settings)
     # PROVIDED arguments come from the run. A `**kwargs` takes columns and no settings: if it took any name,
     # a misspelled setting would pass for one.
@@ -247,6 +256,7 @@ def _signature_fault(reward: Reward) -> str | None:
 
 
 def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Function:
+    """Return the function that an entry names. Raises ConfigError with the nearest name."""
     if callable(target):
         return target
     if isinstance(target, str) and ":" in target:

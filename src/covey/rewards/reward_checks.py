@@ -23,15 +23,15 @@ from covey_verify.errors import ConfigError, DataError, RewardError
 from covey_verify.extract import TAGS
 from covey_verify.types import Score
 
-SHOWN = 5
+MAX_LISTED_ROWS = 5
 """Number of bad rows that an error lists."""
 # Refusals of a correct canary in a row that end the run.
-PATIENCE = 3
-WINDOW = 5
+MAX_REFUSALS = 3
+WINDOW_STEPS = 5
 """Number of steps over which completions that could not be judged are counted."""
 ELSEWHERE = 8
 """Groups per correct completion that is tried on another problem; at least four are tried."""
-OF_PROBLEM = {"prompt", "prompts", "ground_truth", "data_source", "extra_info"}
+PROBLEM_ARGUMENTS = {"prompt", "prompts", "ground_truth", "data_source", "extra_info"}
 """Arguments that tell problems apart, besides columns."""
 Failures = Sequence[tuple[int, int]]
 """(completions that could not be judged, all completions) of each of the last steps."""
@@ -50,7 +50,8 @@ def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
             continue
         checked.add(columns)
         for reward in rewards:
-            if complaint := reward.problem_with(columns):
+            complaint = reward.problem_with(columns)
+            if complaint:
                 raise DataError(
                     f"{problem.id}: reward {reward.name} {complaint}; "
                     f"the row has {', '.join(map(repr, columns)) or 'no columns'}. data.columns copies a "
@@ -75,7 +76,7 @@ def check_references(
                     # The first reward that complains gives the reason.
                     bad.setdefault(problem.id, f"{reward.name}: {complaint}")
     if len(bad) > most * len(problems):
-        first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:SHOWN])
+        first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:MAX_LISTED_ROWS])
         raise DataError(
             f"{len(bad)} of {len(problems)} rows have a reference answer that no completion can match "
             f"(scoring.max_bad_references allows {percent(most, 'g')}):{first}\nRepair these answers, or "
@@ -134,7 +135,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
     """Ask each verifier about a correct and an incorrect completion of a problem.
 
     ``refused`` counts how often in a row each verifier has refused a correct one; the updated counts are
-    returned. Raises RewardError if one pays the incorrect completion, or refuses the correct one PATIENCE
+    returned. Raises RewardError if one pays the incorrect completion, or refuses the correct one MAX_REFUSALS
     times in a row: a single refusal may be the row's fault. Scores that could not be computed are ignored.
     """
     counts = dict(refused)
@@ -147,7 +148,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
             if kind == "correct":
                 # An accepted correct canary resets the count.
                 counts[reward.name] = counts.get(reward.name, 0) + 1 if score.value < FULL else 0
-            if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= PATIENCE:
+            if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= MAX_REFUSALS:
                 raise reward.error_in_row(
                     problem.id,
                     f"gives {score.value:g} ({score.status}) to a completion known to be {kind}: "
@@ -193,7 +194,7 @@ def _next_problem(groups: Sequence[Group], number: int) -> Problem | None:
 
 def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
     """Return whether a reward's score can depend on the problem."""
-    row_columns = OF_PROBLEM | (set(columns) - PROVIDED)
+    row_columns = PROBLEM_ARGUMENTS | (set(columns) - PROVIDED)
     row_arguments = {
         name
         for name, parameter in reward.parameters.items()
@@ -213,7 +214,7 @@ def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
 
 
 def count_failures(
-    before: Failures, groups: Sequence[Group], max_infra: float, window: int = WINDOW
+    before: Failures, groups: Sequence[Group], max_infra: float, window: int = WINDOW_STEPS
 ) -> list[tuple[int, int]]:
     """Return the failures of the last ``window`` steps, including this one.
 

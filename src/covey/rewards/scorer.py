@@ -215,7 +215,8 @@ class Scorer:
     """The scorer of some groups, such as a training step's. Several scorers may run at once."""
 
     def __init__(self, rewards: Rewards, step: int = 0, strict: bool = False) -> None:
-        self.rewards, self.strict = rewards, strict
+        self.rewards = rewards
+        self.strict = strict
         self.context = Context(step, rewards.reader, strict)
         self.calls = self.completions = 0
         self.waited = 0.0

@@ -72,7 +72,7 @@ class WorkerLink(Protocol):
         """Send a request and return the future of its reply. Raises CallFailed if the process has ended."""
 
     def kept_waiting(self, look: bool = True) -> float:
-        """Return the seconds in which it had no processor; without ``look``, by the last report of them."""
+        """Return the seconds in which it had no processor; without ``look``, those last reported."""
 
     def close(self, why: str) -> None:
         """Kill the process and fail all waiting requests."""
@@ -122,7 +122,8 @@ class Worker:
 
     def __init__(self, reward: Reward, link: Callable[[UserSetup], WorkerLink]) -> None:
         """``link`` starts the process."""
-        self.reward, self.link = reward, link
+        self.reward = reward
+        self.link = link
         self.lock = threading.Lock()
         self.links: list[WorkerLink] = []
         """The process, if it has been started: at most one."""
@@ -155,10 +156,10 @@ class Worker:
         while True:
             link = self.start()
             try:
-                waited_before = link.kept_waiting(look=False)
+                wait_before = link.kept_waiting(look=False)
                 # An async function is timed in its process too, so the wait here is longer by GRACE.
                 limit = call.seconds + (GRACE if self.reward.is_async else 0.0)
-                kept_waiting = partial(_waited_since, waited_before, link)
+                kept_waiting = partial(_waited_since, wait_before, link)
                 reply = Call.begin(link.ask(message), limit, kept_waiting).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {call.seconds:g} s")
@@ -183,7 +184,8 @@ class Isolated:
     """A user's reward function that has a fresh, limited process for each call. Safe from any thread."""
 
     def __init__(self, reward: Reward) -> None:
-        self.reward, self.setup = reward, setup_message(reward)
+        self.reward = reward
+        self.setup = setup_message(reward)
         base = Path(self.setup["base"])
         code = UserCode(WORKER_PROCESS, [module_of(self.setup["spec"], base)], base)
         self.server = code.limited_server() if reward.box is None else code.sandboxed_server(reward.box)
@@ -203,7 +205,9 @@ class Inline:
 
     def __init__(self, reward: Reward, executor: Executor, size: int) -> None:
         """``size`` of its calls may be under way at once."""
-        self.reward, self.executor, self.size = reward, executor, size
+        self.reward = reward
+        self.executor = executor
+        self.size = size
 
     def attempt(self, call: UserCall) -> Outcome:
         """Make a call; see ``Caller``."""
@@ -234,7 +238,8 @@ def setup_message(reward: Reward) -> UserSetup:
         "settings": sendable(reward, reward.plain_settings, "setting"),
     }
     # A sandbox is an object with processes of its own: the worker makes one anew from these fields.
-    if (sandbox := reward.settings.get("sandbox")) is not None:
+    sandbox = reward.settings.get("sandbox")
+    if sandbox is not None:
         setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""), getattr(sandbox, "packages", ()))
     return setup
 
@@ -293,13 +298,15 @@ class Link:
             return self.child.kept_waiting() if look and self.gone is None else self.child.known_wait
 
     def _listen(self) -> None:
-        reply: CallReply | None
-        # Runs in its own thread until the child closes its end (receive then returns None).
-        while isinstance(reply := self.child.receive(), dict):
+        # Runs in its own thread until the child closes its end; ``receive`` then returns None.
+        reply: CallReply | None = self.child.receive()
+        while isinstance(reply, dict):
             future = self.waiting.pop(reply["id"], None)
             if future is not None:
-                with contextlib.suppress(InvalidStateError):  # its caller has given up
+                # The caller may have given up.
+                with contextlib.suppress(InvalidStateError):
                     future.set_result(reply)
+            reply = self.child.receive()
         if self.gone is None:
             self.close(self._end())
         self.stack.close()

@@ -28,18 +28,18 @@ def write_file(path: Path, content: str | bytes) -> None:
 
     Texts are written as UTF-8. OSError names the path.
     """
-    written = content.encode() if isinstance(content, str) else content
+    data = content.encode() if isinstance(content, str) else content
     device = path.exists() and not path.is_file() and not path.is_dir()
     target = path if device else Path(os.path.realpath(path))
     temporary = _temporary(target)
     try:
         if device:
-            path.write_bytes(written)
+            path.write_bytes(data)
             return
-        temporary.write_bytes(written)
+        temporary.write_bytes(data)
         sync(temporary)
         # Read back before the rename: once renamed, the old content is lost.
-        if temporary.read_bytes() != written:
+        if temporary.read_bytes() != data:
             raise OSError(errno.EIO, "the disk or the memory returns other bytes than were written")
         temporary.replace(target)
         sync(target.parent)
@@ -98,9 +98,9 @@ def committed_folder(target: Path) -> Iterator[Path]:
 
 def discard(folder: Path) -> None:
     """Remove a folder so that no reader finds it half removed: it is renamed first."""
-    doomed = _temporary(folder.with_name(f"trash-{folder.name}"))
-    folder.rename(doomed)
-    _remove(doomed)
+    trash = _temporary(folder.with_name(f"trash-{folder.name}"))
+    folder.rename(trash)
+    _remove(trash)
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covey.runs.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
+from covey.runs.estimates import Estimate, Evaluation, gains, on_shared_problems, why_incomparable
 from covey.system.text import percent
 
 
 @dataclass(frozen=True)
-class Best:
-    """The best evaluation of a run and the newest one, which may be the same."""
+class BestEvaluation:
+    """The best evaluation of a run, with the newest one, which may be the same."""
 
     step: int
     """Number of steps done at the best evaluation."""
@@ -42,28 +42,28 @@ class Best:
         return gains(self.evaluation, self.newest)["sampled"]
 
     def __str__(self) -> str:
-        then, newest = on_shared_problems(self.evaluation, self.newest)
+        best, newest = on_shared_problems(self.evaluation, self.newest)
         return (
-            f"step {self.step}, {percent(then.pass_rate.mean())} sampled "
+            f"step {self.step}, {percent(best.pass_rate.mean())} sampled "
             f"({percent(newest.pass_rate.mean())} now)"
         )
 
 
-def best_of(records: Sequence[Mapping[str, object]]) -> Best | None:
+def best_evaluation(records: Sequence[Mapping[str, object]]) -> BestEvaluation | None:
     """Return the best evaluation since training began: by sampled accuracy, then greedy, then reward.
 
-    ``records`` are those of `evals.jsonl`. Of equal ones, the first is returned. Those that measured
-    something other than the newest are left out. None if nothing was measured. Raises CheckpointError for a
-    damaged record.
+    ``records`` are those of `evals.jsonl`. Evaluations of other problems or of another verdict than the
+    newest are left out. Among equal ones the first is the best. None if nothing was measured. Raises
+    CheckpointError for a damaged record.
     """
     # Step 0 is the model before training, which no checkpoint holds.
     evaluations = [(int(str(r["step"])), Evaluation.from_record(r)) for r in records if r["step"]]
     if not evaluations:
         return None
     newest = evaluations[-1][1]
-    comparable = [(step, e) for step, e in evaluations if not incomparable(e, newest)]
+    comparable = [(step, e) for step, e in evaluations if not why_incomparable(e, newest)]
     step, best = max(comparable, key=lambda pair: _rank(pair[1], newest))
-    return Best(step, best, newest, len(comparable))
+    return BestEvaluation(step, best, newest, len(comparable))
 
 
 def _rank(evaluation: Evaluation, newest: Evaluation) -> tuple[float, float, float]:

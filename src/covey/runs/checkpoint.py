@@ -30,8 +30,8 @@ class GuardMemory:
     """Number of steps in a row without any advantage."""
     kl_alarm: int = 0
     """The ``KLAlarm`` of the previous step."""
-    lost_values: int = 0
-    """Number of steps in a row in which the critic predicted worse than a constant."""
+    bad_critic_steps: int = 0
+    """Number of steps in a row in which the critic predicted worse than a constant would."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,10 @@ def _write(
                 )
             )
     except Exception as error:
-        if (system := system_error(error)) is None:
+        cause = system_error(error)
+        if cause is None:
             raise
-        disk_failure = disk_error(system, f"{target} could not be written")
+        disk_failure = disk_error(cause, f"{target} could not be written")
         # Whether all ranks have this error already, so that it is not exchanged once more.
         disk_failure.joint = is_joint(error)
         raise disk_failure from None
@@ -153,10 +154,10 @@ def load_checkpoint(
     if critic is not None:
         critic.load(load_tensors(path / "critic", critic.split_as), saved.state.updates)
     # Memory ran out at the larger size before; a resume would run into that again.
-    fits = saved.state.micro_tokens
+    micro_tokens = saved.state.micro_tokens
     for part in (learner, critic):
-        if part is not None and fits is not None:
-            part.micro_tokens = min(part.micro_tokens, fits)
+        if part is not None and micro_tokens is not None:
+            part.micro_tokens = min(part.micro_tokens, micro_tokens)
     return saved
 
 
@@ -175,8 +176,8 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
         )
         raise CheckpointError(f"{'; '.join(complaints)}. Restore the files{remedy}")
     for path in checkpoints(folder.path)[-len(complaints) :] if complaints else ():
-        aside = path.with_name(f"damaged-{path.name}")
-        if aside.exists():
-            discard(aside)
-        path.rename(aside)
+        renamed = path.with_name(f"damaged-{path.name}")
+        if renamed.exists():
+            discard(renamed)
+        path.rename(renamed)
     return checkpoint, complaints

@@ -14,7 +14,7 @@ import torch
 
 from covey.config.algorithm import algorithm_rows
 from covey.config.load import ResolvedConfig, flatten, resolved_values
-from covey.config.methods import SAMPLES_EXAMPLES
+from covey.config.methods import EXAMPLE_SAMPLERS
 from covey.config.python_objects import OBJECT, PART_OF_STREAM
 from covey.config.rows import fact_of
 from covey.errors import START_FILE
@@ -75,7 +75,7 @@ class Difference:
 
 
 def _since_then(name: str, what: str) -> Difference:
-    """Return the difference of a file, or of data, to which something has happened."""
+    """Return the difference of a file, or of data, that has changed since the run began."""
     return Difference(name, f"{name} {what} since the run began")
 
 
@@ -140,12 +140,12 @@ def refuse_other_config(resolved: ResolvedConfig, changes: bool) -> None:
     refused = [d for d in differences if d.effect == "refused"]
     harmful = [d for d in differences if d.effect != "safe"]
     if refused or (harmful and not changes):
-        way_on = f"continue with these changes by `covey resume {resolved.config.output} ...`"
+        remedy = f"continue with these changes by `covey resume {resolved.config.output} ...`"
         if refused:
-            way_on = "remove that folder to start afresh"
+            remedy = "remove that folder to start afresh"
         raise ConfigError(
             f"{resolved.config.output} holds a run with other settings: "
-            f"{'; '.join(map(str, harmful))}. Choose another --output, or {way_on}"
+            f"{'; '.join(map(str, harmful))}. Choose another --output, or {remedy}"
         )
 
 
@@ -153,7 +153,8 @@ def environment(resolved: ResolvedConfig) -> dict[str, object]:
     """Return the facts besides the config that a run's numbers depend on."""
     config = resolved.config
     device = pick_device(config.device)
-    on_cpu = device.type == "cpu"  # a GPU runs none of our compiled operations, so none is built for it
+    # A GPU runs none of our compiled operations, so none is built for it.
+    on_cpu = device.type == "cpu"
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     return {
         "folder": str(resolved.folder),
@@ -225,7 +226,7 @@ def differences_to_record(
     differences = changed_settings(resolved)
     if before is not None:
         differences += changed_environment(before, current)
-    collects = resolved.config.method in SAMPLES_EXAMPLES
+    collects = resolved.config.method in EXAMPLE_SAMPLERS
     if has_begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, so its examples "
@@ -233,6 +234,6 @@ def differences_to_record(
         )
     if has_begun:
         records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
-        lost = [str(path) for path, record in records if record is None]
-        differences += [_since_then(path, "is gone") for path in lost]
+        missing = [str(path) for path, record in records if record is None]
+        differences += [_since_then(path, "is gone") for path in missing]
     return differences

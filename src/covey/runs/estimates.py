@@ -48,7 +48,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Basis:
-    """Hashes of what an evaluation was made with; empty where it is not known."""
+    """Hashes of an evaluation's verdict, rewards and problems; empty where they are not known."""
 
     verdict: str = ""
     """Hash of the function that decides what is correct: its source and its settings."""
@@ -200,11 +200,15 @@ def mean_interval(values: np.ndarray, is_fraction: bool = True) -> Estimate:
 
 
 def gain(
-    before: np.ndarray, after: np.ndarray, doubt: float = 1.0, is_fraction: bool = True, errors: float = Z95
+    before: np.ndarray,
+    after: np.ndarray,
+    doubt: float = 1.0,
+    is_fraction: bool = True,
+    standard_errors: float = Z95,
 ) -> Estimate:
     """Mean paired difference over the same problems, with its interval. (n,), (n,) -> Estimate.
 
-    ``errors`` is the number of standard errors on either side; the default gives a 95 % interval. One
+    ``standard_errors`` is the number of them on either side; the default gives a 95 % interval. One
     pseudo-observation of each sign, of size ``doubt``, keeps the width positive when all problems agree. A
     fraction cannot change by more than 1.
     """
@@ -215,7 +219,7 @@ def gain(
         return Estimate(math.nan, -bound, bound, is_fraction)
     padded = np.concatenate((difference, [doubt, -doubt]))
     # Cornish and Fisher: z + (z^3 + z) / 4 df is Student's quantile for z, up to terms of 1 / df^2.
-    student = errors + (errors**3 + errors) / (4 * (len(padded) - 1))
+    student = standard_errors + (standard_errors**3 + standard_errors) / (4 * (len(padded) - 1))
     half = student * float(padded.std(ddof=1)) / math.sqrt(len(padded))
     mean = float(difference.mean())
     return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), is_fraction)
@@ -242,7 +246,7 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray) -> Estimate:
     return Estimate(mean, float(low), float(high), is_fraction=False)
 
 
-def incomparable(
+def why_incomparable(
     before: Evaluation, after: Evaluation, times: tuple[str, str] = ("at first", "at the end")
 ) -> str:
     """The reason why the accuracies of two evaluations cannot be compared; empty if they can."""
@@ -289,10 +293,10 @@ def _number_repeats(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     return indices
 
 
-def gains(before: Evaluation, after: Evaluation, errors: float = Z95) -> dict[str, Estimate]:
+def gains(before: Evaluation, after: Evaluation, standard_errors: float = Z95) -> dict[str, Estimate]:
     """The changes from one evaluation to the other: ``greedy``, ``sampled`` and ``reward``.
 
-    ``errors`` is the number of standard errors on either side of their intervals.
+    ``standard_errors`` is the number of them on either side of their intervals.
 
     Averaging k samples divides the doubt by sqrt(k); a reward's range is taken from the values at hand.
     """
@@ -301,9 +305,11 @@ def gains(before: Evaluation, after: Evaluation, errors: float = Z95) -> dict[st
     rewards = np.concatenate((before.reward, after.reward))
     spread = float(np.ptp(rewards[~np.isnan(rewards)])) if not np.isnan(rewards).all() else 0.0
     return {
-        "greedy": gain(before.greedy, after.greedy, errors=errors),
-        "sampled": gain(before.pass_rate, after.pass_rate, doubt, errors=errors),
-        "reward": gain(before.reward, after.reward, doubt * spread, is_fraction=False, errors=errors),
+        "greedy": gain(before.greedy, after.greedy, standard_errors=standard_errors),
+        "sampled": gain(before.pass_rate, after.pass_rate, doubt, standard_errors=standard_errors),
+        "reward": gain(
+            before.reward, after.reward, doubt * spread, is_fraction=False, standard_errors=standard_errors
+        ),
     }
 
 

@@ -11,7 +11,7 @@ from covey.config.schema import Keep
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.reader import read_environment, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
-from covey.tasks.sampled import ANSWERS, SAMPLED, sampled_column
+from covey.tasks.sampled import ANSWER_COLUMNS, SAMPLED, sampled_column
 from covey.types import AnswerTokens, Problem, SampledTokens
 from covey_verify.errors import ConfigError, DataError
 
@@ -188,7 +188,7 @@ def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRo
             f"{sampled.problem} has another prompt than the one its completions were sampled from: restore "
             "the data, or sample again with another output"
         )
-    reserved = ("prompt", *ANSWERS, "label", "labels", "margin", "messages", SAMPLED)
+    reserved = ("prompt", *ANSWER_COLUMNS, "label", "labels", "margin", "messages", SAMPLED)
     return {k: v for k, v in (problem.columns if problem else {}).items() if k not in reserved}
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from covey.errors import CheckpointError, FolderBusy
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
-from covey.runs.best import Best, best_of
+from covey.runs.best import BestEvaluation, best_evaluation
 from covey.runs.owner import name_owner, owner_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_sealed, sealed_line, unsealed_line
@@ -148,12 +148,12 @@ class RunFolder:
 
     def _check_written(self, path: Path, meant: ExpectedStream) -> None:
         """Raise CheckpointError unless a stream ends with the bytes appended since the last check."""
-        held = b""
+        content = b""
         if meant.unread:
             with path.open("rb") as file, naming(path):
                 file.seek(meant.size - len(meant.unread))
-                held = file.read()
-        if held != meant.unread:
+                content = file.read()
+        if content != meant.unread:
             raise CheckpointError(
                 f"{path} does not have the bytes that were written: the disk or the memory loses data. Check "
                 "the hardware, then repeat the command"
@@ -190,13 +190,13 @@ class RunFolder:
 
         Checks the content of the first step, which `kl/start` reads again, or with ``every`` that of all.
         """
-        before = [path for path, number in self.rollout_files().items() if number < step]
-        numbers = sorted({number for path, number in self.rollout_files().items() if number < step})
+        earlier_steps = [number for number in self.rollout_files().values() if number < step]
+        steps = sorted(set(earlier_steps))
         complaints = []
-        folder = self.path / "rollouts"
-        if (lost := logged.rollouts - len(before)) > 0:
-            complaints.append(f"{folder} lacks {lost} of {logged.rollouts} files")
-        for number in numbers if every else [n for n in numbers[:1] if n == 0]:
+        missing = logged.rollouts - len(earlier_steps)
+        if missing > 0:
+            complaints.append(f"{self.path / 'rollouts'} lacks {missing} of {logged.rollouts} files")
+        for number in steps if every else [n for n in steps[:1] if n == 0]:
             try:
                 _ = read_rollouts(self.path, number).arrays
             except (CheckpointError, ConfigError) as error:
@@ -204,29 +204,31 @@ class RunFolder:
         return complaints
 
     def rewind(self, logged: LogState, step: int) -> int:
-        """Forget everything logged after a checkpoint; return the number of its steps.
+        """Remove everything that was logged after a checkpoint; return the number of steps removed.
 
         Truncates the streams, removes later rollouts, and blanks damaged lines.
         """
-        forgotten = 0
+        removed_steps = 0
         for name in STREAMS:
             path = self.path / name
             (size, _) = logged.streams.get(name, (0, ""))
             whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
-            forgotten += whole[size:].count(b"\n") if name == "metrics.jsonl" else 0
+            removed_steps += whole[size:].count(b"\n") if name == "metrics.jsonl" else 0
             readable = _blank_unreadable(whole[:size])
             # Without a checkpoint the run begins again from its first step: nothing is kept.
             later = whole[size:].splitlines(keepends=True) if logged.streams else []
-            lasting = b"".join(line for line in later if _lasts(line))
-            if lasting or readable != whole[:size]:
-                write_file(path, readable + lasting)
+            kept_lines = b"".join(line for line in later if _lasts(line))
+            if kept_lines or readable != whole[:size]:
+                write_file(path, readable + kept_lines)
             elif whole:
                 os.truncate(path, size)
-            self._meant[name] = ExpectedStream(len(readable + lasting), hashlib.sha256(readable + lasting))
+            self._meant[name] = ExpectedStream(
+                len(readable + kept_lines), hashlib.sha256(readable + kept_lines)
+            )
         for path, number in self.rollout_files().items():
             if number >= step:
                 path.unlink()
-        return forgotten
+        return removed_steps
 
     def rollout_files(self) -> dict[Path, int]:
         """Return the files that ``write_rollouts`` wrote, with their steps; users may keep others there."""
@@ -249,21 +251,22 @@ class RunFolder:
         """
         groups = [*trained, *filtered]
         if self.writes and groups:
-            unused = [c for g in filtered for c in g.completions]
-            every = [*advantages, *(np.zeros(len(c.tokens)) for c in unused)]
-            unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
+            filtered_completions = [c for g in filtered for c in g.completions]
+            all_advantages = [*advantages, *(np.zeros(len(c.tokens)) for c in filtered_completions)]
+            not_updated = np.full(sum(len(c.tokens) for c in filtered_completions), np.nan, np.float32)
             values = {
-                name: np.concatenate([trained_values, unseen]) for name, trained_values in per_token.items()
+                name: np.concatenate([trained_values, not_updated])
+                for name, trained_values in per_token.items()
             }
             path = rollout_file(self.path, step)
             # The arrays first: a JSONL file, by which readers find a step, then never lacks its arrays.
-            arrays = rollout_arrays(groups, every, values)
+            arrays = rollout_arrays(groups, all_advantages, values)
             write_file(path.with_suffix(".npz"), arrays)
-            write_file(path, rollout_rows(step, groups, every, len(trained), arrays))
+            write_file(path, rollout_rows(step, groups, all_advantages, len(trained), arrays))
 
-    def best(self) -> Best | None:
+    def best(self) -> BestEvaluation | None:
         """Return the best evaluation so far."""
-        return best_of(self.read("evals.jsonl"))
+        return best_evaluation(self.read("evals.jsonl"))
 
     def rotate(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints and that of the best evaluation."""
@@ -320,7 +323,8 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
                 f"{folder / stream}:{number}: the line is damaged. Restore the file, or remove the line"
             )
         records.append(record)
-    if complaint := ended_otherwise(folder, stream):
+    complaint = ended_otherwise(folder, stream)
+    if complaint:
         raise CheckpointError(f"{complaint}: lines are missing or changed. Restore the file")
     return records
 

@@ -87,7 +87,8 @@ class PendingCompletions:
         newest = step_of(saved[-1]) if saved else 0
         first_needed = self._cursors.get(newest, 0)
         for path in self.folder.iterdir() if first_needed else ():
-            if (match := FILE.fullmatch(path.name)) and int(match[1]) < first_needed:
+            match = FILE.fullmatch(path.name)
+            if match is not None and int(match[1]) < first_needed:
                 path.unlink(missing_ok=True)  # another process of the run may have done so
         self._records = {ticket: r for ticket, r in self._records.items() if ticket >= first_needed}
 

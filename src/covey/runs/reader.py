@@ -151,15 +151,27 @@ def load_for_reading(
     return _load_recorded(folder, overrides, values, names_only=True)
 
 
+def load_settings(folder: Path) -> ResolvedConfig:
+    """Return the config a run was started with, for its numbers and names alone. Raises ConfigError.
+
+    Objects that were given from Python are texts in it.
+    """
+    return _load_recorded(folder, (), None, names_only=True, settings_only=True)
+
+
 def _load_recorded(
-    folder: Path, overrides: Sequence[str], values: Mapping[str, object] | None, names_only: bool
+    folder: Path,
+    overrides: Sequence[str],
+    values: Mapping[str, object] | None,
+    names_only: bool,
+    settings_only: bool = False,
 ) -> ResolvedConfig:
     recorded = recorded_settings(folder)
     if recorded is None:
         raise ConfigError(f"{folder}: this folder has no run (no config.yaml)")
     origin = _origin(folder)
     base = origin if origin.is_dir() else Path.cwd()
-    resolved = load_config(folder / "config.yaml", overrides, values, base, names_only)
+    resolved = load_config(folder / "config.yaml", overrides, values, base, names_only, settings_only)
     config = resolved.config
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
         config = _of_stage(config, folder)

@@ -71,7 +71,8 @@ def move_to_trash(folder: Path, root: Path) -> tuple[Path, Path]:
     home = pipeline_of(folder)
     if home == root or not home.is_relative_to(root) or home.resolve() != home:
         raise ConfigError(f"{home} is not a folder below {root}. Show the folder above it to delete it here")
-    if foreign := sorted(_foreign(home)):
+    foreign = sorted(_foreign(home))
+    if foreign:
         raise ConfigError(
             f"{home} has {', '.join(foreign[:3])}, which no run writes: it is not deleted from here. Move "
             "those files, or delete the folder yourself"

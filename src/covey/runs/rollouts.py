@@ -96,7 +96,8 @@ class RolloutLog:
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise ValueError, or KeyError, unless these are the arrays of the rows."""
-        if odd := [name for name, a in arrays.items() if a.ndim != 1 or a.dtype.kind not in "iufb"]:
+        odd = [name for name, a in arrays.items() if a.ndim != 1 or a.dtype.kind not in "iufb"]
+        if odd:
             raise ValueError(f"{odd[0]} is not a row of numbers")
         for ends, count, alike in (
             ("ends", len(self.rows), ("tokens", "logprobs", "advantages")),
@@ -217,10 +218,10 @@ def read_arrays(content: bytes) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
-            held = sum(member.file_size for member in members)
+            total = sum(member.file_size for member in members)
             # Sizes in the directory are claims of the file. Stored members cannot be larger than the file, so
             # nothing here can unpack into much memory.
-            if any(m.compress_type != zipfile.ZIP_STORED for m in members) or held > len(content):
+            if any(m.compress_type != zipfile.ZIP_STORED for m in members) or total > len(content):
                 raise ValueError("it has compressed parts, and covey writes none")
             return {m.filename.removesuffix(".npy"): _array(archive.read(m)) for m in members}
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
@@ -314,15 +315,12 @@ def _row(group: Group, sample: int) -> dict[str, object]:
     components = group.components
     scores = {name: component.scores[sample] for name, component in components.items()}
     extra = {name: dict(score.extra) for name, score in scores.items() if score.extra}
-    transcript = completion.transcript
     inserted = len(completion.tokens) - completion.length
     return {
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
         "completion": completion.text,
-        **({"turns": list(map(dict, transcript.turns))} if transcript.turns else {}),
-        **({} if transcript.environment is None else {"environment": dict(transcript.environment)}),
-        **({"environment_fault": transcript.fault} if transcript.fault else {}),
+        **_transcript_fields(completion.transcript),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
         **({"inserted": inserted} if inserted else {}),
@@ -337,6 +335,18 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "extracted": {name: score.extracted for name, score in scores.items()},
         **({"extra": extra} if extra else {}),
     }
+
+
+def _transcript_fields(transcript: Transcript) -> dict[str, object]:
+    """Return the turns of a completion with tools, and the state or the fault of its environment."""
+    fields: dict[str, object] = {}
+    if transcript.turns:
+        fields["turns"] = list(map(dict, transcript.turns))
+    if transcript.environment is not None:
+        fields["environment"] = dict(transcript.environment)
+    if transcript.fault:
+        fields["environment_fault"] = transcript.fault
+    return fields
 
 
 def _for_estimators(group: Group, sample: int) -> dict[str, object]:

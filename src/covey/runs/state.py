@@ -12,25 +12,27 @@ from covey.runs.owner import owner_of
 from covey.runs.reader import resumable
 from covey.system.machine import runs_here
 
-RunState = Literal["training", "finished", "stopped", "interrupted"]
+RunStatus = Literal["training", "finished", "stopped", "interrupted"]
 
 
-def run_state(folder: Path) -> RunState:
+def run_state(folder: Path) -> RunStatus:
     """Return whether a run is training, has finished, was stopped by a guard, or was interrupted.
 
     The file ``OWNER`` names the process. Taking the lock to find out could make a starting trainer fail.
     """
     if (folder / RESULT).is_file():
         return "finished"
-    ended: RunState = "interrupted" if resumable(folder) else "stopped"
-    if ended == "stopped" and (folder / EXIT_FILE).is_file():  # which a run removes when it begins
-        return ended
+    status: RunStatus = "interrupted" if resumable(folder) else "stopped"
+    # A run removes this file when it begins.
+    if status == "stopped" and (folder / EXIT_FILE).is_file():
+        return status
     owner = owner_of(folder)
     if owner is None:
-        return ended
+        return status
+    # The processes of another host cannot be seen from here, so they are assumed to run.
     if owner.host != os.uname().nodename:
-        return "training"  # it is believed to be at work: its processes cannot be seen from here
-    return "training" if runs_here(owner.process) else ended
+        return "training"
+    return "training" if runs_here(owner.process) else status
 
 
 def host_elsewhere(folder: Path) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.kernels.calls import NEIGHBOURS, call, key_columns
-from covey.models.kernels.recorded import Recording
+from covey.models.kernels.replay import Recording
 from covey.models.live_memory import alive_bytes
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import Packed, pack

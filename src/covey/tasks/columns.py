@@ -105,7 +105,8 @@ def print_readers(columns: Mapping[str, Sequence[str]], say: Callable[..., objec
     read = [f"{name} ({', '.join(who)})" for name, who in columns.items() if who]
     unread = [name for name, who in columns.items() if not who]
     parts = [f"columns: {', '.join(read)}"] if read else []
-    if plain := [name for name in unread if name not in UNREAD_REMEDIES]:
+    plain = [name for name in unread if name not in UNREAD_REMEDIES]
+    if plain:
         parts.append(f"columns that nothing reads: {', '.join(plain)}")
     if parts:
         say("; ".join(parts))

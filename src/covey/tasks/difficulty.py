@@ -13,11 +13,11 @@ import numpy as np
 
 from covey.rng import uniforms
 
-FORGETTING = 0.5
+NEWEST_WEIGHT = 0.5
 """Weight of the newest pass rate in the average."""
-UNTRIED = 0.5
+UNTRIED_PASS_RATE = 0.5
 """Pass rate assumed of a problem that has not been tried."""
-SOLVED = 0.9
+SOLVED_PASS_RATE = 0.9
 """Pass rate from which a problem counts as solved (ScaleRL, arXiv 2510.13786)."""
 MIN_DRAW_WEIGHT = 0.05
 """Smallest weight of a problem over the largest weight; above 0, so that no problem is lost forever."""
@@ -31,17 +31,17 @@ class Difficulty:
     """Remembered pass rates of a fixed list of problems."""
 
     def __init__(self, count: int) -> None:
-        self.rates = np.full(count, UNTRIED)
+        self.rates = np.full(count, UNTRIED_PASS_RATE)
         self.tried = np.zeros(count, dtype=np.int64)
         self.solved = np.zeros(count, dtype=np.int64)
         """Number of times in a row, up to the latest, that each problem was solved."""
 
     def update(self, index: int, pass_rate: float) -> None:
         """Record the pass rate of a scored group of problem ``index``."""
-        weight = FORGETTING if self.tried[index] else 1.0
+        weight = NEWEST_WEIGHT if self.tried[index] else 1.0
         self.rates[index] += weight * (pass_rate - self.rates[index])
         self.tried[index] += 1
-        self.solved[index] = self.solved[index] + 1 if pass_rate >= SOLVED else 0
+        self.solved[index] = self.solved[index] + 1 if pass_rate >= SOLVED_PASS_RATE else 0
 
     def retired_mask(self, after: int) -> np.ndarray:
         """Return (problems,) bool: True if solved ``after`` times in a row.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from covey.config.methods import METHODS, Kind
+from covey.config.methods import METHODS, ExampleKind
 from covey.config.schema import Data
 from covey.system.text import common_prefix_length, percent
 from covey.tasks.sampled import REMEDY, SAMPLED
@@ -15,7 +15,7 @@ from covey_verify.errors import DataError
 from covey_verify.types import Messages
 
 AnswerText = str | Messages
-COLUMNS_OF: Mapping[Kind, str] = {
+COLUMNS_OF: Mapping[ExampleKind, str] = {
     "pair": "chosen and rejected",
     "judged": "completion and label",
     "steps": "completions (its steps) and labels",
@@ -38,7 +38,7 @@ TRAIN_FLAGS = ("weight", "train", "training", "loss")
 class Example:
     """A problem with answers and their labels."""
 
-    kind: Kind
+    kind: ExampleKind
     problem: Problem
     answers: tuple[AnswerText, ...]
     """One answer, the chosen and the rejected one, or the steps of one."""
@@ -189,7 +189,7 @@ def _prefers_nothing(example: Example) -> bool:
     return example.kind == "pair" and example.answers[0] == example.answers[1]
 
 
-def _first(examples: Sequence[Example], kind: Kind) -> str:
+def _first(examples: Sequence[Example], kind: ExampleKind) -> str:
     return next(e.problem.id for e in examples if e.kind == kind)
 
 
@@ -217,13 +217,13 @@ def _example(problem: Problem, method: str, data: Data) -> Example:
     columns = problem.columns
     if problem.sampled_tokens is not None:
         data = Data()  # its columns have covey's names, whatever the user's file calls its own
-    readers: Mapping[Kind, Callable[[Problem, Data], Example]] = {
+    readers: Mapping[ExampleKind, Callable[[Problem, Data], Example]] = {
         "answer": _answer,
         "pair": _pair,
         "judged": _judged_answer,
         "steps": _steps,
     }
-    present: Mapping[Kind, bool] = {
+    present: Mapping[ExampleKind, bool] = {
         "answer": True,
         "pair": {"chosen", "rejected"} <= set(columns),
         "judged": {"label", data.completion} <= set(columns),
@@ -269,7 +269,8 @@ def _sampled_tokens(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]
     if problem.sampled_tokens is None:
         return ()
     answers = problem.sampled_tokens.answers
-    if missing := [name for name in columns if name not in answers]:
+    missing = [name for name in columns if name not in answers]
+    if missing:
         raise DataError(f"{problem.id}: {SAMPLED} has no tokens for {missing[0]!r}. {REMEDY}")
     return tuple(answers[name] for name in columns)
 

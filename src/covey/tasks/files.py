@@ -224,7 +224,8 @@ def _problem(
             "data.prompt to the column with the prompt"
         )
     columns = _with_copies(where, {k: v for k, v in row.items() if k != data.prompt}, row, data)
-    if clash := RESERVED & set(columns):
+    clash = RESERVED & set(columns)
+    if clash:
         raise DataError(
             f"{where}: rewards use the name {min(clash)!r} for their own arguments; rename the column"
         )
@@ -354,7 +355,8 @@ def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -
     arguments = {**data.chat_template_kwargs, **of_row}
     for name in TEMPLATE_COLUMNS:
         # An empty list is left out, because some templates treat it differently from no list.
-        if value := _parsed_column(where, columns, name):
+        value = _parsed_column(where, columns, name)
+        if value:
             arguments[name] = value
         value = arguments.get(name, [])
         if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):

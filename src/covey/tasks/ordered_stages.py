@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import MAKES_EXAMPLES, METHODS, POLICIES
+from covey.config.methods import EXAMPLE_METHODS, METHODS, POLICY_METHODS
 from covey.tasks.files import absence
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, DataError
@@ -45,8 +45,8 @@ def _references(stage: ResolvedConfig) -> Iterator[tuple[str, str, Sequence[str]
     """Yield (setting, name of a stage, methods that such a stage may have)."""
     config = stage.config
     kinds = set(METHODS[config.method].learns_from)
-    models = [*POLICIES, "reward_model"] if config.method == "reward_model" else POLICIES
-    makers = [m for m in MAKES_EXAMPLES if kinds.intersection(METHODS[m].makes)]
+    models = [*POLICY_METHODS, "reward_model"] if config.method == "reward_model" else POLICY_METHODS
+    makers = [m for m in EXAMPLE_METHODS if kinds.intersection(METHODS[m].makes)]
     references = [("model", str(config.model), models)]
     references += [("data.examples", str(path), makers) for path in config.data.examples]
     for spec in config.rewards:

@@ -80,7 +80,8 @@ def _tell_of_empty_answers(problems: Sequence[Problem], rewards: Rewards, consol
 
 def _tell_of_leaks(source: Source, console: RunConsole) -> None:
     """Print a note if held-out problems are trained on."""
-    if leaks := trained_on(source):
+    leaks = trained_on(source)
+    if leaks:
         held_out, trained = next(iter(leaks.items()))
         others = "" if len(leaks) == 1 else f"; so do {len(leaks) - 1:,} others"
         console.say(

@@ -23,7 +23,7 @@ from covey_verify.errors import DataError
 
 SAMPLED = "sampled_tokens"
 """Name of the column with the token ids."""
-ANSWERS = ("completion", "chosen", "rejected")
+ANSWER_COLUMNS = ("completion", "chosen", "rejected")
 """Columns with sampled text."""
 REMEDY = (
     f"Remove {SAMPLED} from the rows to encode their texts instead; data.system, data.template and the other "
@@ -78,7 +78,7 @@ def read_sampled(where: str, row: Mapping[str, object]) -> SampledTokens:
 
 def texts_hash(row: Mapping[str, object]) -> str:
     """Return a hash of prompt and answers only, the same after a conversion to parquet or CSV and back."""
-    texts = [_roles_and_contents(row.get(name)) for name in ("prompt", *ANSWERS)]
+    texts = [_roles_and_contents(row.get(name)) for name in ("prompt", *ANSWER_COLUMNS)]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 

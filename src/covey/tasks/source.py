@@ -21,7 +21,7 @@ from covey.tasks.hub import fetch_rows, is_hub
 from covey.types import Problem
 from covey_verify.errors import ConfigError
 
-OF_ROWS = ("prompt", "answer", "columns", "template", "chat", "system", "chat_template_kwargs")
+ROW_SETTINGS = ("prompt", "answer", "columns", "template", "chat", "system", "chat_template_kwargs")
 """Settings of the layout of a file's rows, which a built-in task does not use."""
 EXAMPLES = "examples.jsonl"
 """Name of the file with the examples that a stage has made."""
@@ -128,7 +128,7 @@ def load_problems(resolved: ResolvedConfig) -> Source:
     data = resolved.config.data
     if data.task is not None and data.train is not None:
         raise ConfigError("data: give either task or train, not both")
-    unused = [name for name in OF_ROWS if getattr(data, name) != getattr(Data(), name)]
+    unused = [name for name in ROW_SETTINGS if getattr(data, name) != getattr(Data(), name)]
     if data.task is not None and unused and not data.examples:
         raise ConfigError(
             f"data.{unused[0]}: the built-in task {data.task} has prompts and columns of its own; remove "

@@ -92,7 +92,7 @@ def mixed_digits(rng: random.Random) -> dict[str, object]:
     for number, term in enumerate(terms[1:]):
         after = (total + term) % 10
         steps += f"{rng.choices(WORDS, (2, 1))[0][number]}{total}+{term}={after}"
-        if rng.random() < TAKEN_BACK:
+        if rng.random() < CORRECTED_FRACTION:
             steps = f"{steps[:-1]}{rng.randint(0, 9)} wait {total}+{term}={after}"
         total = after
     completion = rng.choices(STYLES, (3, 2, 1, 1))[0].format(steps=steps, total=total)
@@ -100,7 +100,7 @@ def mixed_digits(rng: random.Random) -> dict[str, object]:
 
 
 # Fraction of the steps that are first written with a random digit, then corrected.
-TAKEN_BACK = 0.1
+CORRECTED_FRACTION = 0.1
 WORDS = (
     ("first we have ", ", and then we have ", ", so at last we have "),
     ("\u6211\u4eec\u5148\u7b97", ", \u7136\u540e\u6211\u4eec\u7b97", ", \u6240\u4ee5\u6700\u540e\u5f97"),

@@ -41,7 +41,7 @@ class Evaluator:
     rewards: Rewards
     journal: Journal
     on_sample: Callable[..., None]
-    """Called with the number of finished completions, that of all, and ``what`` is being done."""
+    """Called with the numbers of finished and of all completions, and with ``what`` is being done."""
 
     @property
     def spare_problems(self) -> Sequence[EncodedProblem]:
@@ -105,9 +105,9 @@ def evaluate(
     verdict = rewards.verdict
     requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(samples)]) for p in problems]
     # One stream, hence one completion; greedy decoding draws nothing from it.
-    likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
+    greedy_requests = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
     # All in one call, so that the sampler stays full, and side by side, so that it reads each prompt once.
-    pairs = [request for pair in zip(requests, likeliest, strict=True) for request in pair]
+    pairs = [request for pair in zip(requests, greedy_requests, strict=True) for request in pair]
     groups = score_all(pairs, sampler, params, Scorer(rewards), progress)
     sampled = [with_credit(group, credit) for group in groups[::2]]
     greedy = groups[1::2]
@@ -157,7 +157,7 @@ def majority(group: Group, rewards: Rewards) -> bool:
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
-    # The completions that agree have one verdict, as a rule; the first one's counts.
+    # Completions with the same answer usually have the same verdict; that of the first one counts.
     return bool(group.correct[answers.index(winner)])
 
 

@@ -12,6 +12,7 @@ from covey.learner.learner import Objective, Requirements
 from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenOutputs
 from covey.rng import key, permutation
+from covey.runs.journal import Journal
 from covey.system.processes import run_on_all
 from covey.training.memory import memory_measured
 from covey.training.run import Run
@@ -52,16 +53,23 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
             "optimizer/lr": learning_rate(step, config.train),
             **(held_out(run, build_step) if measures_after(step + 1, run) else {}),
         }
-        times = journal.log(step, metrics, memory_measured(run))
-        rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
-        values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
-        journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
+        _report_step(journal, step, metrics, memory_measured(run))
         if run.end_step(metrics):
             break
 
 
 ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
 """Metrics shown on the console."""
+
+
+def _report_step(
+    journal: Journal, step: int, metrics: Mapping[str, float], memory: Mapping[str, int]
+) -> None:
+    """Log a step and show it on the console; ``memory``: bytes by component."""
+    times = journal.log(step, metrics, memory)
+    rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
+    values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
+    journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
 
 
 def sum_of_parts(parts: Sequence[MetricParts]) -> dict[str, float]:

@@ -58,30 +58,32 @@ def finish_examples(run: Run) -> Result:
 def _conclude(run: Run, result: Result) -> None:
     """Write the result, last of all: its existence marks the stage as complete."""
     streams = run.journal.folder.sync().streams
-    written = {name: list(length_and_hash) for name, length_and_hash in streams.items()}
-    write_result(result, written)
+    logs = {name: list(length_and_hash) for name, length_and_hash in streams.items()}
+    write_result(result, logs)
 
 
-def write_result(result: Result, written: Mapping[str, object]) -> None:
-    """Write the result, with bytes and sha256 of each log (``written``) and of the examples."""
+def write_result(result: Result, logs: Mapping[str, object]) -> None:
+    """Write the result, with bytes and sha256 of each log (``logs``) and of the examples."""
     path = result.folder / EXAMPLES
     examples = {EXAMPLES: [path.stat().st_size, digest_of(path)]} if path.is_file() else {}
-    write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
+    write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**logs, **examples}}))
 
 
 def evaluate_again(run: Run) -> Evaluation | None:
     """Evaluate a stage that ended at ``train.stop_at`` on problems that did not decide its end."""
     train = run.resolved.config.train
-    spare_problems = run.evaluator.spare_problems
-    if train.stop_at is None or run.state.step >= train.steps or not spare_problems:
+    problems = run.evaluator.spare_problems
+    if train.stop_at is None or run.state.step >= train.steps or not problems:
         return None
-    evaluation = run.evaluator.measure(spare_problems)
-    values = {name: estimate.value for name, estimate in evaluation.summary().items()}
-    run.journal.log_event(run.state.step, "measured again", problems=len(spare_problems), **values)
+    evaluation = run.evaluator.measure(problems)
+    estimates = {name: estimate.value for name, estimate in evaluation.summary().items()}
+    run.journal.log_event(run.state.step, "measured again", problems=len(problems), **estimates)
     return evaluation
 
 
-def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None = None) -> Result:
+def finish_run(
+    run: Run, evaluations: Mapping[str, Evaluation], confirmation: Evaluation | None = None
+) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     if not run.state.updates:
         why = "Every gradient was 0; check the settings of `loss`"
@@ -90,27 +92,28 @@ def finish_run(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluatio
         steps = "1 step" if run.state.step == 1 else f"{run.state.step} steps"
         raise GuardStop(f"trained {steps} without changing a single weight. {why}")
     best = on_rank_zero(run.journal.folder.best) if run.resolved.config.train.final == "best" else None
-    # The model to write is an earlier one, and so is its evaluation.
+    # The best model and its evaluation are of an earlier step.
     if best is not None and best.step != run.state.step:
         load_weights_of(run, best.step)
         evaluations = {**evaluations, "after": best.evaluation}
     run.learner.check_finite(str(run.journal.folder.path / "final"))
     # All processes have to take part; only the first one writes.
     critic = full_weights(run.critic.network.model) if run.critic is not None else {}
-    return on_rank_zero(lambda: _write_final(run, evaluations, critic, again))
+    return on_rank_zero(lambda: _write_final(run, evaluations, critic, confirmation))
 
 
 def _write_final(
     run: Run,
     evaluations: Mapping[str, Evaluation],
     critic: Mapping[str, Tensor],
-    again: Evaluation | None,
+    confirmation: Evaluation | None,
 ) -> Result:
     """Write the model, its card and the curve of a run that has ended, and print the conclusion."""
     config = run.resolved.config
     records = run.journal.folder
-    seconds = round(run.journal.clock.total(), 1)  # rounded as it is recorded, so that both show one number
-    conclusion = _conclusion(run, evaluations, again, seconds)
+    # Rounded once, so that the card, the console and the record show the same number.
+    seconds = round(run.journal.clock.total(), 1)
+    conclusion = _conclusion(run, evaluations, confirmation, seconds)
     best = records.best() if config.train.final == "best" else None
     steps = run.state.step if best is None else best.step
     metrics = records.read("metrics.jsonl")
@@ -132,7 +135,7 @@ def _write_final(
 
 
 def _conclusion(
-    run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None, seconds: float
+    run: Run, evaluations: Mapping[str, Evaluation], confirmation: Evaluation | None, seconds: float
 ) -> Conclusion | None:
     """Return the conclusion on a run, None if it was not evaluated; it names a better step if one exists."""
     if not evaluations:
@@ -140,24 +143,24 @@ def _conclusion(
     train = run.resolved.config.train
     conclusion = conclude_run(evaluations["before"], evaluations["after"], seconds)
     sentence = conclusion.sentence
-    if again is not None and train.stop_at is not None:
-        rate = again.summary()["pass@1"]
+    if confirmation is not None and train.stop_at is not None:
+        rate = confirmation.summary()["pass@1"]
         bar = percent(train.stop_at, "g")
-        sentence += f"; stopped at {bar} sampled; on {len(again.greedy)} other problems {rate}"
+        sentence += f"; stopped at {bar} sampled; on {len(confirmation.greedy)} other problems {rate}"
     best = run.journal.folder.best()
     if best is not None:
         sentence += better_step_clause(best, run.state.step, train.final == "best")
     return replace(conclusion, sentence=sentence)
 
 
-def _write_model(run: Run, critic: Mapping[str, Tensor], trained: CardFacts) -> None:
+def _write_model(run: Run, critic: Mapping[str, Tensor], facts: CardFacts) -> None:
     """Write `final/`: the model, its critic and its card. It appears under its name once it is complete."""
     with committed_folder(run.journal.folder.path / "final") as final:
         save_policy(run.learner.network.unsharded, final)
         if run.critic is not None:
             run.critic.network.model.save_pretrained(final / "critic", state_dict=critic)
             check_folder(final / "critic", critic)
-        write_cards(final, trained)
+        write_cards(final, facts)
 
 
 def _say_outcome(run: Run, result: Result, ranking: str) -> None:

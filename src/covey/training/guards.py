@@ -41,9 +41,9 @@ class KLAlarm(IntEnum):
 
 
 Action = Stop | Warn
-WORSE_THAN_NOTHING = -0.25
+MIN_EXPLAINED_VARIANCE = -0.25
 """Explained variance below which a critic is diverging, not merely untrained or noisy."""
-CRITIC_WORSE_STEPS = 5
+CRITIC_WARNING_STEPS = 5
 
 
 def count_skipped_update(
@@ -85,11 +85,11 @@ def apply_guards(
             )
         )
     kl = metrics.get("kl/completion_k1", math.nan)
-    # NaN, where no KL was measured, exceeds nothing.
+    # Without a measured KL it is NaN, which exceeds no bound.
     alarm = kl_alarm(kl, limits)
     actions += _on_kl(step, kl, alarm, memory.kl_alarm, limits, cause)
-    lost_values, value_actions = _on_values(
-        step, metrics.get("value/explained_variance", math.nan), memory.lost_values
+    bad_critic_steps, value_actions = _on_values(
+        step, metrics.get("value/explained_variance", math.nan), memory.bad_critic_steps
     )
     actions += value_actions
     entropy = metrics["entropy/sampled"]
@@ -101,15 +101,15 @@ def apply_guards(
                 f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )
         )
-    return replace(memory, dead_steps=dead, kl_alarm=alarm, lost_values=lost_values), actions
+    return replace(memory, dead_steps=dead, kl_alarm=alarm, bad_critic_steps=bad_critic_steps), actions
 
 
-def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Action]]:
+def _on_values(step: int, explained: float, previous: int) -> tuple[int, list[Action]]:
     """Count the consecutive steps with a critic worse than a constant; warn when there are five."""
     # A comparison with NaN is false: a step without a critic resets the count.
-    steps = before + 1 if explained < WORSE_THAN_NOTHING else 0
+    steps = previous + 1 if explained < MIN_EXPLAINED_VARIANCE else 0
     # Equal, not at least: the warning comes once in a row of bad steps.
-    if steps != CRITIC_WORSE_STEPS:
+    if steps != CRITIC_WARNING_STEPS:
         return steps, []
     text = (
         f"step {step + 1}: for {steps} steps the critic predicted returns worse than their mean would "
@@ -125,7 +125,7 @@ def kl_alarm(kl: float, limits: Guards) -> KLAlarm:
 
 
 def _on_kl(
-    step: int, kl: float, alarm: KLAlarm, before: int, limits: Guards, cause: Callable[[], str]
+    step: int, kl: float, alarm: KLAlarm, previous: int, limits: Guards, cause: Callable[[], str]
 ) -> list[Action]:
     if alarm == KLAlarm.STOP or (alarm == KLAlarm.ACT and limits.kl_action == "stop"):
         setting = "kl_stop" if alarm == KLAlarm.STOP else "kl_act"
@@ -138,7 +138,7 @@ def _on_kl(
             )
         ]
     # Warn when a threshold is first exceeded, not in every step above it.
-    if alarm <= before:
+    if alarm <= previous:
         return []
     text = (
         f"step {step + 1}: the KL to the reference is {kl:.1f} nats per completion (guards.kl_stop ends the "

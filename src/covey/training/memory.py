@@ -8,6 +8,7 @@ from functools import partial
 from covey.learner.memory import (
     Expectation,
     LargestStep,
+    RunParts,
     fitting_sizes,
     forecast,
     largest_step,
@@ -15,6 +16,7 @@ from covey.learner.memory import (
 )
 from covey.models.live_memory import alive_bytes
 from covey.rollouts.learned import reward_model_bytes
+from covey.runs.journal import Journal
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
 from covey.sampling.tools.turns import innermost
@@ -41,11 +43,11 @@ def plan_memory(run: Run, program: int) -> dict[str, int]:
     largest = _largest_step(run)
     expect = _expectation(run, largest, program)
     configured = config.train.tokens_per_micro_batch
-    before = (read_environment(config.output) or {}).get("micro_tokens", {})
+    recorded = (read_environment(config.output) or {}).get("micro_tokens", {})
     # A changed setting makes a new plan; else the run's first plan holds.
-    resumed = before.get("configured") == configured
+    keeps_size = recorded.get("configured") == configured
     fitting, running = fitting_sizes(expect, config, largest, available)
-    tokens = before["planned"] if resumed else fitting
+    tokens = recorded["planned"] if keeps_size else fitting
     # All processes use the size that fits into the smallest one.
     tokens = min(gather(tokens))
     learner.micro_tokens = tokens
@@ -54,28 +56,33 @@ def plan_memory(run: Run, program: int) -> dict[str, int]:
     sampler = innermost(run.sampler)
     if isinstance(sampler, LocalSampler):
         sampler.max_running = running = min(gather(running))
-    roles = expect(tokens, running)
-    total = sum(roles.values())
-    style = "" if total <= available else "yellow"
-    run.journal.say(
-        f"estimated memory: {total / 1e6:,.0f} of {available / 1e6:,.0f} MB ({in_megabytes(roles)})", style
-    )
+    components = expect(tokens, running)
+    _say_estimate(run.journal, components, available)
     if tokens < configured:
-        why = "had no room when the run began" if resumed else "does not fit in memory"
+        why = "had no room when the run began" if keeps_size else "does not fit in memory"
         run.journal.say(f"train.tokens_per_micro_batch {configured} {why}; using {tokens}", "yellow")
     if running < config.rollout.max_running:
         most = config.rollout.max_running
         run.journal.say(f"rollout.max_running {most} does not fit in memory; using {running}", "yellow")
-    return roles
+    return components
+
+
+def _say_estimate(journal: Journal, components: Mapping[str, int], available: int) -> None:
+    """Print the bytes of each component, in yellow if they exceed the available bytes."""
+    total = sum(components.values())
+    journal.say(
+        f"estimated memory: {total / 1e6:,.0f} of {available / 1e6:,.0f} MB ({in_megabytes(components)})",
+        "" if total <= available else "yellow",
+    )
 
 
 def _largest_step(run: Run) -> LargestStep:
     """Return the tokens of the run's largest step, from its prompts and examples."""
-    answered = [e for e in (*run.train_set, *run.held_out) if e.answers]
+    examples = [e for e in (*run.train_set, *run.held_out) if e.answers]
     return largest_step(
         run.resolved.config,
         [len(p.tokens) for p in run.train_set],
-        [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
+        [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in examples],
         run.resolved.algorithm.whole_groups,
         len(run.test_set),
     )
@@ -90,26 +97,23 @@ def _expectation(run: Run, largest: LargestStep, program: int) -> Expectation:
     """Return the forecast as a function of the micro-batch and of the number of completions at once."""
     learner = run.learner
     shape = shape_of(learner.network.unsharded)
-    copied = learner.reference is not None and learner.reference.has_weights
+    own_weights = learner.reference is not None and learner.reference.has_weights
     return partial(
         forecast,
         shape,
         run.resolved.config,
         largest,
-        reference=copied,
-        program=program,
-        critic=critic_parameters(run),
-        reward_models=reward_model_bytes(run.rewards),
+        parts=RunParts(program, own_weights, critic_parameters(run), reward_model_bytes(run.rewards)),
     )
 
 
-def in_megabytes(roles: Mapping[str, int]) -> str:
+def in_megabytes(components: Mapping[str, int]) -> str:
     """Format bytes by component, leaving out those that round to 0 MB.
 
     >>> in_megabytes({"weights": 3_200_000, "critic": 0})
     'weights 3'
     """
-    return ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
+    return ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in components.items() if size >= 5e5)
 
 
 def memory_measured(run: Run) -> dict[str, int]:

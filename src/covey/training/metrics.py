@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,40 +50,46 @@ class StepUpdates:
     """Norms of the gradients of a critic that is updated separately."""
 
 
+class CompletedStep(NamedTuple):
+    """A training step after its last update."""
+
+    number: int
+    """Counted from 0."""
+    rollout_batch: RolloutBatch
+    batch: Batch
+    updates: StepUpdates
+
+
 def step_metrics(
-    step: int,
-    rollout_batch: RolloutBatch,
-    batch: Batch,
-    outcome: StepUpdates,
-    resolved: ResolvedConfig,
-    coefficients: Coefficients,
+    step: CompletedStep, resolved: ResolvedConfig, coefficients: Coefficients
 ) -> dict[str, float]:
     """Return everything that is logged of a step, by name; the config alone determines it."""
+    number, rollout_batch, batch, updates = step
     algorithm = resolved.algorithm
     # Filtered groups count in the metrics of sampling, not in those of the gradient.
     groups = rollout_batch.all_groups
     advantages = by_completion(batch, batch.advantages)
     critic = batch.value_targets
     # NaN marks updates that were skipped.
-    applied = [n for n in outcome.norms if np.isfinite(n)]
+    applied_norms = [n for n in updates.norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
         **score_metrics(groups, rollout_batch.scoring.logged),
         **group_signs(groups),
         **gradient_shares(rollout_batch.groups, np.array([np.abs(a).sum() for a in advantages])),
         **gradient_signs(rollout_batch.groups, advantages),
-        **token_metrics(outcome.stats, algorithm),
+        **token_metrics(updates.stats, algorithm),
         **(value_metrics(critic.values, critic.returns, batch.mask) if critic is not None else {}),
         **rollout_batch.metrics,
         "entropy/sampled": sampled_entropy(groups),
         "update/coverage": update_coverage(batch, groups, algorithm.skips_idle),
-        "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
-        "optimizer/updates": float(len(outcome.norms)),
-        "optimizer/skipped": float(len(outcome.norms) - len(applied)),
-        "optimizer/lr": learning_rate(step, resolved.config.train),
+        "optimizer/grad_norm": float(np.mean(applied_norms)) if applied_norms else math.nan,
+        "optimizer/updates": float(len(updates.norms)),
+        "optimizer/skipped": float(len(updates.norms) - len(applied_norms)),
+        "optimizer/lr": learning_rate(number, resolved.config.train),
     }
-    if outcome.value_norms:
-        metrics["value/grad_norm"] = float(np.mean(outcome.value_norms))
+    if updates.value_norms:
+        metrics["value/grad_norm"] = float(np.mean(updates.value_norms))
     if algorithm.kl is not None:
         metrics["kl/coef"] = coefficients.kl
     if algorithm.entropy is not None:
@@ -92,22 +99,20 @@ def step_metrics(
 
 def report_step(
     journal: Journal,
-    step: int,
-    rollout_batch: RolloutBatch,
-    batch: Batch,
-    outcome: StepUpdates,
+    step: CompletedStep,
     metrics: Mapping[str, float],
     memory: Mapping[str, int],
     resolved: ResolvedConfig,
 ) -> None:
-    """Log a step and show it on the console."""
-    _note_off_centre(journal, resolved.algorithm, batch, rollout_batch.groups, step)
-    tokens_of_step = token_record(outcome.stats, [len(tokens) for tokens in batch.tokens])
-    journal.log_rollouts(step, rollout_batch, batch, tokens_of_step, resolved.config.train.inner_epochs)
-    times = journal.log(step, metrics, memory)
+    """Log a step and show it on the console; ``memory``: bytes by component."""
+    number, rollout_batch, batch, updates = step
+    _note_off_centre(journal, resolved.algorithm, batch, rollout_batch.groups, number)
+    token_values = token_record(updates.stats, [len(tokens) for tokens in batch.tokens])
+    journal.log_rollouts(number, rollout_batch, batch, token_values, resolved.config.train.inner_epochs)
+    times = journal.log(number, metrics, memory)
     console = journal.console
     console.examples = extremes(rollout_batch.all_groups)
-    console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
+    console.step(number + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
 
 
 def _note_off_centre(
@@ -115,12 +120,12 @@ def _note_off_centre(
 ) -> None:
     """Warn once in a run if the advantages of a user's own estimator do not sum to zero in a group."""
     # Whitening, or a KL in the reward, shifts the sum afterwards; the estimator is not to blame.
-    shifted_later = algorithm.whiten is not None or (
+    shifts_later = algorithm.whiten is not None or (
         algorithm.kl is not None and algorithm.kl.place == "reward"
     )
-    uncentred = (
-        off_centre(batch, groups) if algorithm.advantage.written_by_user and not shifted_later else None
-    )
+    if shifts_later or not algorithm.advantage.written_by_user:
+        return
+    uncentred = off_centre(batch, groups)
     if uncentred is None or journal.has_event(OFF_CENTRE):
         return
     group, total = uncentred
@@ -147,8 +152,8 @@ def extremes(groups: Sequence[Group]) -> tuple[str, PanelCompletion, PanelComple
     group = max(scored, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
     best = int(np.nanargmax(group.rewards))
     worst = int(np.nanargmin(group.rewards))
-    shown = [PanelCompletion(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
-    return last_text(group.problem.prompt), shown[0], shown[1]
+    panels = [PanelCompletion(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
+    return last_text(group.problem.prompt), panels[0], panels[1]
 
 
 UNHEALTHY: Mapping[str, tuple[str, float, float]] = {
@@ -156,7 +161,7 @@ UNHEALTHY: Mapping[str, tuple[str, float, float]] = {
     "truncated": ("length/truncated", 0.1, 0.5),
 }
 """Fact -> its metric and the values above which it is yellow and red; docs/metrics.md gives the reasons."""
-LOW_ENTROPY = 0.05
+MIN_HEALTHY_ENTROPY = 0.05
 
 
 def unhealthy_facts(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -166,7 +171,7 @@ def unhealthy_facts(metrics: Mapping[str, float]) -> dict[str, str]:
         for fact, (name, poor, bad) in UNHEALTHY.items()
         if metrics[name] > poor
     }
-    return facts | ({"entropy": "yellow"} if metrics["entropy/sampled"] < LOW_ENTROPY else {})
+    return facts | ({"entropy": "yellow"} if metrics["entropy/sampled"] < MIN_HEALTHY_ENTROPY else {})
 
 
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from covey.objective.diagnostics import TokenStats
 from covey.runs.journal import Journal
 from covey.types import Group
 
-REPORTED_ABOVE = 1.0
+MAX_DIFFERENCE = 1.0
 """Mean difference in nats per token from which a group is reported; rounding causes about 0.01."""
 EVENT = "answer to another request"
 
@@ -37,6 +37,21 @@ def misattributed_groups(
 
     ``stats`` are those of the updates on these groups, in order.
     """
+    nats = _mean_differences(groups, stats, version)
+    cases = [
+        MisattributedGroup(group.problem.id, _servers_of(group), float(nats[number]))
+        for number, group in enumerate(groups)
+        if nats[number] > MAX_DIFFERENCE
+    ]
+    return sorted(cases, key=lambda case: -case.nats)
+
+
+def _servers_of(group: Group) -> tuple[str, ...]:
+    return tuple(sorted({c.provenance.server for c in group.completions}))
+
+
+def _mean_differences(groups: Sequence[Group], stats: Sequence[TokenStats], version: int) -> np.ndarray:
+    """Return how far the log-probs of each group are off, in nats per token: (groups,) float64."""
     # In the order of the rollout batch, which ``origin`` counts.
     rows = [(number, c) for number, group in enumerate(groups) for c in group.completions]
     differences = np.zeros(len(groups))
@@ -47,21 +62,16 @@ def misattributed_groups(
             continue
         for row, trained, values in zip(s.origin.tolist(), s.mask.numpy(), s.mismatch.numpy(), strict=True):
             number, completion = rows[row]
-            if row in counted or not completion.provenance.server:  # later the policy has moved
+            # Only the first update of a completion counts: at later ones the policy has moved.
+            if row in counted or not completion.provenance.server:
                 continue
             counted.add(row)
             # Tokens of older versions differ for a good reason: they were drawn by other weights.
             fresh = trained[: len(completion.tokens)] & (completion.token_versions == version)
             differences[number] += float(np.abs(values[: len(fresh)][fresh]).sum())
             tokens[number] += fresh.sum()
-    mean = differences / np.maximum(tokens, 1)
-    servers = [sorted({c.provenance.server for c in group.completions}) for group in groups]
-    misattributed = [
-        MisattributedGroup(group.problem.id, tuple(names), float(nats))
-        for group, names, nats in zip(groups, servers, mean, strict=True)
-        if nats > REPORTED_ABOVE
-    ]
-    return sorted(misattributed, key=lambda group: -group.nats)
+    means: np.ndarray = differences / np.maximum(tokens, 1)
+    return means
 
 
 def report_misattributed(journal: Journal, step: int, cases: Sequence[MisattributedGroup]) -> None:

@@ -56,8 +56,10 @@ def policy_learner(
     config = resolved.config
     critic = resolved.algorithm.critic
     # Relative, so that the head follows the policy's schedule.
-    pace = critic.lr / config.train.lr if critic and config.train.lr else 1.0
-    return Learner(policy, config.train, reference, head=policy.value, pace=pace, monitor=monitor)
+    relative_lr = critic.lr / config.train.lr if critic and config.train.lr else 1.0
+    return Learner(
+        policy, config.train, reference, head=policy.value, relative_lr=relative_lr, monitor=monitor
+    )
 
 
 def critic_network(policy: Policy, resolved: ResolvedConfig) -> ValueModel | None:

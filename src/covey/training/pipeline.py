@@ -10,7 +10,7 @@ from pathlib import Path
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
 from covey.config.load import ResolvedConfig, flatten, resolved_values
-from covey.config.methods import METHODS, SAMPLES_EXAMPLES, Loop
+from covey.config.methods import EXAMPLE_SAMPLERS, METHODS, Loop
 from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit, resume_command
 from covey.insight.result import (
     Result,
@@ -75,11 +75,12 @@ def run_pipeline(
     """
     refuse_missing(resolved.stages())
     stages = placed_stages(resolved.stages())
-    ended = check_resume(resolved.config.output, stages, console, options)
+    earlier_results = check_resume(resolved.config.output, stages, console, options)
     results = list[Result]()
-    for stage, result in zip(stages, ended, strict=True):
+    for stage, result in zip(stages, earlier_results, strict=True):
         if results and result is None:
-            run_on_all(stop.check)  # a request that came while the stage before was being written
+            # A stop may have been requested while the previous stage was being written.
+            run_on_all(stop.check)
         # Each stage changes process-wide settings; the caller's are restored after it.
         with (
             restore_process_settings(),
@@ -87,10 +88,10 @@ def run_pipeline(
             restore_model_object(stage.config.model),
         ):
             results.append(result or run_with_rollbacks(_run_stage, stage, console, stop, options))
-    if ended[-1] is not None:
-        steps = f"{ended[-1].steps} steps"
-        console.say(f"{ended[-1].folder} is complete after {steps}; there is nothing left to do")
-        take_weights(stages[-1].config.model, ended[-1].folder / "final")
+    last = earlier_results[-1]
+    if last is not None:
+        console.say(f"{last.folder} is complete after {last.steps} steps; there is nothing left to do")
+        take_weights(stages[-1].config.model, last.folder / "final")
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
             console.say(line)
@@ -107,8 +108,8 @@ def run_in_folder(
         results = run_pipeline(resolved, console, stop, options)
     except Exception as error:
         covey_error = as_error(peers_lost(error))
-        # Config errors and busy folders say nothing of the run; another process may have recorded it
-        # already.
+        # Config errors and busy folders say nothing about the run. Another process may already have
+        # recorded the error.
         if (
             home.is_dir()
             and not isinstance(covey_error, ConfigError | FolderBusy)
@@ -118,7 +119,8 @@ def run_in_folder(
         if covey_error is error:
             raise
         raise covey_error from error
-    if environment_rank() == 0 and (home / EXIT_FILE).exists():  # else nothing may be writable there
+    # Without the file nothing is touched, because the folder may not be writable.
+    if environment_rank() == 0 and (home / EXIT_FILE).exists():
         (home / EXIT_FILE).unlink()
     return results
 
@@ -139,9 +141,9 @@ def run_together(
     """
     config = resolved.config
     # ``join_processes`` does nothing for a single process; under torchrun it sets up the process group.
-    joining = join_processes(config.guards.stall_minutes, config.device)
+    process_group = join_processes(config.guards.stall_minutes, config.device)
     # Torch has its first default dtype, device and modes inside the block, and the caller's again after it.
-    with default_torch_modes(), joining:
+    with default_torch_modes(), process_group:
         if overwrite:
             on_rank_zero(partial(remove_run, config.output))
         results = run_in_folder(resolved, console, stop, options)
@@ -169,20 +171,22 @@ def _run_stage(
     if loop is None:
         return _select_rows(resolved, console)
     run = set_up(resolved, console, stop, options)
-    on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
+    # An earlier result is of fewer steps, or of a model that was lost.
+    on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))
     try:
         if config.method == "rl":
             for note in notes_on(resolved.algorithm, config.train.updates_per_rollout_batch):
                 console.say(f"note: {note}")
-        if line := hours_line(run):
-            console.say(line)
+        estimate = hours_line(run)
+        if estimate:
+            console.say(estimate)
         stops_early = config.train.stop_at is not None and config.eval.every > 0
         title = f"{config.output.name} ({config.method})"
         console.begin(title, config.train.steps, run.state.step, stops_early, left=run.seconds_left)
         console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
         run.journal.track_by(config.tracker, dict(flatten(resolved_values(resolved))), run.state.step)
         home = resolved.pipeline_folder or config.output
-        with stop.listening(partial(_answer_stop, run), partial(_ended_at_once, run, home)):
+        with stop.listening(partial(_answer_stop, run), partial(_describe_loss, run, home)):
             return _train_and_finish(run, LOOPS[loop])
     finally:
         console.end()
@@ -191,43 +195,23 @@ def _run_stage(
         release()
 
 
-def _answer_stop(run: Run, again: str) -> None:
-    """Tell the user at a signal when the run will end; ``again``: the name of a second one."""
+def _answer_stop(run: Run, second_signal: str) -> None:
+    """Tell the user at a signal when the run will end, and what the second signal would do."""
     if is_rank_zero():
-        run.journal.console.answer(run.progress.describe_stop(again))
+        run.journal.console.answer(run.progress.describe_stop(second_signal))
 
 
-def _ended_at_once(run: Run, home: Path) -> str:
+def _describe_loss(run: Run, home: Path) -> str:
     """Return what a second signal loses, and the command that continues the run."""
     return f"{run.progress.describe_loss()}. Continue with: {resume_command(home)}"
 
 
 def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
-    """Evaluate, train, evaluate, and write what there is to write."""
+    """Train a stage to its end; if it ends early, add to the error what is saved."""
     config = run.resolved.config
-    evaluations = {}
     try:
         with run.monitor.watchdog.watching():
-            if run.evaluates:
-                evaluations["before"] = run.evaluator.at(0)
-            run.options.observer.run_begins(run.state.step)
-            # A resumed stage first does what a stop left undone, which may end it.
-            if not (run.state.step and run.evaluate_and_save()):
-                train(run)
-            if config.method in SAMPLES_EXAMPLES:
-                return finish_examples(run)
-            if run.state.updates:
-                run.save()  # so that more steps can follow, and a lost final/ can be written again
-            if run.evaluates:
-                # One that was due after the last step is in the log already.
-                evaluations["after"] = run.evaluator.at(run.state.step)
-            again = evaluate_again(run) if run.evaluates else None
-            if config.method == "rl" and run.state.step:
-                findings = run.supervisor.report_findings(run.state.step - 1)
-                run.supervisor.roll_back_for(severe(findings), run.state.step)
-            run.journal.console.show_work("writing the model")
-            with run.journal.clock("final"):
-                return finish_run(run, evaluations, again)
+            return _evaluate_and_train(run, train)
     # Everything up to the last complete step is saved; the message tells the user where.
     except Stopped as stopped:
         run.save()
@@ -239,3 +223,30 @@ def _train_and_finish(run: Run, train: Callable[[Run], None]) -> Result:
         last = f"The last checkpoint is {saved[-1]}" if saved else "There is no checkpoint yet"
         better = better_step_hint(on_rank_zero(run.journal.folder.best), config.output)
         raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None
+
+
+def _evaluate_and_train(run: Run, train: Callable[[Run], None]) -> Result:
+    """Evaluate, train, evaluate, and write the model, or the examples of a stage that makes them."""
+    config = run.resolved.config
+    evaluations = {}
+    if run.evaluates:
+        evaluations["before"] = run.evaluator.at(0)
+    run.options.observer.run_begins(run.state.step)
+    # A resumed stage first does what a stop left undone, which may end it.
+    if not (run.state.step and run.evaluate_and_save()):
+        train(run)
+    if config.method in EXAMPLE_SAMPLERS:
+        return finish_examples(run)
+    if run.state.updates:
+        # With this checkpoint more steps can follow, and a lost final/ can be written again.
+        run.save()
+    if run.evaluates:
+        # If an evaluation was due after the last step, this reads it from the log.
+        evaluations["after"] = run.evaluator.at(run.state.step)
+    confirmation = evaluate_again(run) if run.evaluates else None
+    if config.method == "rl" and run.state.step:
+        findings = run.supervisor.report_findings(run.state.step - 1)
+        run.supervisor.roll_back_for(severe(findings), run.state.step)
+    run.journal.console.show_work("writing the model")
+    with run.journal.clock("final"):
+        return finish_run(run, evaluations, confirmation)

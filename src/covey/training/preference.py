@@ -41,24 +41,25 @@ def preferences(run: Run) -> StepBuilder:
     examples = [*run.train_set, *run.held_out]
     if "nll" in loss.needs:
         examples = [with_prompt_trained(e) for e in examples]
-    asks = set(loss.needs)
-    # KTO alone: answers to other prompts, numbered after the examples themselves.
-    others = mismatch_answers(examples, run.learner.network.context) if "reference_point" in asks else []
-    if others and run.options.trains:
+    needs = set(loss.needs)
+    # For KTO alone: answers to other prompts, numbered after the examples themselves.
+    mismatched = mismatch_answers(examples, run.learner.network.context) if "reference_point" in needs else []
+    if mismatched and run.options.trains:
         for note in unpaired_notes(run.train_set, loss.all_settings):
             run.journal.say(note, "yellow")
-    every = [*examples, *others]
-    sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
+    all_examples = [*examples, *mismatched]
+    sums = reference_sums(run, all_examples) if {"ref_chosen", "log_ratio"} & needs else []
+
+    def reference_point(rows: Sequence[int]) -> float:
+        # Before the update and over the whole step, so that all micro-batches compare with one number.
+        mismatched_rows = [len(examples) + i for i in rows]
+        batch = given_batch([all_examples[i] for i in mismatched_rows])
+        mismatched_sums = torch.cat([sums[i] for i in mismatched_rows])
+        return float((answer_log_probs(run.learner, batch) - mismatched_sums).mean())
 
     def build_step(rows: Sequence[int]) -> tuple[Batch, Objective[MetricParts]]:
-        point = 0.0
-        if others:
-            unrelated = [len(examples) + i for i in rows]
-            batch = given_batch([every[i] for i in unrelated])
-            refs = torch.cat([sums[i] for i in unrelated])
-            # Before the update and over the whole step, so that all micro-batches compare with one number.
-            point = float((answer_log_probs(run.learner, batch) - refs).mean())
-        batch = given_batch([every[i] for i in rows])
+        point = reference_point(rows) if mismatched else 0.0
+        batch = given_batch([all_examples[i] for i in rows])
         reference = torch.cat([sums[i] for i in rows]) if sums else None
         tokens = float(batch.mask[0::2].sum()) / len(rows)
         return batch, PreferenceObjective(loss, reference, point, tokens)
@@ -67,7 +68,7 @@ def preferences(run: Run) -> StepBuilder:
 
 
 def answer_log_probs(learner: Learner[Policy], batch: Batch) -> Tensor:
-    """Return (N,) log-probs of whole answers under the present policy."""
+    """Return the log-probs of whole answers under the current policy: (N,)."""
     return (learner.token_outputs(batch, 1.0).logprobs * batch.mask).sum(-1)
 
 
@@ -130,9 +131,10 @@ class PreferenceObjective:
 
     def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> MetricParts:
         if "desirable" in self.loss.needs:
-            right = ((reward > max(self.reference_point, 0.0)) == labels).float()  # as the loss has it
+            # The loss compares with the same bound.
+            agrees = ((reward > max(self.reference_point, 0.0)) == labels).float()
             return {
-                "preference/accuracy": float(right.sum()) / count,
+                "preference/accuracy": float(agrees.sum()) / count,
                 "preference/log_ratio": float(reward.sum()) / count,
                 "preference/reference_point": self.reference_point * len(labels) / count,
             }
@@ -190,16 +192,16 @@ def mismatch_answers(examples: Sequence[EncodedProblem], context: int) -> list[E
 
     Answers that would not fit into the context are truncated.
     """
-    exchanged = []
+    mismatched = []
     for n, example in enumerate(examples):
-        before = (examples[n - k] for k in range(1, len(examples)))
-        # The answers of the nearest earlier example with another prompt; if all are alike, just the one
-        # before.
-        other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
+        earlier = (examples[n - k] for k in range(1, len(examples)))
+        # The answers of the nearest earlier example with another prompt; if there is none, of the previous
+        # example.
+        other = next((e for e in earlier if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
         room = max(1, context - len(example.tokens))
         answers = tuple(GivenAnswer(a.tokens[:room], a.trained[:room]) for a in other.answers)
-        exchanged.append(replace(example, answers=answers))
-    return exchanged
+        mismatched.append(replace(example, answers=answers))
+    return mismatched
 
 
 def reference_sums(run: Run, examples: Sequence[EncodedProblem]) -> list[Tensor]:
@@ -212,31 +214,37 @@ def reference_sums(run: Run, examples: Sequence[EncodedProblem]) -> list[Tensor]
     from the model that the run began with. Raises CheckpointError if that model has changed.
     """
     path = run.journal.folder.path / REFERENCE
+    digest = _digest_of(examples)
+    sums = on_rank_zero(lambda: _stored_sums(path.parent, digest))
+    counts = [len(e.answers) for e in examples]
+    # The number of whole examples whose log-probs are there already.
+    finished = int(np.searchsorted(np.cumsum(counts), len(sums), side="right")) if len(sums) else 0
+    learner = run.learner
+    own_model = own_reference(run.resolved)
+    if own_model is not None:
+        learner = Learner(own_model, run.resolved.config.train)
+    # The policy has moved, so the first model is loaded once more.
+    elif finished < len(examples) and run.state.step:
+        learner = _first_learner(run, path)
+    run.journal.console.show_work("computing the reference's log-probs")
+    while finished < len(examples):
+        run_on_all(run.monitor.safe_point)
+        batch = given_batch(examples[finished : finished + EXAMPLES_AT_ONCE])
+        sums = np.concatenate([sums, answer_log_probs(learner, batch).numpy()])
+        finished = min(finished + EXAMPLES_AT_ONCE, len(examples))
+        on_rank_zero(partial(write_file, path, packed_sums(sums, digest)))
+    return list(torch.from_numpy(sums).split(counts))
+
+
+def _digest_of(examples: Sequence[EncodedProblem]) -> str:
+    """Return the sha256 of the tokens of some examples and of the mask that says which are trained."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(example.tokens.tobytes())
         for answer in example.answers:
             # The mask decides which log-probs are summed, so it is part of the identity.
             digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
-    sums = on_rank_zero(lambda: _stored_sums(path.parent, digest.hexdigest()))
-    counts = [len(e.answers) for e in examples]
-    # The number of whole examples whose log-probs are there already.
-    complete = int(np.searchsorted(np.cumsum(counts), len(sums), side="right")) if len(sums) else 0
-    learner = run.learner
-    own_model = own_reference(run.resolved)
-    if own_model is not None:
-        learner = Learner(own_model, run.resolved.config.train)
-    # The policy has moved, so the first model is loaded once more.
-    elif complete < len(examples) and run.state.step:
-        learner = _first_learner(run, path)
-    run.journal.console.show_work("computing the reference's log-probs")
-    while complete < len(examples):
-        run_on_all(run.monitor.safe_point)
-        batch = given_batch(examples[complete : complete + EXAMPLES_AT_ONCE])
-        sums = np.concatenate([sums, answer_log_probs(learner, batch).numpy()])
-        complete = min(complete + EXAMPLES_AT_ONCE, len(examples))
-        on_rank_zero(partial(write_file, path, packed_sums(sums, digest.hexdigest())))
-    return list(torch.from_numpy(sums).split(counts))
+    return digest.hexdigest()
 
 
 def _first_learner(run: Run, path: Path) -> Learner[Policy]:
@@ -266,9 +274,10 @@ def _texts(value: object) -> Sequence[object]:
 
 
 def _stored_sums(folder: Path, digest: str) -> np.ndarray:
-    """Read what an earlier try has computed for these examples; empty if gone, damaged or of other examples.
+    """Return the log-probs that an interrupted computation has stored for these examples, (answers,).
 
-    Raises OSError, with the file's name, if it cannot be read.
+    Empty if the file is gone, damaged, or of other examples. Raises OSError, with the file's name, if it
+    cannot be read.
     """
     try:
         sums, examples = read_sums(folder)

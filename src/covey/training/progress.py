@@ -8,7 +8,7 @@ from typing import NamedTuple
 from covey.runs.clock import Clock
 from covey.system.text import duration
 
-NOTICED = 1.0
+MIN_MENTIONED_SECONDS = 1.0
 """Seconds of work below which a loss is not mentioned."""
 
 
@@ -50,7 +50,8 @@ class Progress:
     def micro_batch_begins(self) -> None:
         """Note that a micro-batch begins, of an update or of its preparation."""
         moment = time.monotonic()
-        if self.micro_batch_time > self.clock.since:  # the one before was of the same phase
+        # Only if the previous micro-batch was of the same phase.
+        if self.micro_batch_time > self.clock.since:
             self.micro_batch_seconds = moment - self.micro_batch_time
         self.micro_batch_time = moment
 
@@ -115,16 +116,16 @@ class Progress:
             )
         moment = time.monotonic()
         ending = self._stop_forecast()
-        about = f" (about {duration(ending.seconds)})" if ending.seconds >= NOTICED else ""
-        sentences = [f"stopping {ending.after}{about}"]
+        estimate = f" (about {duration(ending.seconds)})" if ending.seconds >= MIN_MENTIONED_SECONDS else ""
+        sentences = [f"stopping {ending.after}{estimate}"]
         what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"
         under_way = self.between_steps and self.clock.phase in ("rollout", "prepare", "update", "eval")
-        if under_way and moment - self.step_time >= NOTICED:
+        if under_way and moment - self.step_time >= MIN_MENTIONED_SECONDS:
             sentences.append(
                 f"{what} is repeated when the run continues ({duration(moment - self.step_time)})"
             )
-        lost = self._unsaved_seconds()
-        sentences.append(self._second_signal(again, lost, ending.seconds))
+        unsaved = self._unsaved_seconds()
+        sentences.append(self._second_signal(again, unsaved, ending.seconds))
         return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
     def _stop_forecast(self) -> StopForecast:
@@ -133,10 +134,10 @@ class Progress:
         saving = 0.0 if saved else self.clock.last.get("save", 0.0)
         phase = self.clock.phase
         if self.between_steps:
-            piece = phase in ("prepare", "update")
-            after = "after this micro-batch" if piece else "now"
-            then = "" if saved else f", and saving step {self.step}"
-            return StopForecast(f"{after}{then}", saving + piece * self.micro_batch_seconds)
+            in_micro_batches = phase in ("prepare", "update")
+            after = "after this micro-batch" if in_micro_batches else "now"
+            save_clause = "" if saved else f", and saving step {self.step}"
+            return StopForecast(f"{after}{save_clause}", saving + in_micro_batches * self.micro_batch_seconds)
         spent = time.monotonic() - self.clock.since
         other = max(0.0, self.clock.last.get(phase, 0.0) - spent) if phase else 0.0
         left = self.updating_left() if phase == "update" else other
@@ -165,7 +166,7 @@ class Progress:
         return f"{work} ({duration(self._unsaved_seconds())})"
 
     def _second_signal(self, again: str, lost: float, waiting: float) -> str:
-        work = self._lost_work() if lost >= NOTICED else ""
+        work = self._lost_work() if lost >= MIN_MENTIONED_SECONDS else ""
         if not work:
             return f"{again} loses nothing more"
         less = "less than that: " if lost < waiting else ""

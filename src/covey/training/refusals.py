@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import MAKES_EXAMPLES, METHODS
+from covey.config.methods import EXAMPLE_METHODS, METHODS
 from covey.errors import CheckpointError
 from covey.insight.result import Result, read_result
 from covey.runs.compatibility import changed_settings, refuse_other_config
@@ -36,7 +36,7 @@ def check_resume(
     """
     refuse_file(home)
     refuse_other_stages(home, stages)
-    # An earlier try may have gone back after a finding, and continued with a setting of its own.
+    # An earlier process may have rolled back after a finding, and continued with another setting.
     currents = [with_rollbacks(stage) for stage in stages]
     for current in currents:
         complete_rollback(current)
@@ -90,29 +90,22 @@ def finished_result(stage: ResolvedConfig, console: RunConsole) -> Result | None
     lost model again. Raises CheckpointError if that is impossible.
     """
     output = stage.config.output
-    train = stage.config.train
     if not (output / RESULT).exists():
         return None
     result = read_result(output)
     # The result records bytes and hashes of the logs; a log that differs was damaged or continued.
     for name in (*STREAMS, EXAMPLES):
-        if complaint := ended_otherwise(output, name):
+        complaint = ended_otherwise(output, name)
+        if complaint:
             raise CheckpointError(f"{complaint}. Restore the file, or start a new run")
-    final = output / (EXAMPLES if stage.config.method in MAKES_EXAMPLES else "final")
-    recorded = (recorded_settings(output) or {}).get("train", {})
-    # A run that ended before its steps had reached ``stop_at``: only another ``stop_at`` gives it more to do.
-    recorded_steps = recorded.get("steps")
-    stopped_early = train.stop_at is not None and recorded_steps is not None and result.steps < recorded_steps
-    same_goal = stopped_early and train.stop_at == recorded["stop_at"]
-    steps = train.steps if METHODS[stage.config.method].loop else 0  # `filter` selects rows, without steps
-    needs_steps = result.steps < steps and not same_goal
-    if not needs_steps and final.is_file():
-        return replace(result, folder=output)
-    if not needs_steps and final.is_dir():
-        if problem := damage(final, ("config.json",)):
+    final = output / (EXAMPLES if stage.config.method in EXAMPLE_METHODS else "final")
+    needs_steps = _needs_steps(stage, result)
+    if not needs_steps and final.exists():
+        problem = damage(final, ("config.json",)) if final.is_dir() else None
+        if problem:
             raise CheckpointError(f"{problem}. Restore the file, or remove {final} to write it again")
         return replace(result, folder=output)
-    what = f"the config now asks for {train.steps}" if needs_steps else f"it lacks {final}"
+    what = f"the config now asks for {stage.config.train.steps}" if needs_steps else f"it lacks {final}"
     checkpoint, _ = latest_checkpoint(output)
     if checkpoint is None:
         raise CheckpointError(
@@ -121,6 +114,18 @@ def finished_result(stage: ResolvedConfig, console: RunConsole) -> Result | None
         )
     console.say(f"{output} ended after {result.steps} steps and {what}; continuing from {checkpoint.name}")
     return None
+
+
+def _needs_steps(stage: ResolvedConfig, result: Result) -> bool:
+    """Whether the config now asks a stage that has ended for more steps."""
+    train = stage.config.train
+    # The method `filter` selects rows, without steps.
+    if METHODS[stage.config.method].loop is None or result.steps >= train.steps:
+        return False
+    recorded = (recorded_settings(stage.config.output) or {}).get("train", {})
+    # A run that ended early had reached ``stop_at``: only another ``stop_at`` gives it more to do.
+    stopped_early = train.stop_at is not None and result.steps < recorded.get("steps", 0)
+    return not (stopped_early and train.stop_at == recorded["stop_at"])
 
 
 def refuse_late_changes(stage: ResolvedConfig) -> None:
@@ -138,10 +143,10 @@ def refuse_stale_stages(stage: ResolvedConfig, later: Sequence[ResolvedConfig]) 
     """Raise CheckpointError if a stage has steps left although a later one began from its result."""
     output = stage.config.output
     if not later or _steps_made(output) >= stage.config.train.steps:
-        return  # at most a lost model is written again, and it is the same
+        return  # if a lost model is written again, it is the same model
     stale = {output.resolve()}
     for after in later:
-        # Directly, or by way of a stage between them.
+        # A stage reads the result directly, or by way of a stage between them.
         if stale.isdisjoint(_read_by(after)):
             continue
         folder = after.config.output
@@ -156,7 +161,8 @@ def refuse_stale_stages(stage: ResolvedConfig, later: Sequence[ResolvedConfig]) 
 def _steps_made(output: Path) -> int:
     if (output / RESULT).exists():
         return read_result(output).steps
-    saved = checkpoints(output)  # a stop while a lost model was written again leaves no result
+    # No result is left if a stop came while a lost model was being written again.
+    saved = checkpoints(output)
     return step_of(saved[-1]) if saved else 0
 
 

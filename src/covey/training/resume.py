@@ -28,11 +28,11 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     options = run.options
     journal = run.journal
     folder = journal.folder
-    begun = bool(checkpoints(folder.path))
-    current = process_record(run, memory, begun)
-    differences = on_rank_zero(lambda: differences_to_record(resolved, begun, current))
+    has_begun = bool(checkpoints(folder.path))
+    current = process_record(run, memory, has_begun)
+    differences = on_rank_zero(lambda: differences_to_record(resolved, has_begun, current))
     harmful = [d for d in differences if d.effect != "safe"]
-    if options.strict and resolved.config.rollout.staleness and begun:
+    if options.strict and resolved.config.rollout.staleness and has_begun:
         raise CheckpointError(
             f"{folder.path}: --strict cannot hold with rollout.staleness, under which no run repeats "
             "exactly. Remove it"
@@ -60,7 +60,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         (folder.path / EXIT_FILE).unlink(missing_ok=True)
 
 
-def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str, object]:
+def process_record(run: Run, memory: Mapping[str, int], has_begun: bool) -> dict[str, object]:
     """Return the record of this process, to compare with that of the one that left a checkpoint."""
     config = run.resolved.config
     policy = run.learner.network.unsharded
@@ -69,7 +69,7 @@ def process_record(run: Run, memory: Mapping[str, int], begun: bool) -> dict[str
         **environment(run.resolved),
         "rounds_products": policy.rounds,
         "rendered": rendered_at().isoformat(),
-        "rounded": any_step_rounded(config.output, policy, begun),
+        "rounded": any_step_rounded(config.output, policy, has_begun),
         "sandbox": run.rewards.sandbox,
         "tokenizer": policy.vocabulary_hash,
         "known_tokens": policy.drawable_ids,
@@ -91,33 +91,33 @@ def _restore(run: Run) -> bool:
     checkpoint, complaints = on_rank_zero(lambda: newest_checkpoint(journal.folder, run.options.strict))
     for complaint in complaints:
         journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
-    logged = LogState()
+    logs = LogState()
     if checkpoint is not None:
         saved = load_checkpoint(checkpoint, run.learner, run.critic)
-        guarded = run.resolved.config.guards.kl_action == "raise_coef"
-        coefficients = resumed_coefficients(saved.state.coefficients, run.resolved.algorithm, guarded)
+        guard_raises_kl = run.resolved.config.guards.kl_action == "raise_coef"
+        coefficients = resumed_coefficients(saved.state.coefficients, run.resolved.algorithm, guard_raises_kl)
         run.state = replace(saved.state, coefficients=coefficients)
-        logged = saved.logs
+        logs = saved.logs
     # Without a checkpoint too: the sampler may hold other weights, as after another stage.
     run.sampler.sync(run.learner)
     journal.clock.before = run.state.seconds
-    on_rank_zero(lambda: _rewind(run, logged))
+    on_rank_zero(lambda: _rewind(run, logs))
     times = on_rank_zero(lambda: journal.folder.read("timings.jsonl"))
     journal.clock.recall(times)
     run.progress.begin(run.state.step, checkpoint is not None)
     return checkpoint is not None
 
 
-def _rewind(run: Run, logged: LogState) -> None:
+def _rewind(run: Run, logs: LogState) -> None:
     """Remove later log entries. Raises CheckpointError for damage; a strict run accepts none."""
     folder = run.journal.folder
     step = run.state.step
-    complaints = folder.damaged_streams(logged, step)
+    complaints = folder.damaged_streams(logs, step)
     run.journal.console.show_work("checking the rollout log")
-    complaints += folder.damaged_rollouts(logged, step, every=run.options.strict)
+    complaints += folder.damaged_rollouts(logs, step, every=run.options.strict)
     if complaints and run.options.strict:
         raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")
-    repeated = folder.rewind(logged, step)
+    repeated = folder.rewind(logs, step)
     if repeated:
         steps = "1 step was" if repeated == 1 else f"{repeated} steps were"
         run.journal.say(f"{steps} not saved; repeating from step {step + 1}")
@@ -133,6 +133,7 @@ def load_weights_of(run: Run, step: int) -> None:
     Raises CheckpointError if the checkpoint is damaged or gone.
     """
     checkpoint = checkpoint_at(run.journal.folder.path, step)
-    if problem := on_rank_zero(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
+    problem = on_rank_zero(lambda: damage(checkpoint, (IN_CHECKPOINT,)))
+    if problem:
         raise CheckpointError(f"{problem}. Restore it, or resume with --train.final last")
     load_checkpoint(checkpoint, run.learner, run.critic)

@@ -18,10 +18,9 @@ from covey.models.policy import Policy
 from covey.objective.algorithms import Algorithm
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
-from covey.rollouts.batch import RolloutBatch
 from covey.training.learners import learner_parts, policy_is_frozen, set_value_pull
 from covey.training.memory import memory_measured
-from covey.training.metrics import StepUpdates, report_step, step_metrics
+from covey.training.metrics import CompletedStep, StepUpdates, report_step, step_metrics
 from covey.training.misattributed import misattributed_groups, report_misattributed
 from covey.training.run import Run
 from covey.training.updates import apply_update
@@ -43,26 +42,24 @@ def train(run: Run) -> None:
             with journal.clock("prepare"):
                 batch = prepare(run, rollout_batch.groups, old)
             with journal.clock("update"):
-                outcome = update(run, batch, old, step)
+                updates = update(run, batch, old, step)
             run.sampler.sync(run.learner)
-            if finish_step(run, step, rollout_batch, batch, outcome):
+            if finish_step(run, CompletedStep(step, rollout_batch, batch, updates)):
                 break
 
 
-def finish_step(run: Run, step: int, rollout_batch: RolloutBatch, batch: Batch, outcome: StepUpdates) -> bool:
+def finish_step(run: Run, step: CompletedStep) -> bool:
     """Log a step and act on its metrics; return True if the stage ends here. Raises GuardStop."""
     resolved = run.resolved
-    run.advance(step + 1, rollout_batch.position)
-    metrics = step_metrics(
-        step, rollout_batch, batch, outcome, resolved, run.state.coefficients
-    ) | run.drift_metrics(step)
-    report_misattributed(
-        run.journal, step, misattributed_groups(rollout_batch.groups, outcome.stats, outcome.version_before)
-    )
-    report_step(run.journal, step, rollout_batch, batch, outcome, metrics, memory_measured(run), resolved)
+    number, rollout_batch, batch, updates = step
+    run.advance(number + 1, rollout_batch.position)
+    metrics = {**step_metrics(step, resolved, run.state.coefficients), **run.drift_metrics(number)}
+    cases = misattributed_groups(rollout_batch.groups, updates.stats, updates.version_before)
+    report_misattributed(run.journal, number, cases)
+    report_step(run.journal, step, metrics, memory_measured(run), resolved)
     has_signal = bool(batch.advantages.any())
-    run.state = run.supervisor.judge_step(run.state, step, metrics, rollout_batch.all_groups, has_signal)
-    refresh_reference(run.learner, resolved.algorithm, outcome.version_before)
+    run.state = run.supervisor.judge_step(run.state, number, metrics, rollout_batch.all_groups, has_signal)
+    refresh_reference(run.learner, resolved.algorithm, updates.version_before)
     return run.end_step(metrics)
 
 
@@ -74,7 +71,8 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> StepUpdates:
     value_norms = list[float]()
     policy_frozen = policy_is_frozen(run, step)
     set_value_pull(run, policy_frozen)
-    parts = learner_parts(run, policy_frozen)  # decided once for all updates of the step
+    # Decided once for all updates of the step.
+    parts = learner_parts(run, policy_frozen)
     for number, minibatch in enumerate(step_minibatches(batch, run.resolved, old, step)):
         for part in parts:
             # Forward and backward add up a gradient; ``apply_update`` applies it, unless it is not finite.

@@ -23,7 +23,7 @@ from covey.insight.result import Result
 from covey.insight.trials import Change, TrialResult, compare_trial, describe_trial, late_half
 from covey.runs.archive import archive_of, archive_steps
 from covey.runs.atomic import sync
-from covey.runs.best import best_of
+from covey.runs.best import best_evaluation
 from covey.runs.compatibility import changed_settings, effect_of_change
 from covey.runs.estimates import Evaluation, gains
 from covey.runs.folder import RunFolder, read_numbers, read_stream
@@ -69,7 +69,7 @@ def begin_rollback(
     """
     run = resolved.config.output
     rollbacks = read_rollbacks(run)
-    rollback = _against_harm(run, rollbacks, steps)
+    rollback = _undo_harm(run, rollbacks, steps)
     if rollback is None:
         rollback = _first_proposal(resolved, journal, findings, steps, rollbacks)
     if rollback is None:
@@ -99,29 +99,28 @@ def _first_proposal(
     return None
 
 
-def _against_harm(run: Path, rollbacks: Sequence[Rollback], steps: int) -> Rollback | None:
-    """Return the rollback that undoes the last one's change, if that harms by the step of its finding."""
+def _undo_harm(run: Path, rollbacks: Sequence[Rollback], steps: int) -> Rollback | None:
+    """Return the rollback that undoes the last change, if that harms by the step of its finding."""
     if not rollbacks or rollbacks[-1].undoes_last or steps != rollbacks[-1].step:
         return None
     last = rollbacks[-1]
-    # If the change redefines "correct", accuracies are not comparable; only a missing signal tells of harm.
-    since = read_numbers(run, "metrics.jsonl")[last.back_to :]
-    silent = [m["groups/dead"] == 1 and m["groups/dead_correct"] < 0.5 for m in since]
-    if all(silent):
-        return _without(last, steps, f"with {last.line} no group has different rewards")
-    trial = _compared(run, rollbacks, len(rollbacks))
+    # If the change redefines "correct", accuracies are not comparable; only a missing signal shows harm.
+    metrics_since = read_numbers(run, "metrics.jsonl")[last.back_to :]
+    if all(m["groups/dead"] == 1 and m["groups/dead_correct"] < 0.5 for m in metrics_since):
+        return _undo(last, steps, f"with {last.line} no group has different rewards")
+    trial = _compare_change(run, rollbacks, len(rollbacks))
     if trial.effect != "harms":
         return None
-    return _without(last, steps, f"{last.line} harms, {describe_trial(trial)}")
+    return _undo(last, steps, f"{last.line} harms, {describe_trial(trial)}")
 
 
-def _without(last: Rollback, steps: int, why: str) -> Rollback:
-    """Return the rollback that drops the last one's line."""
+def _undo(last: Rollback, steps: int, why: str) -> Rollback:
+    """Return the rollback that drops the config line of the last one."""
     return Rollback(steps, last.finding, why, "", None, last.back_to)
 
 
 def proposal_after(
-    resolved: ResolvedConfig, finding: Finding, steps: int, before: Sequence[Rollback]
+    resolved: ResolvedConfig, finding: Finding, steps: int, earlier: Sequence[Rollback]
 ) -> Proposal:
     """Return what a finding after ``steps`` steps asks for.
 
@@ -130,7 +129,7 @@ def proposal_after(
     change = Change(finding.remedy, finding.id)
     if finding.severity == "note" or not finding.remedy or effect_of_change(change.key) == "safe":
         return Proposal()
-    lines = [rollback.line for rollback in before if not rollback.undoes_last]
+    lines = [rollback.line for rollback in earlier if not rollback.undoes_last]
     if len(lines) >= resolved.config.guards.max_rollbacks:
         return Proposal(refused=f"guards.max_rollbacks {len(lines)} is reached")
     if change.line in lines:
@@ -158,13 +157,13 @@ def last_good_step(resolved: ResolvedConfig, changed: ResolvedConfig, steps: int
     """
     run = resolved.config.output
     evals = read_stream(run, "evals.jsonl")
-    best = best_of(evals)
+    best = best_evaluation(evals)
     if best is None or best.step > steps - width_of(steps):
         return 0
     better = gains(Evaluation.from_record(evals[0]), best.evaluation)["sampled"].low > 0
-    refused = any(difference.effect == "refused" for difference in changed_settings(changed))
+    is_refused = any(difference.effect == "refused" for difference in changed_settings(changed))
     verdicts = [verdict_in(settings_of(config)("rewards")) for config in (resolved, changed)]
-    return best.step if better and not refused and verdicts[0] == verdicts[1] else 0
+    return best.step if better and not is_refused and verdicts[0] == verdicts[1] else 0
 
 
 def run_with_rollbacks(
@@ -175,20 +174,20 @@ def run_with_rollbacks(
 ) -> Result:
     """Run a stage, again after each rollback. ``stage`` is without any rollback's line."""
     while True:
-        # From the stage's own config each time: the last rollback may have dropped a line.
+        # Always starts from the stage's own config, because the last rollback may have dropped a line.
         changed = with_rollbacks(stage)
         complete_rollback(changed)
         try:
             return run_stage(changed, *args, **kwargs)
-        except RollbackDue:  # what to change is in the log
+        except RollbackDue:  # the log says what to change
             continue
         except (ConfigError, DataError, RewardError, GuardStop) as error:
-            if not on_rank_zero(partial(_died_of_change, stage.config.output, str(error))):
+            if not on_rank_zero(partial(_undo_fatal_change, stage.config.output, str(error))):
                 raise
 
 
-def _died_of_change(run: Path, why: str) -> bool:
-    """Log a rollback of the last change, if with it the run did not get beyond its finding's step."""
+def _undo_fatal_change(run: Path, why: str) -> bool:
+    """Log a rollback of the last change if the run failed before the step of its finding; tell whether."""
     rollbacks = read_rollbacks(run)
     steps = len(read_stream(run, "metrics.jsonl"))
     # A run that could not even begin still has the logs of the run before it.
@@ -196,7 +195,7 @@ def _died_of_change(run: Path, why: str) -> bool:
         return False
     last = rollbacks[-1]
     ended = f"with {last.line} the run ended: {why.splitlines()[0].partition('. ')[0].rstrip(':')}"
-    write_rollbacks(run, [*rollbacks, _without(last, steps, ended)])
+    write_rollbacks(run, [*rollbacks, _undo(last, steps, ended)])
     return True
 
 
@@ -227,7 +226,8 @@ def _archive_and_change(changed: ResolvedConfig, rollbacks: Sequence[Rollback]) 
     try:
         archive_steps(folder, part, rollbacks[-1].back_to)
         write_own(run, "config.yaml", resolved_yaml(changed))
-        part.rename(target)  # from here on the run's own files are those after the rollback
+        # From here on the run's own files are those after the rollback.
+        part.rename(target)
         sync(target.parent)
     finally:
         folder.close()
@@ -237,18 +237,18 @@ def tell_outcomes(journal: Journal) -> None:
     """Compare each rollback's steps with the same ones after it, log whether it helped, and print that."""
     run = journal.folder.path
     rollbacks = read_rollbacks(run)
-    judged = [
+    completed = [
         rollback if rollback.undoes_last else replace(rollback, outcome=_outcome(run, rollbacks, number))
         for number, rollback in enumerate(rollbacks, start=1)
     ]
-    if judged:
-        write_rollbacks(run, judged)
-    for rollback in judged:
+    if completed:
+        write_rollbacks(run, completed)
+    for rollback in completed:
         journal.say(f"step {rollback.step}: {rollback}")
 
 
-def _compared(run: Path, rollbacks: Sequence[Rollback], number: int) -> TrialResult:
-    """Return what the ``number``-th change did, counted from 1, in the steps up to its finding."""
+def _compare_change(run: Path, rollbacks: Sequence[Rollback], number: int) -> TrialResult:
+    """Compare the steps up to a finding with and without its change, the ``number``-th counted from 1."""
     rollback = rollbacks[number - 1]
     following = archive_of(run, number + 1)
     after = following if following.exists() else run
@@ -260,17 +260,18 @@ def _outcome(run: Path, rollbacks: Sequence[Rollback], number: int) -> str:
     if number < len(rollbacks) and rollbacks[number].undoes_last:
         return "This was undone"
     rollback = rollbacks[number - 1]
-    trial = _compared(run, rollbacks, number)
-    later = [a.finding for a in rollbacks[number:] if not a.undoes_last]
-    again = rollback.finding in (*trial.findings, *later)
+    trial = _compare_change(run, rollbacks, number)
+    later_findings = [a.finding for a in rollbacks[number:] if not a.undoes_last]
+    repeated = rollback.finding in (*trial.findings, *later_findings)
     description = describe_trial(trial)
     effect = "No clear change" if trial.effect == "no clear change" else f"That {trial.effect}"
     first = late_half(rollback.back_to, rollback.step) + 1  # people count steps from 1
     steps = f"steps {first} to {rollback.step}" if first < rollback.step else f"step {rollback.step}"
-    helped = "Accuracy cannot be compared"
+    comparison = "Accuracy cannot be compared"
     if description:
-        helped = f"{effect}: {description}, {steps} with the change against the same without it"
-    return f"{helped}. The finding {rollback.finding} {'occurred again' if again else 'did not occur again'}"
+        comparison = f"{effect}: {description}, {steps} with the change against the same without it"
+    recurrence = "occurred again" if repeated else "did not occur again"
+    return f"{comparison}. The finding {rollback.finding} {recurrence}"
 
 
 def _value(resolved: ResolvedConfig, key: str) -> object:

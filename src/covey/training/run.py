@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import MAKES_EXAMPLES
+from covey.config.methods import EXAMPLE_METHODS
 from covey.config.sampling import Rollout
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
@@ -72,7 +72,7 @@ class Run:
     @property
     def evaluates(self) -> bool:
         """Whether the policy is evaluated: a stage that makes examples leaves it as it is."""
-        return bool(self.test_set) and self.resolved.config.method not in MAKES_EXAMPLES
+        return bool(self.test_set) and self.resolved.config.method not in EXAMPLE_METHODS
 
     def begin_step(self) -> None:
         """Note that a step begins, and inject the faults that a test has planned for it."""
@@ -108,7 +108,8 @@ class Run:
         self.monitor.watchdog.progress()
         self.progress.logging_begins()
         self.state = replace(self.state, step=step, position=position or Position())
-        if why := self.journal.console.lost_output():
+        why = self.journal.console.lost_output()
+        if why:
             self.journal.log_event(step, "output lost", because=why)
 
     def drift_metrics(self, step: int) -> dict[str, float]:
@@ -129,10 +130,10 @@ class Run:
     def end_step(self, metrics: Mapping[str, float]) -> bool:
         """Evaluate and save when it is time, and tell the observer; return True if the stage ends here."""
         reached = self.evaluate_and_save()
-        wish = self.options.observer.step_ends(self.state.step, metrics) or ObserverRequest()
-        if wish.save and not on_rank_zero(checkpoint_at(self.journal.folder.path, self.state.step).exists):
+        request = self.options.observer.step_ends(self.state.step, metrics) or ObserverRequest()
+        if request.save and not on_rank_zero(checkpoint_at(self.journal.folder.path, self.state.step).exists):
             self.save()
-        return wish.stop or reached
+        return request.stop or reached
 
     def evaluate_and_save(self) -> bool:
         """Evaluate and save when it is time; return True once the stage has reached its goal.
@@ -142,7 +143,8 @@ class Run:
         train = self.resolved.config.train
         step = self.state.step
         self.progress.step_ends(step)
-        is_last = step >= train.steps  # its evaluation and checkpoint are those of the run's end
+        # After the last step the end of the run evaluates and saves.
+        is_last = step >= train.steps
         if self.evaluates and self.resolved.config.eval.is_due(step) and not is_last:
             evaluation = self.evaluator.at(step)
             second_measurement = bool(self.evaluator.spare_problems)
@@ -151,7 +153,8 @@ class Run:
             # ``on_rank_zero``: the first process alone reads files, and all act on what it found.
             best = on_rank_zero(self.journal.folder.best)
             if best is not None and best.step == step:
-                self.save()  # it stays, whatever becomes of the policy
+                # This checkpoint stays, however much worse the policy gets.
+                self.save()
         if not is_last and on_rank_zero(self._save_is_due):
             self.save()
         return False

@@ -23,17 +23,19 @@ FOLDS = 5
 
 
 def select(resolved: ResolvedConfig, console: RunConsole) -> Problem:
-    """Write the rows of `data.train` that a classifier learned from `data.examples` wants.
+    """Write the rows of `data.train` that a classifier trained on `data.examples` selects.
 
-    Raises DataError if there is nothing to learn from or nothing is wanted. Returns a row as an example.
+    Returns the first of them as an example. Raises DataError if the labelled lines teach nothing or no row
+    is selected.
     """
     config = resolved.config
     corpus, labelled = _corpus_and_labelled(resolved)
     texts, labels = _labelled_texts(labelled, config.data)
-    judged = list(_left_out(texts, labels))
-    chance = "" if 2 * sum(judged) > len(judged) else ", which is chance; label more lines"
+    agreements = list(_cross_validate(texts, labels))
+    count = sum(agreements)
+    chance = "" if 2 * count > len(agreements) else ", which is chance; label more lines"
     console.say(
-        f"cross-validation on the labelled lines: {sum(judged)} of {len(judged)} classified correctly{chance}"
+        f"cross-validation on the labelled lines: {count} of {len(agreements)} classified correctly{chance}"
     )
     classifier = TextClassifier(texts, labels)
     scores = [classifier.probability(text_of_row(row, config.data, "data.train")) for row in corpus]
@@ -105,12 +107,12 @@ def _label(row: ExampleRow) -> float:
     return value
 
 
-def _left_out(texts: Sequence[str], labels: Sequence[float]) -> Iterator[bool]:
+def _cross_validate(texts: Sequence[str], labels: Sequence[float]) -> Iterator[bool]:
     """Yield for each labelled line whether a classifier trained on the other folds agrees with its label."""
     folds = min(FOLDS, len(texts))
     for fold in range(folds):
         training_rows = [n for n in range(len(texts)) if n % folds != fold]
-        # Without both labels nothing can be trained, so the fold is skipped.
+        # A classifier needs rows of both labels, so a fold without them is skipped.
         if len({labels[n] for n in training_rows}) < 2:
             continue
         classifier = TextClassifier([texts[n] for n in training_rows], [labels[n] for n in training_rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,8 @@ from covey.models.generation import sample_as_trained
 from covey.models.live_memory import alive_bytes
 from covey.models.load import speed_notes
 from covey.models.policy import Policy
+from covey.models.reference import Reference
+from covey.models.value_head import ValueModel
 from covey.objective.controllers import first_coefficients
 from covey.rollouts.learned import reward_model_bytes
 from covey.runs.arithmetic import arithmetic_notes, follow_run
@@ -60,6 +62,18 @@ class EncodedTask(NamedTuple):
     held_out: list[EncodedProblem]
 
 
+class LoadedTask(NamedTuple):
+    """A task with the models of its run."""
+
+    task: RunTask
+    encoded: EncodedTask
+    policy: Policy
+    reference: Reference | None
+    critic: ValueModel | None
+    program: int
+    """Bytes of program and libraries."""
+
+
 def set_up(
     resolved: ResolvedConfig, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> Run:
@@ -68,49 +82,68 @@ def set_up(
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
     config = resolved.config
+    # These two refuse a config before anything is loaded or written.
     check_tracker(config.tracker)
-    optimizer_class(config.train)  # refused before anything is loaded or written
-    contents = contents_of(resolved)  # before any user function is called, which may change its own data
-    task = checked_task(resolved, console, options)
-    console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
-    set_process(config)
-    # Before the model is loaded: it chooses the arithmetic that the run was begun with.
-    follow_run(resolved.recorded_run or config.output, pick_device(config.device))
-    policy, encoded = load_and_encode(task, resolved, console)
-    # Before further models take what loading has freed: a run leaves about as much unused.
-    held = alive_bytes(policy.model.parameters()) + reward_model_bytes(task.rewards)
-    program = program_bytes(policy.device, held)
-    reference = reference_model(policy, resolved)  # before a critic puts a value head on the policy
-    critic = critic_network(policy, resolved)
-    journal = Journal(run_on_all(lambda: RunFolder(config.output)), console, Clock(policy.device))
+    optimizer_class(config.train)
+    # Taken before any of the user's functions is called, because a call may change the function's data.
+    contents = contents_of(resolved)
+    loaded = _load_models(checked_task(resolved, console, options), resolved, console)
+    journal = Journal(run_on_all(lambda: RunFolder(config.output)), console, Clock(loaded.policy.device))
     try:
         watchdog = Watchdog(config.output, config.guards.stall_minutes)
         monitor = RunMonitor(resolved, journal, stop, watchdog, options.faults)
-        learner = policy_learner(policy, resolved, reference, monitor)
-        sampler = sampler_of(policy.unsharded, config, encoded.train, monitor)
-        run = Run(
-            resolved=resolved,
-            learner=learner,
-            sampler=with_tools(sampler, policy.unsharded, task.toolbox),
-            # They were loaded before the model, whose texts the reader knows.
-            rewards=replace(task.rewards, reader=reader_by(policy)),
-            train_set=encoded.train,
-            test_set=encoded.test,
-            held_out=encoded.held_out,
-            contents=contents,
-            journal=journal,
-            monitor=monitor,
-            options=options,
-            state=RunState(coefficients=first_coefficients(resolved.algorithm)),
-            critic=None if critic is None else critic_learner(critic, resolved, monitor),
-            first_policy=_first_policy(resolved, task),
-        )
-        resume_run(run, plan_memory(run, program))
+        run = _build_run(loaded, contents, monitor, options)
+        resume_run(run, plan_memory(run, loaded.program))
     # The folder is locked by now; the handler of the error may want to open it again.
     except BaseException:
         journal.folder.close()
         raise
     return run
+
+
+def _load_models(task: RunTask, resolved: ResolvedConfig, console: RunConsole) -> LoadedTask:
+    """Load the models of a run and encode its task."""
+    config = resolved.config
+    console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
+    set_process(config)
+    # This chooses the arithmetic that the run began with, on which the loading of a model depends.
+    follow_run(resolved.recorded_run or config.output, pick_device(config.device))
+    policy, encoded = load_and_encode(task, resolved, console)
+    # Measured before further models reuse the memory that loading has freed, since a run leaves about as
+    # much unused.
+    tensors = alive_bytes(policy.model.parameters()) + reward_model_bytes(task.rewards)
+    program = program_bytes(policy.device, tensors)
+    # The reference is copied before a critic puts a value head on the policy.
+    reference = reference_model(policy, resolved)
+    critic = critic_network(policy, resolved)
+    return LoadedTask(task, encoded, policy, reference, critic, program)
+
+
+def _build_run(
+    loaded: LoadedTask, contents: Mapping[str, str], monitor: RunMonitor, options: RunOptions
+) -> Run:
+    """Build a run at its first step."""
+    resolved = monitor.resolved
+    task, encoded, policy, reference, critic, _ = loaded
+    learner = policy_learner(policy, resolved, reference, monitor)
+    sampler = sampler_of(policy.unsharded, resolved.config, encoded.train, monitor)
+    return Run(
+        resolved=resolved,
+        learner=learner,
+        sampler=with_tools(sampler, policy.unsharded, task.toolbox),
+        # The rewards were loaded before the model, whose texts only this reader knows.
+        rewards=replace(task.rewards, reader=reader_by(policy)),
+        train_set=encoded.train,
+        test_set=encoded.test,
+        held_out=encoded.held_out,
+        contents=contents,
+        journal=monitor.journal,
+        monitor=monitor,
+        options=options,
+        state=RunState(coefficients=first_coefficients(resolved.algorithm)),
+        critic=None if critic is None else critic_learner(critic, resolved, monitor),
+        first_policy=_first_policy(resolved, task),
+    )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import POLICIES
+from covey.config.methods import POLICY_METHODS
 from covey.config.python_objects import ModelObject
 
 
@@ -32,7 +32,7 @@ def _placed(index: int, stages: Sequence[ResolvedConfig]) -> ResolvedConfig:
     earlier = [(home / folder_name(n, s), s.config.method) for n, s in enumerate(stages[:index], start=1)]
     # Name of a stage, such as 1-sft -> its folder.
     folders = {folder.name: folder for folder, _ in earlier}
-    policies = [folder for folder, method in earlier if method in POLICIES]
+    policies = [folder for folder, method in earlier if method in POLICY_METHODS]
     start = folders.get(str(config.model)) or (policies[-1] if policies else None)
     resolved_folders = {name: folder.resolve() for name, folder in folders.items()}
     examples = tuple(resolved_folders.get(str(path), path) for path in config.data.examples)

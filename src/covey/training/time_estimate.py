@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from covey.config.methods import SAMPLES_EXAMPLES
+from covey.config.methods import EXAMPLE_SAMPLERS
 from covey.insight.forecast import Workload, evaluations_of
 from covey.learner.memory import shape_of
 from covey.models.kernels.build import tested_kernels
@@ -16,10 +16,10 @@ from covey.system.processes import world_size
 from covey.system.text import duration
 from covey.training.run import Run
 
-SAMPLING = 0.6
-UPDATING = 0.55
+SAMPLING_EFFICIENCY = 0.6
+UPDATE_EFFICIENCY = 0.55
 """Fractions of the rate of products alone that sampling and updates reach with a model of 135M parameters."""
-WORTH_A_LINE = 60.0
+MIN_PRINTED_SECONDS = 60.0
 """Seconds below which no estimate is printed. With tiny models other work takes longer than products."""
 
 
@@ -47,9 +47,9 @@ def token_cost(run: Run) -> TokenCost | None:
     seconds = {kind: 2e-9 * shape.parameters / own_rate / threads for kind, (own_rate, _) in rates.items()}
     gradient = seconds["weights"] * shape.trained / shape.parameters
     return TokenCost(
-        seconds["forward"] / SAMPLING,
-        seconds["decode"] / SAMPLING,
-        (seconds["forward"] + seconds["inputs"] + gradient) / UPDATING,
+        seconds["forward"] / SAMPLING_EFFICIENCY,
+        seconds["decode"] / SAMPLING_EFFICIENCY,
+        (seconds["forward"] + seconds["inputs"] + gradient) / UPDATE_EFFICIENCY,
     )
 
 
@@ -57,7 +57,7 @@ def step_seconds(run: Run, cost: TokenCost) -> float:
     """Return the seconds of a training step in which no completion ends before ``rollout.max_tokens``."""
     config = run.resolved.config
     prompt_tokens = mean_tokens(run.train_set)
-    if config.method != "rl" and config.method not in SAMPLES_EXAMPLES:
+    if config.method != "rl" and config.method not in EXAMPLE_SAMPLERS:
         return config.train.batch_size * prompt_tokens * cost.trained
     longest = config.rollout.max_tokens
     work = Workload.of(config, run.resolved.algorithm, 0.0, longest)
@@ -81,13 +81,14 @@ def hours_line(run: Run) -> str:
     remaining = config.train.steps - done_steps
     problems = run.test_set if run.evaluates else []
     evaluations, completions = evaluations_of(config, len(problems))
-    if done_steps and evaluations:  # those that a resumed run has behind it
+    # A resumed run has made some of the evaluations already.
+    if done_steps and evaluations:
         evaluations -= 1 + (done_steps // config.eval.every if config.eval.every else 0)
     # Each problem is read twice: for its samples, and for its greedy completion.
     read = 2 * completions / (config.eval.samples + 1) * mean_tokens(problems)
     evaluation = read * cost.prompt + completions * config.rollout.max_tokens * cost.sampled
     total = remaining * step + evaluations * evaluation
-    if total < WORTH_A_LINE:
+    if total < MIN_PRINTED_SECONDS:
         return ""
     besides = f" and {evaluations} evaluations{_each(evaluation)}" if evaluations else ""
     return (

@@ -1,4 +1,4 @@
-"""Updates: an accumulated gradient is applied, or set aside with its batch where it is not finite."""
+"""Updates: they apply an accumulated gradient, or keep its batch aside if the gradient is not finite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def apply_update(
     """
     if run.progress.between_steps:
         run_on_all(run.monitor.safe_point)
-    # Faults are those that a test has planned; without any these calls do nothing.
+    # A test may have planned faults; without any, these calls do nothing.
     faults = run.options.faults
     run.progress.update_begins(number)
     faults.in_gradient(learner.optimizer.masters)
@@ -50,7 +50,7 @@ def _set_aside(run: Run, learner: AnyLearner, step: int, minibatch: Batch, loss:
         "step": step,
         "loss": str(loss),
         "optimizer_step": learner.version,
-        # Asked for before the gradient is dropped below.
+        # Has to be read before the gradient is dropped below.
         "parameters": learner.nonfinite_parameters(),
     }
     run.journal.save_skipped_update(name, minibatch, record)

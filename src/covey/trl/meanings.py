@@ -34,8 +34,8 @@ def _as_refused(names: str, why: str) -> dict[str, Meaning]:
 
 def _of_files(name: str) -> Meaning:
     """Return the meaning of a name that configs in YAML know too."""
-    if name in trl.SAME:
-        return as_setting(trl.SAME[name])
+    if name in trl.SAME_MEANING:
+        return as_setting(trl.SAME_MEANING[name])
     if name in trl.LOSS:
         return as_setting("algorithm")
     argument = ARGUMENTS[name]

@@ -372,7 +372,7 @@ def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: 
 def test_work_is_done_in_the_order_in_which_it_was_queued(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("covey.cluster.serving.shared.GATHERING", 0)
+    monkeypatch.setattr("covey.cluster.serving.shared.GATHER_SECONDS", 0)
     shared = SharedModel(policy, 8)
     order: list[int] = []
     # Alone, so that the thread waits for each, and then many at once.

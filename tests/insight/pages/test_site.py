@@ -32,7 +32,7 @@ from covey.insight.pages.thinning import MAX_POINTS, ThinnedCurve
 from covey.insight.show import end_reason, show_step
 from covey.models.tiny import build_tokenizer
 from covey.runs.folder import RunFolder
-from covey.runs.state import RunState, run_state
+from covey.runs.state import RunStatus, run_state
 from covey.runs.trust import write_own
 from tests.conftest import full_tokenizer
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
@@ -406,7 +406,7 @@ def test_every_style_has_a_user_and_every_colour_is_defined() -> None:
     classes = set(re.findall(r"\.([a-zA-Z][\w-]*)", re.sub(r"\{[^{}]*\}", "", sheet)))
     of_library = {name for name in classes if name.startswith("u-")} | {"uplot"}
     written = set(re.findall(r"[\w-]+", code))
-    assert classes - of_library - set(get_args(RunState)) <= written
+    assert classes - of_library - set(get_args(RunStatus)) <= written
     defined = set(re.findall(r"--([\w-]+)\"?:", sheet + code))
     assert set(re.findall(r"var\(--([\w-]+)", sheet + code)) <= defined
 

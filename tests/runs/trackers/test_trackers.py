@@ -79,8 +79,8 @@ def test_a_tracker_that_fails_is_said_once_and_changes_no_bit(
 
 
 def test_one_that_cannot_begin_or_hangs_does_not_hold_anything_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "WAITS", 0.2)
-    monkeypatch.setattr(trackers, "WAITING", 4)
+    monkeypatch.setattr(trackers, "MAX_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(trackers, "MAX_QUEUED_RECORDS", 4)
     told: list[str] = []
     for_ever = threading.Event()
     hanging = Tracking(lambda: for_ever.wait() or Kept(), told.append)

@@ -20,7 +20,7 @@ from covey.types import Completion
 from covey_verify.errors import CoveyError
 
 T = TypeVar("T")
-GATHERING = 0.01
+GATHER_SECONDS = 0.01
 """Seconds that the first request waits for others: a caller's requests come close together."""
 
 
@@ -140,7 +140,7 @@ class SharedModel:
         """Yield new entries of the queue; with ``wait`` at least one, and entries that follow shortly."""
         if wait:
             yield self._queue.get()
-        until = time.monotonic() + (GATHERING if wait else 0)
+        until = time.monotonic() + (GATHER_SECONDS if wait else 0)
         while True:
             try:
                 yield self._queue.get(timeout=max(0.0, until - time.monotonic()))

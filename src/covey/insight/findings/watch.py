@@ -14,7 +14,7 @@ from covey.insight.findings.table import RULES, explain
 from covey.insight.findings.view import WIDEST, RunView
 from covey.runs.estimates import Evaluation
 from covey.runs.folder import RunFolder, read_numbers, read_stream, readable_stream
-from covey.runs.reader import last_stage, load_for_reading, read_conclusion, read_ending
+from covey.runs.reader import last_stage, load_settings, read_conclusion, read_ending
 from covey.runs.rollbacks import read_rollbacks
 from covey.types import Group
 from covey_verify.errors import ConfigError
@@ -104,7 +104,7 @@ def explain_run(folder: Path) -> Explanation:
         return Explanation(stage, outcome, findings + notes)
     setting: SettingOf = unknown
     try:
-        setting = settings_of(load_for_reading(stage))
+        setting = settings_of(load_settings(stage))
     except ConfigError as error:
         unread = f"the config cannot be read, so remedies may name what is set already: {error}"
         notes.append(Finding("unread_config", 0, "note", unread))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from covey.insight.difference import changed_files, changed_settings, held_out_change
+from covey.insight.difference import changed_files, differing_settings, held_out_change
 from covey.insight.pages.records import news, shared_streams
 from covey.insight.pages.settings import sentence_on
 from covey.insight.pages.thinning import Record
@@ -33,7 +33,7 @@ def run_differences(a: Path, b: Path) -> Record:
             "b": json.dumps(new, default=str),
             "says": sentence_on(name, recorded),
         }
-        for name, (old, new) in changed_settings(a, b).items()
+        for name, (old, new) in differing_settings(a, b).items()
     ]
     changes = changed_files(a, b)
     files = [{"setting": name, "a": "", "b": change, "says": ""} for name, change in changes.items()]

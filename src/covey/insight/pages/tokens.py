@@ -18,7 +18,7 @@ from covey.insight.pages.thinning import Record
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
 from covey.runs.folder import latest_checkpoint
-from covey.runs.reader import load_for_reading
+from covey.runs.reader import load_settings
 from covey.runs.rollouts import RolloutLog, read_rollouts
 from covey.runs.trust import is_own
 from covey.system.opening import read_below
@@ -116,7 +116,7 @@ def _of_base(folder: Path) -> Path | None:
     """Return the tokenizer file of a run's base model; in a hub's cache it is a link, which is followed."""
     if not is_own(folder):  # a stranger's record must not decide which files are opened here
         return None
-    resolved = load_for_reading(folder)
+    resolved = load_settings(folder)
     model = str(resolved.config.model)
     for origin in (resolved.folder / model, Path(model)):
         if (origin / "tokenizer.json").is_file():

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from covey.models.kernels.choice import Trial, trial_of
 from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, c_sources, compile_library
-from covey.models.kernels.kept import keep_library, kept_library, tell_damaged
+from covey.models.kernels.library_cache import keep_library, kept_library, tell_damaged
 from covey.system.allocator import keep_freed_memory
 from covey.system.cache import cache_folder, keep_file, own_file
 from covey.system.integrity import sealed, unsealed
@@ -124,12 +124,12 @@ def _candidates() -> Iterator[Candidate]:
         print(f"note: CC={requested} is not a program here and is not used", file=sys.stderr, flush=True)
     for compiler in compilers():
         yield from _compiled_by(compiler, option_sets)
-    for (
-        options
-    ) in option_sets:  # a machine without a compiler may have had one, or its cache from one like it
+    # A machine without a compiler may have had one earlier, or its cache may come from another machine.
+    for options in option_sets:
         libraries = folder.glob(f"kernels-{_identity_of(options)}-*.so")
         for path in sorted(libraries, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
-            if (content := kept_library(path, "not used")) is not None:
+            content = kept_library(path, "not used")
+            if content is not None:
                 yield Candidate(content, path, _instructions(content), "compiled here")
 
 
@@ -155,7 +155,8 @@ def compilers() -> list[str]:
     """The compilers on this machine, each once: `cc` is usually a link to another one."""
     names = dict[str, str]()
     for name in (os.environ.get("CC", ""), *COMPILERS):
-        if path := shutil.which(name):
+        path = shutil.which(name)
+        if path:
             names.setdefault(os.path.realpath(path), name)
     return list(names.values())
 
@@ -294,7 +295,7 @@ def _identity_of(options: Sequence[str]) -> str:
 def _identity(*parts: bytes | str) -> str:
     """Hash of a library and of the files that try it, so that a new test tries every library anew."""
     trial_sources = [
-        (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known.py", "bits.py")
+        (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known_answers.py", "bits.py")
     ]
     encoded = [part.encode() if isinstance(part, str) else part for part in (*parts, *trial_sources)]
     return hashlib.sha256(b"\0".join(encoded)).hexdigest()[:16]

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.models.kernels.build import library, tested_kernels
-from covey.models.kernels.choice import FEW_ROWS, MUCH_FASTER
-from covey.models.kernels.known import first_incorrect
+from covey.models.kernels.choice import MAX_DECODING_ROWS, MIN_SPEEDUP
+from covey.models.kernels.known_answers import first_incorrect
 
 LANES = 16
 """Floats in a vector of the C code; the sizes that operations run over are multiples of it."""
@@ -24,7 +24,7 @@ MIXED_PRODUCTS: Literal["mixed"] = "mixed"
 """Products of float32 whose factors are rounded to bfloat16 on the way; sums and results are float32."""
 Numbers = torch.dtype | Literal["mixed"]
 DTYPES: Mapping[Numbers, str] = {torch.float32: "f32", torch.bfloat16: "bf16", MIXED_PRODUCTS: "mixed"}
-WIDEST_HEAD = 1024
+MAX_HEAD_WIDTH = 1024
 """Largest head width of the attention operations."""
 PANEL = 64
 """Outputs that the matrix product computes together; packed weights are padded to a multiple of it."""
@@ -82,7 +82,7 @@ def same_bits(numbers: Numbers) -> bool:
 
 def forward_kind(rows: int) -> str:
     """The kind of a product with so many rows: sampling has few, training many."""
-    return "decode" if rows <= FEW_ROWS else "forward"
+    return "decode" if rows <= MAX_DECODING_ROWS else "forward"
 
 
 def products() -> Mapping[str, Sequence[str]]:
@@ -102,7 +102,7 @@ def rounding_pays() -> bool:
 def rounding_is_faster() -> bool:
     """Whether rounding was measured to be much faster on this machine."""
     tested = tested_kernels()
-    return tested is not None and tested.trial.rounding_gain > MUCH_FASTER
+    return tested is not None and tested.trial.rounding_gain > MIN_SPEEDUP
 
 
 def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:
@@ -142,7 +142,8 @@ def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = N
         function.argtypes = [_c_type(a) for a in arguments]
     values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
     function(*values)
-    if (note := _note.get()) is not None:
+    note = _note.get()
+    if note is not None:
         note(name, ctypes.cast(function, ctypes.c_void_p), arguments)
 
 
@@ -187,12 +188,14 @@ def threads_lent(lend: bool) -> Iterator[None]:
 def _set_threads(kernels: ctypes.CDLL) -> None:
     """Give the library as many threads as torch has or has lent."""
     global _threads  # noqa: PLW0603 - the library's, known here so that it is told of changes only
-    if (count := _lent or torch.get_num_threads()) != _threads:
+    count = _lent or torch.get_num_threads()
+    if count != _threads:
         kernels.team_size(ctypes.c_long(count))
         _threads = count
 
 
-_lent, _threads = 0, 1
+_lent = 0
+_threads = 1
 
 
 def _address(tensor: Tensor) -> int:

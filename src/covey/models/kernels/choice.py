@@ -16,9 +16,9 @@ NUMBERS = ("float32", "bfloat16", "mixed")
 """The numbers that products are tried with."""
 PRODUCT_KINDS = ("decode", "forward", "inputs", "weights")
 """Products of few rows, of many rows, and the gradients of both factors."""
-FEW_ROWS = 64
+MAX_DECODING_ROWS = 64
 """Most rows of a product that counts as decoding."""
-MUCH_FASTER = 1.5
+MIN_SPEEDUP = 1.5
 """Ratio of rates from which speed outweighs equal bits."""
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -53,7 +53,7 @@ class Trial:
         """Map each dtype to the kinds of products that torch does; torch has no mixed ones."""
 
         def kinds_of_torch(rates: Mapping[str, tuple[float, float]]) -> list[str]:
-            return [kind for kind, (own, by_torch) in rates.items() if by_torch > MUCH_FASTER * own]
+            return [kind for kind, (own, by_torch) in rates.items() if by_torch > MIN_SPEEDUP * own]
 
         return {dtype: kinds_of_torch(rates) for dtype, rates in self.rates.items() if dtype != "mixed"}
 

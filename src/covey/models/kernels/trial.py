@@ -17,7 +17,7 @@ import torch
 from covey.models.kernels.bits import first_difference
 from covey.models.kernels.calls import DTYPES, Numbers, call, memory_of, name_of_numbers, packed_size
 from covey.models.kernels.choice import PRODUCT_KINDS
-from covey.models.kernels.known import first_incorrect
+from covey.models.kernels.known_answers import first_incorrect
 
 SHAPES = {
     "decode": (32, 768, 256),
@@ -61,22 +61,20 @@ def _products(kind: str, dtype: Numbers) -> tuple[Callable[[], object], Callable
     """Return our product of a kind and torch's, as functions to be timed."""
     m, n, k = SHAPES[kind]
     x, w, grad = (torch.randn(*shape).to(memory_of(dtype)) for shape in ((m, k), (n, k), (m, n)))
+    run = partial(call, dtype=dtype)
     out = x.new_empty(m, n)
     if kind == "decode":
         panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
-        call("pack_weight", w, panels, n, k, dtype=dtype)
-        own_product = partial(call, "product", x, panels, None, out, m, n, k, dtype=dtype)
-        return own_product, lambda: x @ w.t()
+        run("pack_weight", w, panels, n, k)
+        return partial(run, "product", x, panels, None, out, m, n, k), lambda: x @ w.t()
     if kind == "forward":
-        own_product = partial(call, "product_once", x, w, 0, None, out, m, n, k, dtype=dtype)
-        return own_product, lambda: x @ w.t()
+        return partial(run, "product_once", x, w, 0, None, out, m, n, k), lambda: x @ w.t()
     if kind == "inputs":
-        own_product = partial(call, "product_once", grad, w, 1, None, x.new_empty(m, k), m, k, n, dtype=dtype)
-        return own_product, lambda: grad @ w
+        dx = x.new_empty(m, k)
+        return partial(run, "product_once", grad, w, 1, None, dx, m, k, n), lambda: grad @ w
     into = torch.zeros(n, k)
-    address = grad.data_ptr()  # the other function below keeps ``grad`` alive
-    own_product = partial(call, "outer_sum", address, n, x, k, into, m, n, k, dtype=dtype)
-    return own_product, lambda: into.add_(grad.t() @ x)
+    address = grad.data_ptr()  # the second function keeps ``grad`` alive
+    return partial(run, "outer_sum", address, n, x, k, into, m, n, k), lambda: into.add_(grad.t() @ x)
 
 
 def _seconds(work: Callable[[], object]) -> float:

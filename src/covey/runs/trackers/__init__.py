@@ -25,9 +25,9 @@ TRACKER_PACKAGES: Mapping[str, str] = {
 """Tracker -> the package that its file wraps."""
 IDENTITY = "identity"
 """File in the folder of a run that has a tracker."""
-WAITS = 60.0
+MAX_WAIT_SECONDS = 60.0
 """Seconds that a run waits at its end for the tracker's last records."""
-WAITING = 1_000
+MAX_QUEUED_RECORDS = 1_000
 """Number of records that may wait for a tracker. If it falls further behind, it gets no more."""
 
 
@@ -86,7 +86,7 @@ class Tracking:
         """Start the thread. ``failed`` is called once with the reason if the tracker gets no more numbers."""
         self.begin = begin
         self.failed = failed
-        self.records: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(WAITING)
+        self.records: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(MAX_QUEUED_RECORDS)
         self.reason = ""
         self.told = False
         self.thread = threading.Thread(target=self._work, name="tracker", daemon=True)
@@ -99,17 +99,17 @@ class Tracking:
             try:
                 self.records.put_nowait((step, numbers))
             except queue.Full:
-                self.reason = f"it is {WAITING} records behind"
+                self.reason = f"it is {MAX_QUEUED_RECORDS} records behind"
 
     def close(self) -> None:
-        """Wait for the last records to be written, at most ``WAITS`` seconds."""
+        """Wait for the last records to be written, at most ``MAX_WAIT_SECONDS`` seconds."""
         try:
             self.records.put(None, timeout=1)
         except queue.Full:
             self.reason = self.reason or "it does not take any more"
-        self.thread.join(WAITS)
+        self.thread.join(MAX_WAIT_SECONDS)
         if self.thread.is_alive():
-            self.reason = self.reason or f"it has not ended after {WAITS:g} seconds"
+            self.reason = self.reason or f"it has not ended after {MAX_WAIT_SECONDS:g} seconds"
         self._tell()
 
     def _tell(self) -> bool:

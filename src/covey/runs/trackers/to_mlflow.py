@@ -14,7 +14,7 @@ from covey.runs.trackers import Tracker, run_identity, title_of
 
 MAX_METRIC_NAME = 250
 """Largest number of characters of a name."""
-PER_CALL = 100
+MAX_SETTINGS_PER_CALL = 100
 """Largest number of settings per call."""
 
 
@@ -39,8 +39,8 @@ def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> Track
     mlflow.start_run(run_name=name, tags={"covey.identity": run_identity(run)})
     parameters = [(allowed_name(name), str(value)[:500]) for name, value in settings.items()]
     # MLflow refuses larger calls.
-    for start in range(0, len(parameters), PER_CALL):
-        mlflow.log_params(dict(parameters[start : start + PER_CALL]))
+    for start in range(0, len(parameters), MAX_SETTINGS_PER_CALL):
+        mlflow.log_params(dict(parameters[start : start + MAX_SETTINGS_PER_CALL]))
     return Tracker(_log, mlflow.end_run)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from covey.config.load import ResolvedConfig
-from covey.config.methods import SAMPLES_EXAMPLES
+from covey.config.methods import EXAMPLE_SAMPLERS
 from covey.config.unread import reads
 from covey.models.policy import Policy
 from covey.sampling.base import Sampler
@@ -151,7 +151,7 @@ def unexplained_tools(
             )
         yield from prove_readable(policy, problem, toolbox.schemas)
     text_problems = [p for p in problems if not p.chat]
-    if text_problems and method in SAMPLES_EXAMPLES:
+    if text_problems and method in EXAMPLE_SAMPLERS:
         raise ConfigError(
             f"rollout.tools: method {method} keeps completions as examples, but in plain text a tool's "
             "replies cannot be told from the model's words; set data.chat: true"

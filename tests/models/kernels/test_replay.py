@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.models.kernels.calls import call
-from covey.models.kernels.recorded import Recording
+from covey.models.kernels.replay import Recording
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.cache import _CompiledCache
