@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from covey.config.load import ResolvedConfig, load_config
 from covey.config.python_objects import ModelObject, with_objects
 from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
+from covey.errors import Stopped
 from covey.system.processes import environment_rank, started_together
 from covey_verify.errors import ConfigError
 
@@ -35,10 +37,11 @@ def train(
     Resumes an interrupted run of the same output folder, and returns the result of one that has ended. If
     functions or data differ from the earlier run's, covey refuses and names the difference; ``overwrite``
     removes that run and begins anew. Returns the last stage's result; its `folder / "final"` is a Hugging
-    Face model. Raises CoveyError.
+    Face model. Raises CoveyError; Ctrl-C, or a notebook's interrupt, raises `covey.errors.Stopped`.
     """
     file = Path(config) if config is not None else None
-    return run_start(Start(file, (), with_objects(settings)), quiet=quiet, overwrite=overwrite)
+    with _tells_how_to_continue():
+        return run_start(Start(file, (), with_objects(settings)), quiet=quiet, overwrite=overwrite)
 
 
 def resume(
@@ -60,7 +63,16 @@ def resume(
     from covey.runs.trust import start_of
 
     start = start_of(_path(run), trust, values=with_objects(settings))
-    return run_start(start, _path(run), quiet=quiet, strict=strict)
+    with _tells_how_to_continue():
+        return run_start(start, _path(run), quiet=quiet, strict=strict)
+
+
+@contextmanager
+def _tells_how_to_continue() -> Iterator[None]:
+    try:
+        yield
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}. Continue with: covey.resume(FOLDER), and the same objects") from None
 
 
 def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **settings: object) -> Evaluation:

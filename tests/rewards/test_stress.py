@@ -387,10 +387,30 @@ def test_a_judge_that_answers_is_attacked(stub: Stub, verdict: bool) -> None:
     stub.replies = ['{"KEY": [false]}']
     endpoint(stub.url).cache.clear()
     report = attack_rewards(PROBLEMS[:2], load_rewards([asked, *others], Path()))
-    assert {f.attack for f in report.findings} == ({"the correct answer is not paid"} if verdict else set())
+    unpaid = {"the correct answer is not paid in any of 6 forms"}
+    assert {f.attack for f in report.findings} == (unpaid if verdict else set())
 
 
 def test_a_paid_part_is_written_as_a_person_would() -> None:
     """A third of .3 was printed as 0.09999999999999999."""
     finding = StressFinding("fields", "another row's answer", "train.jsonl:1", 0.3 * 1 / 3, "ok", "7;Ito")
-    assert str(finding) == "fields: another row's answer on train.jsonl:1: 0.1 (ok) for '7;Ito'"
+    assert str(finding) == "fields: another row's answer on train.jsonl:1: paid 0.1 for '7;Ito'"
+
+
+def test_the_command_says_why_a_function_failed_and_what_was_not_paid(tmp_path: Path, capsys) -> None:
+    """Text as a reward got 100 lines of `None (infra_error)`, and a reward that never pays `3 were paid`."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2=", "answer": "4"}))
+    (tmp_path / "mine.py").write_text(
+        "def says(completion, answer):\n    return 'correct' if answer in completion else 0.0\n\n\n"
+        "def nothing(completion, answer):\n    return 0\n"
+    )
+    assert main(["stress", str(tmp_path / "rows.jsonl"), f"{tmp_path / 'mine.py'}:says"]) == 1
+    printed = capsys.readouterr()
+    assert "no score (infra_error: reward says on" in printed.out
+    assert "returned str" in printed.out
+    assert "made the function or the environment fail" in printed.err
+    assert main(["stress", str(tmp_path / "rows.jsonl"), f"{tmp_path / 'mine.py'}:nothing"]) == 1
+    printed = capsys.readouterr()
+    assert "the correct answer is not paid in any of 6 forms on" in printed.out
+    assert " 0 of " in f" {printed.err}"
+    assert "; 1 correct answers were not paid in full" in printed.err

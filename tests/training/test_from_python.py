@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import yaml
 import covey
 from covey.cli import main
 from covey.config.load import load_config
+from covey.errors import Stopped
 from covey_verify.errors import ConfigError
 from covey_verify.usercode import load_function
 
@@ -187,3 +189,19 @@ def test_what_a_program_has_frozen_itself_stays_so(tmp_path: Path) -> None:
     before = gc.get_freeze_count()
     covey.train(**SMALL, rewards=[plain_function], output=str(tmp_path / "run"), quiet=True)
     assert gc.get_freeze_count() > 0.9 * before  # some of them have died since
+
+
+def test_an_interrupt_from_python_says_how_to_continue_and_continues(tmp_path: Path) -> None:
+    """Its message named no way to continue, and a newcomer waited for a KeyboardInterrupt."""
+    folder = tmp_path / "run"
+
+    def interrupting(completion: str) -> float:
+        # The rehearsal before the run calls it too, when no step is there to save.
+        if (folder / "metrics.jsonl").is_file() and not (tmp_path / "sent").exists():
+            (tmp_path / "sent").touch()
+            os.kill(os.getpid(), signal.SIGINT)
+        return float(sum(map(ord, completion)))
+
+    with pytest.raises(Stopped, match=r"saved after step 1 of 2 .* Continue with: covey\.resume\(FOLDER\)"):
+        covey.train(**SMALL, rewards=[interrupting], output=folder, quiet=True)
+    assert covey.resume(folder, rewards=[interrupting], quiet=True).steps == 2

@@ -52,7 +52,7 @@ def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_jso
     accepted = [vars(f) for f in report.findings]
     value = {"tried": report.tried, "accepted": accepted, "notes": report.notes}
     print_result(as_json, value, map(str, report.findings))
-    tell(as_json, [f"{len(report.findings)} of {report.tried} attacks were paid"])
+    tell(as_json, [report.summary])
     return int(bool(report.findings))
 
 

@@ -179,7 +179,9 @@ def _failures(
     values = {a.name: score.value or 0.0 for a, score in zip(attacks, scores, strict=True)}
     for attack, score in zip(attacks, scores, strict=True):
         text = attack.completion.text
-        finding = StressFinding(reward.name, attack.name, problem.id, score.value, score.status, text)
+        finding = StressFinding(
+            reward.name, attack.name, problem.id, score.value, score.status, text, score.detail
+        )
         once = values.get(attack.repeats, 0.0)
         # One plausible call may change the environment in a way that deserves a reward.
         played = attack.completion.transcript
@@ -210,8 +212,8 @@ def _score_completions(
     for scoring in scorings:
         try:
             group = scoring.result()
-        except RewardError:  # it returned what no reward may return
-            scores.append(Score(None, "infra_error"))
+        except RewardError as error:  # it returned what no reward may return
+            scores.append(Score(None, "infra_error", detail=str(error)))
             continue
         component = group.components[reward.name]
         value = float(component.values[0])

@@ -160,5 +160,7 @@ def _measurable(source: Source, rewards: Rewards, config: Config, console: RunCo
         ("train.final best", wants_best, source.test),
     ):
         if value and not rows:
-            raise DataError(f"{key} needs held-out problems: set data.test to a file of them")
+            raise DataError(
+                f"{key} needs held-out problems: set data.test to a file of them, or leave {key} out"
+            )
     return source

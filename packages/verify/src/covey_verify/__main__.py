@@ -51,7 +51,7 @@ def stress(arguments: argparse.Namespace, functions: Sequence[RewardFunction]) -
         say(f"not tested: {note}")
     for finding in report.findings:
         print(json.dumps(vars(finding)) if arguments.json else finding)
-    say(f"{len(report.findings)} of {report.tried} attacks were paid")
+    say(report.summary)
     return int(bool(report.findings))
 
 

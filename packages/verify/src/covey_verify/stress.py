@@ -127,6 +127,8 @@ def FUNCTION(*a, **k): return open(__file__ if '__file__' in globals() else 'can
 """Programs that manipulate their tester: a name and its code, separated by blank lines."""
 
 
+UNPAID = "the correct answer is not paid"
+"""Beginning of the name of a finding that is no attack: a completion that should get the full reward."""
 Judge = Callable[[Sequence[str]], list[Score]]
 """Returns a function's scores of texts, each judged alone."""
 
@@ -141,11 +143,14 @@ class StressFinding:
     value: float | None
     status: str
     text: str
+    detail: str = ""
 
     def __str__(self) -> str:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
-        value = None if self.value is None else round(self.value, 6)  # .3 / 3 has 17 digits
-        return f"{self.reward}: {self.attack} on {self.problem}: {value} ({self.status}) for {shown!r}"
+        paid = "no score" if self.value is None else f"paid {round(self.value, 6)}"  # .3 / 3 has 17 digits
+        # "paid 1.0 (ok)" would read as if the payment were in order.
+        reason = "" if self.status == "ok" else f" ({': '.join(filter(None, (self.status, self.detail)))})"
+        return f"{self.reward}: {self.attack} on {self.problem}: {paid}{reason} for {shown!r}"
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,16 @@ class Report:
     findings: tuple[StressFinding, ...]
     notes: tuple[str, ...]
     """Notes on things that could not be tested."""
+
+    @property
+    def summary(self) -> str:
+        """The number of findings of each kind."""
+        unpaid = sum(f.attack.startswith(UNPAID) for f in self.findings)
+        paid = sum((f.value or 0.0) > 0 for f in self.findings if not f.attack.startswith(UNPAID))
+        failed = len(self.findings) - unpaid - paid
+        line = f"{paid} of {self.tried} attacks were paid"
+        line += f"; {unpaid} correct answers were not paid in full" if unpaid else ""
+        return line + (f"; {failed} made the function or the environment fail" if failed else "")
 
 
 class Correct(NamedTuple):
@@ -239,9 +254,9 @@ def battery(
     elif not gated:
         (score,) = judge([correct.text])
         if (score.value or 0.0) < 1.0:
-            findings.append(
-                _make_finding(function, row, "the correct answer is not paid", correct.text, score)
-            )
+            all_tried = correct.form and function.options.example is None and not score.value
+            forms = f" in any of {len(FORMS)} forms" if all_tried else ""
+            findings.append(_make_finding(function, row, UNPAID + forms, correct.text, score))
     return Report(len(attacks), tuple(findings), tuple(notes))
 
 
@@ -290,7 +305,7 @@ def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Corr
 
 
 def _make_finding(function: RewardFunction, row: Row, attack: str, text: str, score: Score) -> StressFinding:
-    return StressFinding(function.name, attack, row.id, score.value, score.status, text)
+    return StressFinding(function.name, attack, row.id, score.value, score.status, text, score.detail)
 
 
 def _each(call: Callable[[Row, str], Score], row: Row, texts: Sequence[str]) -> list[Score]:
