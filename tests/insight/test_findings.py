@@ -216,6 +216,17 @@ def test_nothing_is_said_of_runs_that_solve_their_task_or_begin_without_the_form
     assert explain(run_of(base, learns, 20)[1:], held_out(0.0, 0.8, steps=20), unknown) == []
 
 
+@pytest.mark.parametrize(("newest", "names"), [(0.95, {"truncated"}), (0.1, set())])
+def test_five_steps_in_which_completions_learn_to_end_are_not_truncated(
+    newest: float, names: set[str]
+) -> None:
+    """The mean of the first five steps says nothing of where they lead."""
+    metrics = run_of(flat(), flat(), 5)
+    for step, part in zip(metrics, (0.95, 0.9, 0.8, 0.6, newest), strict=True):
+        step["length/truncated"] = part
+    assert {f.id for f in explain(metrics, [], unknown)} & {"truncated"} == names
+
+
 def test_an_only_reward_that_grades_is_learned_though_nothing_is_ever_correct(tmp_path: Path) -> None:
     setting = run_with(tmp_path, "rewards: [mine.py:closeness]")
     far = {"accuracy": 0.0, "kl/start": 12.0, "reward/std": 0.4}

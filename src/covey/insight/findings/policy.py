@@ -86,11 +86,12 @@ def the_policy_is_far_away(run: RunView) -> str | None:
 
 def completions_reach_the_limit(run: RunView) -> str | None:
     """More than half of the completions reach the limit, or from step 10 more than a tenth, and the fraction
-    is not falling.
+    is not falling: over the run, or to half of it in the last step.
     """
     part = run.late("length/truncated")
     ended = run.late("length/ended_q90")
-    improves = run.steps > 5 and run.is_falling("length/truncated")
+    newest = run.last[-1].get("length/truncated", part) if run.last else part
+    improves = newest < 0.5 * part or (run.steps > 5 and run.is_falling("length/truncated"))
     if not (part > 0.1 and run.after(5 if part > 0.5 else 10)) or improves:
         return None
     remark = f"; 90 % of the ended ones have up to {ended:.0f} tokens" if ended > 0 else ""
