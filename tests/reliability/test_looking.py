@@ -44,6 +44,7 @@ from covey.cli import main
 from covey.insight import difference, show, rescore
 from covey.insight.findings import watch
 from covey.insight.pages import compare, records, report as _, server, steps, tokens
+import covey.models.policy  # and with it torch's own generated code, which is not the run's
 sys.addaudithook(hook)
 codes = [
     main(["explain", theirs]), main(["report", theirs, "-o", report]), main(["show", theirs]),
