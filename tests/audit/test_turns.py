@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.audit.lines import (
     updates,
 )
 
+Sample = dict[str, Any]
 TOOL = [2, 3]
 """Places of a tool's tokens: the model speaks, the tool answers, the model speaks again."""
 
@@ -307,25 +309,62 @@ def test_dead_groups_whose_rewards_are_advantages_are_named(tmp_path: Path) -> N
     assert found(lines, tmp_path / "run.jsonl")[0] == "dead_groups_paid"
 
 
-@pytest.mark.parametrize(("by_length", "names"), [(True, ["longer_left_out"]), (False, [])])
-def test_only_the_first_to_end_are_trained(by_length: bool, names: list[str], tmp_path: Path) -> None:
-    lines = sound()
-    for line, update in zip(rollouts(lines), updates(lines)[::2], strict=True):
-        order = range(8)
-        if by_length:
-            order = sorted(order, key=lambda n: len(line["completions"][n]["ids"]))
-        kept = [n for group in (0, 1) for n in [n for n in order if n // 4 == group][:2]]
-        update["rows"] = [row for row in update["rows"] if row["completion"] in kept]
-    lines[:] = [line for line in lines if line.get("kind") != "update" or line["step"] % 2 == 0]
-    for update in updates(lines):
-        update["loss"] = None
-    named = found(lines, tmp_path / "run.jsonl")
+def kept_by(lines: Lines, order: Callable[[Sample], float]) -> Lines:
+    """Six rollouts of two groups of four, of each of which two are trained, the first in an order."""
+    lines[0]["data"].update(rows=900, distinct=900)
+    last = updates(lines)[-1]
+    first = rollouts(lines)[0]
+    lines[:] = lines[:1]
+    trained = []
+    for number in range(6):
+        samples_of = [
+            {**s, "prompt": f"{s['prompt']} {number}", "text": str(n)}
+            for n, s in enumerate(first["completions"])
+        ]
+        lines.append({**first, "number": number, "step": 0, "completions": samples_of})
+        kept = [s for group in (0, 1) for s in sorted(samples_of[4 * group : 4 * group + 4], key=order)[:2]]
+        trained += [
+            {"rollout": number, "completion": n, "mask": [1] * len(s["ids"]), "advantage": s["advantage"]}
+            for n, s in enumerate(samples_of)
+            if any(s is other for other in kept)
+        ]
+    lines.append({**last, "rows": trained, "loss": None})
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        (lambda s: len(s["ids"]), ["longer_left_out"]),
+        (lambda s: s["advantage"], []),
+        (lambda s: -len(s["ids"]), []),
+    ],
+)
+def test_only_the_first_to_end_are_trained(
+    order: Callable[[Sample], float], names: list[str], tmp_path: Path
+) -> None:
+    named = found(kept_by(sound(), order), tmp_path / "run.jsonl")
     assert [name for name in named if name == "longer_left_out"] == names
 
 
-@pytest.mark.parametrize(("sign", "names"), [(-1, []), (1, ["good_masked"])])
-def test_a_mask_for_far_completions_leaves_out_bad_ones(sign: int, names: list[str], tmp_path: Path) -> None:
+def test_copies_of_a_completion_are_told_apart_by_their_places(tmp_path: Path) -> None:
+    """A copy that is trained was taken for the first one, which is left out."""
+    lines = filtered(sound(), keeps_dead=True)
+    for line in rollouts(lines):
+        for sample in line["completions"][8:]:
+            sample.update(line["completions"][8], group=sample["group"], prompt=sample["prompt"])
+    for update in updates(lines):
+        update["rows"] = [row for row in update["rows"] if row["completion"] in (9, 13)]
+    assert "filter_inverted" in found(lines, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize(("sign", "limit", "names"), [(-1, 8, []), (1, 8, ["good_masked"]), (1, 3, [])])
+def test_a_mask_for_far_completions_leaves_out_bad_ones(
+    sign: int, limit: int, names: list[str], tmp_path: Path
+) -> None:
+    """Truncated completions may all be good ones, so they do not count."""
     lines = sound()
+    lines[0]["settings"]["max_completion_length"] = limit
     for row in rows(lines):
         if sign * row["advantage"] > 0:
             row["mask"] = [0] * len(row["mask"])

@@ -285,6 +285,18 @@ def test_calls_thoughts_roles_tools_and_documents_cannot_forge_a_turn(
     assert policy.tokenizer.decode(ids).count("<|im_end|>") == turns, "its letters are kept"
 
 
+def test_a_text_keeps_the_escape_by_which_control_words_are_taken_apart() -> None:
+    policy = policy_with(EVERYTHING)
+    call = {"function": {"name": "f", "arguments": {"x": r"\ue0f7"}}}
+    messages = [
+        {"role": "user", "content": r"print('\ue0f7')"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    text = policy.tokenizer.decode(policy.encode(messages))
+    assert r"print('\ue0f7')" in text
+    assert r'{"x": "\\ue0f7"}' in text, "a template prints a backslash in JSON as two"
+
+
 def test_contents_of_worked_answers_cannot_either_and_tags_stay_tags() -> None:
     policy = policy_with(template("", "", SILENT))
     config: Any = SimpleNamespace(data=SimpleNamespace(long_prompts="error"))

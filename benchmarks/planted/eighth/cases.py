@@ -5,23 +5,13 @@ The causes are the stranger's own words, written before any audit.
 
 from __future__ import annotations
 
-from fourth.cases import Case, case
+from fourth.cases import Corpus
 
 SCRIPTS = ("loops.py", "trl_runs.py")
-CAUSES: dict[str, str] = {}
-"""Run -> the cause that a good auditor would name, in words."""
-CASES: dict[str, Case] = {}
-
-
-def planted(name: str, mistake: str, cause: str, names: str = "", first_sight: str = "nothing") -> None:
-    """Note a run with a mistake; `names` are the checks that name it."""
-    CASES[name] = case(mistake, names, first_sight)
-    CAUSES[name] = cause
-
-
-def sound(name: str, description: str, names: str = "", first_sight: str = "nothing") -> None:
-    """Note a run without a mistake; `names` are findings that are right of it."""
-    CASES[name] = case(f"sound: {description}", names, first_sight)
+CORPUS = Corpus()
+CASES = CORPUS.cases
+planted = CORPUS.planted
+sound = CORPUS.sound
 
 
 planted(

@@ -6,17 +6,36 @@ from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """A run of a fourth stranger."""
+    """A run of a stranger."""
 
     mistake: str
     names: frozenset[str]
     """The findings that name it; none if its files cannot show it."""
     first_sight: str
-    """What 100 checks said before any of them was changed."""
+    """What the checks said before any of them was changed."""
+    cause: str = ""
+    """What its author expects a good auditor to say, if that was written down before any audit."""
 
 
 def case(mistake: str, names: str, first_sight: str = "nothing") -> Case:
     return Case(mistake, frozenset(names.split()), first_sight)
+
+
+class Corpus:
+    """The runs of a stranger, noted one by one."""
+
+    def __init__(self) -> None:
+        self.cases: dict[str, Case] = {}
+
+    def planted(
+        self, name: str, mistake: str, cause: str, names: str = "", first_sight: str = "nothing"
+    ) -> None:
+        """Note a run with a mistake; `names` are the checks that name it."""
+        self.cases[name] = case(mistake, names, first_sight)._replace(cause=cause)
+
+    def sound(self, name: str, description: str, names: str = "", first_sight: str = "nothing") -> None:
+        """Note a run without a mistake; `names` are findings that are right of it."""
+        self.cases[name] = case(f"sound: {description}", names, first_sight)
 
 
 SCRIPTS = ("hand.py", "ppo.py", "dumps.py", "trl_runs.py")

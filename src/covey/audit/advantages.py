@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.audit.check import Fault, MissingField, Predicate
 from covey.audit.conventions import algorithm_setting, convention_of, conventions_of
 from covey.audit.record import AuditRecord
-from covey.audit.scored import MIN_COMPLETIONS, ScoredRollout, expected, fits, scored_rollouts
+from covey.audit.rollout_scores import MIN_COMPLETIONS, ScoredRollout, expected, fits, scored_rollouts
 from covey.objective.advantages import divided, group_centered, group_zscore, standard_deviation
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import rows_of_groups

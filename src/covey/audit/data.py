@@ -50,7 +50,8 @@ def _is_blank(value: object) -> bool:
 def siblings_have_different_answers(record: AuditRecord) -> Fault | None:
     """Completions of one prompt in one group have rows with different answers. Or more than a tenth of the
     completions, and at least four, come with an answer that no row of the data has for their prompt. Or more
-    than half of the completions have a prompt that at least four rows with different answers share.
+    than half of the completions have a prompt that at least four rows with different answers share, and no
+    tool answers.
     """
     shared = _prompt_of_several_rows(record)
     if shared is not None:
@@ -75,6 +76,8 @@ def siblings_have_different_answers(record: AuditRecord) -> Fault | None:
 
 
 def _prompt_of_several_rows(record: AuditRecord) -> Fault | None:
+    if any(any(sample.inserted or ()) for _, _, sample in record.samples):
+        return None  # an environment or a tool may tell what differs
     answers: dict[str, set[str]] = {}
     prompts = [
         (s.prompt_text, str(s.row[name])) for _, _, s in record.samples for name in ANSWERS if name in s.row

@@ -78,6 +78,8 @@ class ScoredGroup(NamedTuple):
 
     rollout: Rollout
     number: int
+    places: list[int]
+    """Indices of its completions in the rollout."""
     samples: list[Sample]
     rewards: list[float]
 
@@ -90,7 +92,7 @@ def scored_groups(record: AuditRecord) -> Iterator[ScoredGroup]:
             if len(rows) > 1:
                 places = rows.tolist()
                 samples = [rollout.completions[n] for n in places]
-                yield ScoredGroup(rollout, number, samples, [rewards[n] for n in places])
+                yield ScoredGroup(rollout, number, places, samples, [rewards[n] for n in places])
 
 
 # --- checks -----------------------------------------------------------------------------------------

@@ -254,8 +254,9 @@ def ratio_is_always_1(record: AuditRecord) -> Fault | None:
     """In updates on a rollout after the weights have changed, the old log-probs are missing or equal the
     present ones bit for bit. Or they are equal in all calls of the loss, before and after the weights have
     changed, although the settings split a rollout into several updates. Or, where a completion is trained
-    for the first time after a change, they are a hundred times nearer to the present ones than to those of
-    the weights that sampled, which differ by more than .001 nats per token, and five times less before it.
+    for the first time after a change, without importance weights, they are a hundred times nearer to the
+    present ones than to those of the weights that sampled, which differ by more than .001 nats per token,
+    and five times less before it.
     """
     moved = [use for use in record.uses if use.moved and trainer(use)]
     # TRL uses the present log-probs if its batch has no old ones.
@@ -275,7 +276,8 @@ def ratio_is_always_1(record: AuditRecord) -> Fault | None:
 def _old_logprobs_are_late(record: AuditRecord) -> Fault | None:
     """Return a fault if old log-probs are those of the first update on a completion, not of its sampling."""
     begun = {(use.row.rollout, use.row.completion): use for use in reversed(record.uses)}
-    late = [use for use in begun.values() if use.moved]
+    # With importance weights the ratio may begin at 1 in the update: they correct for all before it.
+    late = [use for use in begun.values() if use.moved and not _is_corrected(use)]
     unlike, noise = (distance(uses, old, at_sampling) for uses in (late, first_uses(record)))
     is_late = distance(late, old, trainer) < 0.01 * unlike and unlike > EQUAL_NATS
     if len(late) < MIN_COMPLETIONS or not is_late or not noise < UNEXPLAINED_PART * unlike:
@@ -287,6 +289,10 @@ def _old_logprobs_are_late(record: AuditRecord) -> Fault | None:
         use.update.step,
         location(use, token),
     )
+
+
+def _is_corrected(use: Use) -> bool:
+    return any(weight not in (None, 1.0) for weight in use.row.corrections or ())
 
 
 def _is_on_policy(call: LossCall) -> bool:

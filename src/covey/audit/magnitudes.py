@@ -9,7 +9,7 @@ import torch
 from covey.audit.check import Fault
 from covey.audit.conventions import has_critic
 from covey.audit.record import AuditRecord
-from covey.audit.scored import MIN_COMPLETIONS, ScoredRollout, scored_rollouts
+from covey.audit.rollout_scores import MIN_COMPLETIONS, ScoredRollout, scored_rollouts
 from covey.objective.data import rows_of_groups
 
 HUGE_RANGES = 50

@@ -102,7 +102,8 @@ class MotionRecorder:
 
     def after(self) -> None:
         """Keep how far a step moved the weights, and how far its formula moves them."""
-        self.motions = [motion for w in self.watched for motion in [self._motion(w)] if motion is not None]
+        motions = [self._motion(watched) for watched in self.watched]
+        self.motions = [motion for motion in motions if motion is not None]
 
     def gradient_cosine(self, losses: Iterable[Tensor]) -> float | None:
         """Return the cosine between the gradient that weights have and that of a sum of losses.

@@ -9,6 +9,7 @@ from covey.audit.check import Fault
 from covey.audit.logprobs import (
     DTYPE_VALUES,
     EQUAL_NATS,
+    MIN_SURPRISE,
     OTHER_PROGRAM_NATS,
     SAME_PROGRAM_NATS,
     UNEXPLAINED_PART,
@@ -26,6 +27,7 @@ from covey.audit.logprobs import (
     present,
     recomputed,
     sampler,
+    surprise,
     trainer,
     worst,
 )
@@ -124,12 +126,15 @@ def sampler_is_left_behind(record: AuditRecord) -> Fault | None:
 
 
 def sampler_reads_another_history(record: AuditRecord) -> Fault | None:
-    """Sampler and trainer agree up to a tool's first answer and differ behind it, by more than .05 nats per
-    token and at least five times as much.
+    """Until a weight has changed, sampler and trainer agree up to a tool's first answer and differ behind it,
+    by more than .05 nats per token and at least five times as much, although the tokens before it are
+    uncertain enough to differ.
     """
-    uses = first_uses(record)
+    uses = [use for use in first_uses(record) if not use.changed_before]
     before_it, behind = (distance(uses, of_turns(sampler, later), present) for later in (False, True))
     if not (behind > OTHER_PROGRAM_NATS and before_it < UNEXPLAINED_PART * behind):
+        return None
+    if fmean(surprise(use, of_turns(present, later=False)) for use in uses) < MIN_SURPRISE:
         return None
     use, token = worst(uses, of_turns(sampler, later=True), present)
     sentence = f"sampler and trainer agree up to a tool's answer and differ behind it, by {behind:.2g} nats"

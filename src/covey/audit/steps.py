@@ -26,8 +26,8 @@ OTHER_RATE = 0.01
 
 
 def weights_move_between_steps(record: AuditRecord) -> Fault | None:
-    """In at least a tenth of the updates, and in at least two, weights have moved since the end of the step
-    before by more than a hundredth of what a step moves them.
+    """In at least a tenth of the updates, and in at least two, weights have moved since the end of the
+    previous step, by more than a hundredth of what a step moves them.
     """
     outside = [(update, _total(update, "outside")) for update in record.updates]
     later = [(update, moved) for update, moved in outside if moved is not None]
@@ -47,8 +47,9 @@ def weights_move_between_steps(record: AuditRecord) -> Fault | None:
 
 def _total(update: Update, name: str) -> float | None:
     """Return the norm over all watched tensors; None if none of them has it."""
-    values = [value for m in update.motions for value in [getattr(m, name)] if value is not None]
-    return math.hypot(*values) if values else None
+    values = [getattr(motion, name) for motion in update.motions]
+    known = [value for value in values if value is not None]
+    return math.hypot(*known) if known else None
 
 
 def steps_are_others(record: AuditRecord) -> Fault | None:

@@ -84,22 +84,11 @@ class _TrlRecorder:
         tokens["eos"] = list(getattr(trainer, "eos_token_ids", tokens["eos"]))
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
-        settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN_TYPES)}
-        settings["processes"] = trainer.accelerator.num_processes
-        kwargs = getattr(trainer.args, "generation_kwargs", None) or {}
-        settings |= {f"generation_kwargs.{k}": v for k, v in kwargs.items() if isinstance(v, PLAIN_TYPES)}
-        settings["model"] = trainer.model.config.name_or_path
-        # An optimizer or a schedule that the script made is not that of the arguments.
-        if trainer.optimizer is not None:
-            settings["learning_rate"] = trainer.optimizer.param_groups[0]["lr"]
-        if trainer.lr_scheduler is not None:
-            settings["lr_scheduler_type"] = type(trainer.lr_scheduler).__name__
-        settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
         self.file = Recorder(
             path,
             framework="trl",
             framework_version=version("trl"),
-            settings=settings,
+            settings=_settings_of(trainer),
             tokens=tokens,
             data=facts_of(*prompts),
         )
@@ -287,6 +276,22 @@ class _TrlRecorder:
         step = self.trainer.state.global_step - 1
         self.file.write(kind="update", step=step, weights_changed=changed, **self.update)
         self.update = {"rows": [], "loss": 0.0}
+
+
+def _settings_of(trainer: Any) -> dict[str, Any]:
+    """Return the arguments of a trainer that are plain values, and what its objects say otherwise."""
+    settings = {k: v for k, v in trainer.args.to_dict().items() if isinstance(v, PLAIN_TYPES)}
+    kwargs = getattr(trainer.args, "generation_kwargs", None) or {}
+    settings |= {f"generation_kwargs.{k}": v for k, v in kwargs.items() if isinstance(v, PLAIN_TYPES)}
+    settings["processes"] = trainer.accelerator.num_processes
+    settings["model"] = trainer.model.config.name_or_path
+    settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
+    # An optimizer or a schedule that the script made is not that of the arguments.
+    if trainer.optimizer is not None:
+        settings["learning_rate"] = trainer.optimizer.param_groups[0]["lr"]
+    if trainer.lr_scheduler is not None:
+        settings["lr_scheduler_type"] = type(trainer.lr_scheduler).__name__
+    return settings
 
 
 def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:

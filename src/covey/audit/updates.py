@@ -241,9 +241,9 @@ def best_model_is_that_of_least_loss(record: AuditRecord) -> Fault | None:
 
 
 def upper_bound_is_below_1(record: AuditRecord) -> Fault | None:
-    """`delta`, the upper bound of every ratio, is at most 1, so that ratios of the first update reach it."""
+    """TRL's `delta`, the upper bound of every ratio, is at most 1, which ratios of a first update reach."""
     delta = record.number("delta", math.inf)
-    if not 0 < delta <= 1:
+    if record.header.framework != "trl" or not 0 < delta <= 1:
         return None
     sentence = f"delta is {delta:g}: no ratio may exceed it, and in a first update all ratios are 1"
     return Fault(f"{sentence}, so completions with a positive advantage have no gradient")

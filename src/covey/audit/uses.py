@@ -10,7 +10,7 @@ from covey.audit.advantages import explained_by
 from covey.audit.check import Fault, MissingField
 from covey.audit.groups import ScoredGroup, groups_of, scored_groups
 from covey.audit.record import AuditRecord, Rollout, Use
-from covey.audit.scored import common_advantage
+from covey.audit.rollout_scores import common_advantage
 from covey.audit.tokens import location
 from covey.system.text import percent
 
@@ -18,6 +18,10 @@ MIN_ROLLOUTS = 3
 """Fewest last rollouts that are cut short."""
 MIN_GROUPS = 4
 """Fewest groups, or completions, that show a rule and not chance."""
+MAX_CHANCE = 1e-4
+"""Largest probability that lengths are so ordered by chance."""
+DIGITS = 5
+"""Decimals by which an advantage is recognized."""
 MIN_MASKED = 8
 """Fewest masked completions that show a rule."""
 MIN_BELOW = 16
@@ -47,12 +51,17 @@ def negatives_are_dropped(record: AuditRecord) -> Fault | MissingField | None:
     return explained_by("negatives_dropped")(record)
 
 
+def _advantages_of(rollout: Rollout) -> set[float]:
+    """Return the advantages of a rollout's completions, rounded so that they can be compared."""
+    return {round(s.advantage, DIGITS) for s in rollout.completions if s.advantage is not None}
+
+
 def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
     """An update uses another advantage than the completion got in its rollout, and the update's numbers are
     among the rollout's numbers.
     """
     for rollout in record.rollouts:
-        rollout_values = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
+        rollout_values = _advantages_of(rollout)
         # For each use of a completion, the advantage in its update and in its rollout.
         used = [
             (use, common_advantage(use.row), use.sample.advantage)
@@ -61,7 +70,7 @@ def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
         ]
         pairs = [(use, a, due) for use, a, due in used if a is not None and due is not None]
         moved = [(use, a, due) for use, a, due in pairs if abs(a - due) > 1e-4]
-        if moved and all(round(a, 5) in rollout_values for _, a, _ in pairs):
+        if moved and all(round(a, DIGITS) in rollout_values for _, a, _ in pairs):
             use, value, due = moved[0]
             sentence = f"completions are trained with the advantages of others: {value:.4g} for {due:.4g}"
             return Fault(sentence, use.update.step, {"completion": use.row.completion})
@@ -103,61 +112,80 @@ def _trained_by_group(rollouts: Sequence[Rollout], trained: Container[tuple[int,
 
 
 def longer_completions_are_left_out(record: AuditRecord) -> Fault | None:
-    """In nine in ten of the groups of which only a part is trained, at least four, each completion that is
-    left out is longer than all that are trained, though it ended before the limit.
+    """In nine in ten of the groups of which only a part is trained, at least four, all that are left out are
+    at least as long as the longest that is trained, though they ended before the limit. By chance this
+    happens less than once in ten thousand. The last rollout does not count: its update may still run.
     """
     limit = record.number("max_completion_length", math.inf)
     trained = {(use.row.rollout, use.row.completion) for use in record.uses if any(use.row.mask or (True,))}
-    partly = list[tuple[ScoredGroup, bool]]()
+    last = record.rollouts[-1].number if record.rollouts else None
+    partly = 0
+    shown = list[ScoredGroup]()
+    chance = 1.0
     for group in scored_groups(record):
-        places = [(group.rollout.number, group.rollout.completions.index(sample)) for sample in group.samples]
-        lengths = [
-            (len(s.ids or ()), place in trained) for s, place in zip(group.samples, places, strict=True)
-        ]
-        kept = [length for length, is_trained in lengths if is_trained]
-        left_out = [length for length, is_trained in lengths if not is_trained]
-        if kept and left_out and max(left_out) < limit and min(lengths) < max(lengths):
-            partly.append((group, max(kept) <= min(left_out)))
-    shown = [group for group, is_shorter in partly if is_shorter]
-    if len(shown) < MIN_GROUPS or len(shown) < 0.9 * len(partly):
+        lengths = [len(sample.ids or ()) for sample in group.samples]
+        is_trained = [(group.rollout.number, place) in trained for place in group.places]
+        kept, left_out = (
+            [n for n, on in zip(lengths, is_trained, strict=True) if on == which] for which in (True, False)
+        )
+        if not kept or not left_out or max(left_out) >= limit or group.rollout.number == last:
+            continue
+        partly += 1
+        if max(kept) <= min(left_out):
+            shown.append(group)
+            # All shorter ones are kept, and some of those that are as long as the longest kept one.
+            shorter = sum(length < max(kept) for length in lengths)
+            alike = lengths.count(max(kept))
+            chance *= math.comb(alike, len(kept) - shorter) / math.comb(len(lengths), len(kept))
+    if len(shown) < MIN_GROUPS or len(shown) < 0.9 * partly or chance > MAX_CHANCE:
         return None
-    sentence = f"in {len(shown)} of {len(partly)} groups only the shortest completions are trained"
+    sentence = f"in {len(shown)} of {partly} groups only the shortest completions are trained"
     return Fault(f"{sentence}: answers become short", shown[0].rollout.step, {"group": shown[0].number})
 
 
 def good_completions_are_masked(record: AuditRecord) -> Fault | None:
-    """All completions whose mask is 0 in an update, at least eight, have a positive advantage."""
-    masked = [use for use in record.uses if use.row.mask and not any(use.row.mask)]
-    advantages = [common_advantage(use.row.model_copy(update={"mask": None})) or 0.0 for use in masked]
-    if len(masked) < MIN_MASKED or min(advantages) <= 0:
+    """All completions that end before the limit and whose mask is 0 in an update, at least eight, have a
+    positive advantage.
+    """
+    limit = record.number("max_completion_length", math.inf)
+    masked = {
+        (use.row.rollout, use.row.completion): use
+        for use in record.uses
+        if use.row.mask and not any(use.row.mask) and len(use.sample.ids or ()) < limit
+    }
+    advantages = [common_advantage(use.row.model_copy(update={"mask": None})) for use in masked.values()]
+    if len(masked) < MIN_MASKED or any(advantage is None or advantage <= 0 for advantage in advantages):
         return None
+    first = next(iter(masked.values()))
     sentence = f"all {len(masked)} completions that a mask leaves out have a positive advantage"
-    return Fault(f"{sentence}: what is good is not learned", masked[0].update.step, location(masked[0]))
+    return Fault(f"{sentence}: what is good is not learned", first.update.step, location(first))
 
 
 def filter_is_inverted(record: AuditRecord) -> Fault | None:
     """All groups that are trained, at least four, have equal rewards, and at least four groups whose rewards
-    differ are left out.
+    differ are left out of rollouts up to the last one that is trained.
     """
     trained = {(use.row.rollout, use.row.completion) for use in record.uses}
-    dead, live = list[ScoredGroup](), list[ScoredGroup]()
-    live_are_trained = False
-    for group in scored_groups(record):
-        places = {(group.rollout.number, group.rollout.completions.index(sample)) for sample in group.samples}
-        differs = max(group.rewards) > min(group.rewards)
-        if places & trained:
-            live_are_trained |= differs
-            dead.append(group)
-        elif differs:
-            live.append(group)
-    if live_are_trained or min(len(dead), len(live)) < MIN_GROUPS:
+    last = max((rollout for rollout, _ in trained), default=-1)
+    groups = [
+        group
+        for group in scored_groups(record)
+        if group.rollout.number <= last and not any(map(math.isnan, group.rewards))
+    ]
+    kept = [g for g in groups if any((g.rollout.number, place) in trained for place in g.places)]
+    left_out = [group for group in groups if _differs(group) and group not in kept]
+    if any(map(_differs, kept)) or min(len(kept), len(left_out)) < MIN_GROUPS:
         return None
-    sentence = (
-        f"all {len(dead)} groups that are trained have equal rewards, and {len(live)} whose rewards differ"
-    )
+    sentence = f"all {len(kept)} groups that are trained have equal rewards"
     return Fault(
-        f"{sentence} are left out: the filter is inverted", dead[0].rollout.step, {"group": dead[0].number}
+        f"{sentence}, and {len(left_out)} whose rewards differ are left out: the filter is inverted",
+        kept[0].rollout.step,
+        {"group": kept[0].number},
     )
+
+
+def _differs(group: ScoredGroup) -> bool:
+    return max(group.rewards) > min(group.rewards)
 
 
 def advantages_change_within_completions(record: AuditRecord) -> Fault | None:
@@ -166,16 +194,14 @@ def advantages_change_within_completions(record: AuditRecord) -> Fault | None:
     """
     if {"values", "token_rewards"} & record.fields:
         return None
-    lists = [(use, use.row.advantage) for use in record.uses if isinstance(use.row.advantage, list)]
+    of_rollouts = {rollout.number: _advantages_of(rollout) for rollout in record.rollouts}
     mixed = list[Use]()
-    for use, advantages in lists:
-        rollout = next(r for r in record.rollouts if r.number == use.row.rollout)
-        of_rollout = {round(s.advantage, 5) for s in rollout.completions if s.advantage is not None}
-        values = {
-            round(a, 5) for a, on in zip(advantages, use.row.mask or (), strict=False) if on and a is not None
-        }
-        if len(values) > 1 and values <= of_rollout:
-            mixed.append(use)
+    for use in record.uses:
+        if isinstance(use.row.advantage, list):
+            trained = zip(use.row.advantage, use.row.mask or (), strict=False)
+            values = {round(a, DIGITS) for a, on in trained if on and a is not None}
+            if len(values) > 1 and values <= of_rollouts[use.row.rollout]:
+                mixed.append(use)
     if len(mixed) < MIN_GROUPS or len(mixed) <= 0.25 * len(record.uses):
         return None
     sentence = (

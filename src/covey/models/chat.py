@@ -24,8 +24,9 @@ RESERVED = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_te
 
 SEAM = "\ue0f7"
 """A private character that marks where a rendered text is split before it is encoded."""
-SEAMS = re.compile(r"\ue0f7|\\ue0f7")
-"""It as a template may print it: as it is, or as the escape in which JSON or Python shows an object."""
+ESCAPE = r"\ue0f7"
+"""The seam as JSON or Python shows it in an object that a template prints."""
+SEAMS = re.compile(f"{SEAM}|{re.escape(ESCAPE)}")
 _clock: list[datetime] = []
 """Time of the first rendering; empty before it."""
 
@@ -61,6 +62,8 @@ def chat_tokens(
 
 def spelled_out(text: str, controls: Sequence[str]) -> str:
     """Put a seam into each control word of a text, so that its letters are encoded apart."""
+    # A seam inside tells the text's own escape from one that a template prints.
+    text = text.replace(ESCAPE, f"{ESCAPE[0]}{SEAM}{ESCAPE[1:]}")
     # Nothing is taken out, so no control word can arise from what is left. Longest words match first.
     if not any(word in text for word in controls):
         return text
