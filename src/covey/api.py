@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +39,7 @@ def train(
     Face model. Raises CoveyError; Ctrl-C, or a notebook's interrupt, raises `covey.errors.Stopped`.
     """
     file = Path(config) if config is not None else None
-    with _tells_how_to_continue():
-        return run_start(Start(file, (), with_objects(settings)), quiet=quiet, overwrite=overwrite)
+    return run_start(Start(file, (), with_objects(settings)), quiet=quiet, overwrite=overwrite)
 
 
 def resume(
@@ -63,16 +61,7 @@ def resume(
     from covey.runs.trust import start_of
 
     start = start_of(_path(run), trust, values=with_objects(settings))
-    with _tells_how_to_continue():
-        return run_start(start, _path(run), quiet=quiet, strict=strict)
-
-
-@contextmanager
-def _tells_how_to_continue() -> Iterator[None]:
-    try:
-        yield
-    except Stopped as stopped:
-        raise Stopped(f"{stopped}. Continue with: covey.resume(FOLDER), and the same objects") from None
+    return run_start(start, _path(run), quiet=quiet, strict=strict)
 
 
 def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **settings: object) -> Evaluation:
@@ -204,7 +193,13 @@ def run_start(
     console = RunConsole(quiet or environment_rank() > 0)
     for note in resolved.notes:
         console.say(f"note: {note}")
-    return run_together(resolved, console, StopSignal(), options, overwrite=overwrite)[-1]
+    try:
+        return run_together(resolved, console, StopSignal(), options, overwrite=overwrite)[-1]
+    except Stopped as stopped:
+        if observer is not None:  # a trainer of covey.trl, which is continued in TRL's way
+            raise
+        call = f"covey.resume({str(options.home)!r})"
+        raise Stopped(f"{stopped}. Continue with: {call}, given the same objects") from None
 
 
 def _with_absolute_output(resolved: ResolvedConfig) -> ResolvedConfig:

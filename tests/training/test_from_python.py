@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -202,6 +203,7 @@ def test_an_interrupt_from_python_says_how_to_continue_and_continues(tmp_path: P
             os.kill(os.getpid(), signal.SIGINT)
         return float(sum(map(ord, completion)))
 
-    with pytest.raises(Stopped, match=r"saved after step 1 of 2 .* Continue with: covey\.resume\(FOLDER\)"):
+    call = re.escape(f"covey.resume({str(folder)!r})")
+    with pytest.raises(Stopped, match=rf"saved after step 1 of 2 .* Continue with: {call}"):
         covey.train(**SMALL, rewards=[interrupting], output=folder, quiet=True)
     assert covey.resume(folder, rewards=[interrupting], quiet=True).steps == 2

@@ -47,9 +47,9 @@ def weights_move_between_steps(record: AuditRecord) -> Fault | None:
 
 def _total(update: Update, name: str) -> float | None:
     """Return the norm over all watched tensors; None if none of them has it."""
-    values = [getattr(motion, name) for motion in update.motions]
-    known = [value for value in values if value is not None]
-    return math.hypot(*known) if known else None
+    values = (getattr(motion, name) for motion in update.motions)
+    norms = [value for value in values if value is not None]
+    return math.hypot(*norms) if norms else None
 
 
 def steps_are_others(record: AuditRecord) -> Fault | None:
