@@ -9,11 +9,11 @@ import torch
 from tests.objective.table import inputs_of, leaves, made_batch, made_groups
 from torch import Tensor
 
-from covey.config.contradictions import ACTS_AT_ONE, contradictions, notes_on, rules_of_ratio
+from covey.config.contradictions import contradictions, notes_on, rules_of_ratio
 from covey.objective import ratios, surrogates, token_weights
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
-from covey.objective.axis_function import bind, data_names, setting_defaults
+from covey.objective.axis_function import bind, data_names, has_trait, setting_defaults
 
 OTHER: dict[str, Any] = {
     "clip_low": 0.01,
@@ -44,7 +44,7 @@ CASES = [
     for axis, functions in {**AXES, "token_weights": READS}.items()
     if axis in ("ratio", "surrogate", "token_weights")
     for function in functions
-    if function not in ACTS_AT_ONE
+    if not has_trait(function, "acts_at_ratio_one")
     for setting in setting_defaults(function)
 ]
 
@@ -112,3 +112,13 @@ def test_a_users_own_rule_is_not_judged() -> None:
     algorithm = PRESETS["grpo"].variant("mine", token_weights=(bind(mine),))
     assert all("mine" not in rule for rule in rules_of_ratio(algorithm))
     assert contradictions(algorithm, 8, 1) == []
+
+
+def test_only_an_advantage_that_compares_siblings_is_refused_for_a_group_of_one() -> None:
+    refused = {
+        name for name, preset in PRESETS.items() if "siblings" in " ".join(contradictions(preset, 1, 1))
+    }
+
+    # Their values come from the prompt's past, a critic, or continuations of the completion itself.
+    assert not refused & {"reinforce", "remax", "rae", "ppo", "vine_ppo"}
+    assert {"grpo", "rloo", "dr_grpo", "grpo_prefix_tree"} <= refused

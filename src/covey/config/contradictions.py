@@ -9,22 +9,15 @@ from covey.config.methods import SAMPLING_METHODS
 from covey.config.python_objects import ModelObject
 from covey.config.schema import Config
 from covey.config.unread import reads
-from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
+from covey.objective.advantages import pass_at_k
 from covey.objective.algorithms import Algorithm
-from covey.objective.axes import AXES, is_built_in
-from covey.objective.credit import discounted_return, process_zscore
+from covey.objective.axes import is_built_in
+from covey.objective.axis_function import has_trait
 from covey.objective.filters import pass_rate_band
 from covey.objective.penalties import KL, k1
-from covey.objective.surrogates import group_classification
 from covey.objective.token_weights import future_influence
-from covey.objective.value import Critic, gae
+from covey.objective.value import Critic
 
-NEEDS_SIBLINGS = set(AXES["advantage"]) - {
-    *(reward, greedy_baseline, running_baseline, discounted_return, process_zscore, gae),
-}
-"""Advantages that compare the completions of a group: all but these six."""
-ACTS_AT_ONE = {group_classification}
-"""Surrogates whose settings act even at a ratio of 1."""
 MIN_TEMPERATURE = 0.01
 """Lowest temperature: below it logits are divided by almost 0, which is greedy sampling."""
 
@@ -145,7 +138,8 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     """
     weights = [c for c in algorithm.token_weights if "log_ratio" in c.needs]
     rules = []
-    surrogates = () if algorithm.surrogate.function in ACTS_AT_ONE else (algorithm.surrogate,)
+    surrogate = algorithm.surrogate
+    surrogates = () if has_trait(surrogate.function, "acts_at_ratio_one") else (surrogate,)
     for part in (algorithm.ratio, *surrogates, *weights):
         settings = [f"{k} {v}" for k, v in part.all_settings.items() if v is not None]
         if settings and is_built_in(part):
@@ -169,7 +163,7 @@ def _group_problems(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     advantage = algorithm.advantage.name
     # Such an advantage uses the plain reward for a group of one.
     alone = algorithm.advantage.all_settings.get("single") == "reward"
-    if group_size == 1 and algorithm.advantage.function in NEEDS_SIBLINGS and not alone:
+    if group_size == 1 and has_trait(algorithm.advantage.function, "compares_siblings") and not alone:
         yield (
             f"rollout.group_size 1: {advantage} compares siblings, so every advantage would be 0; use 2 or "
             "more (8 is usual), or algorithm reinforce or remax"
@@ -217,7 +211,7 @@ def _ratio_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
             "longer the policy that sampled, and on_policy does not correct for that; use ratio token, or "
             "one update"
         )
-    if ratio == "on_policy" and surrogate.name in {"clip", "cispo", "sapo", "vespo"}:
+    if ratio == "on_policy" and has_trait(surrogate.function, "bounds_ratio"):
         yield (
             f"algorithm.surrogate {surrogate.name} bounds the ratio, but ratio on_policy is always 1; use "
             "surrogate unclipped, or ratio token"
@@ -237,7 +231,8 @@ def _idle_problems(algorithm: Algorithm, updates: int) -> Iterator[str]:
     if updates > 1 or algorithm.old == "sampler":
         return
     for part, remedy in remedies.items():
-        if "log_ratio" in part.needs and is_built_in(part) and part.function not in ACTS_AT_ONE:
+        acts = has_trait(part.function, "acts_at_ratio_one")
+        if "log_ratio" in part.needs and is_built_in(part) and not acts:
             yield (
                 f"algorithm: {part.name} changes nothing with one update per batch, where every ratio is "
                 f"1; use train.updates_per_batch or train.inner_epochs above 1, or {remedy}"

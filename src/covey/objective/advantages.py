@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from covey.objective.axis_function import declare
 from covey.objective.setting import Setting
 from covey_verify.types import Count, Fraction, NonNegative
 
@@ -63,11 +64,13 @@ def reward(rewards: Tensor) -> Tensor:
     return rewards.clone()
 
 
+@declare("compares_siblings")
 def group_centered(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     """A_i = r_i - mean(r). (G,) -> (G,). Dr. GRPO, arXiv 2503.20783. ``single`` as for ``group_zscore``."""
     return rewards.clone() if _keeps_reward(rewards, single) else centered(rewards)
 
 
+@declare("compares_siblings", "divides_by_std")
 def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Single = "zero") -> Tensor:
     """A_i = (r_i - mean(r)) / (std(r) + eps). (G,) -> (G,). GRPO, arXiv 2402.03300.
 
@@ -79,6 +82,7 @@ def group_zscore(rewards: Tensor, *, ddof: Ddof = 1, eps: Eps = 1e-4, single: Si
     return divided(centered(rewards), standard_deviation(rewards, ddof) + eps)
 
 
+@declare("compares_siblings")
 def leave_one_out(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     """A_i = r_i - mean_{j != i} r_j = G/(G-1) (r_i - mean(r)). (G,) -> (G,). RLOO, 2402.14740.
 
@@ -94,6 +98,7 @@ def _keeps_reward(rewards: Tensor, single: Single) -> bool:
     return single == "reward" and rewards.shape[-1] == 1
 
 
+@declare("compares_siblings", "divides_by_std")
 def leave_one_out_zscore(rewards: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = (r_i - mean_{j != i} r_j) / (std_{j != i} r_j + eps), undivided where that std is 0.
 
@@ -108,6 +113,7 @@ def leave_one_out_zscore(rewards: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     return leave_one_out(rewards) / (std + eps).where(std > 0, 1.0)
 
 
+@declare("compares_siblings")
 def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero") -> Tensor:
     """A_i = r_i - sum_j |y_j| r_j / sum_j |y_j|. (G,), (G,) -> (G,). OPO, arXiv 2505.23585.
 
@@ -120,6 +126,7 @@ def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero"
     return shifted - (lengths * shifted).sum() / lengths.sum().clamp(min=1)
 
 
+@declare("compares_siblings")
 def mean_normalized(rewards: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (mean(r) + eps), 0 where mean(r) <= 0. MaxRL, arXiv 2602.02710.
 
@@ -173,6 +180,7 @@ def running_means(rewards: Tensor, mean: float, decay: float) -> tuple[Tensor, f
     return before, mean
 
 
+@declare("compares_siblings")
 def length_penalized(
     rewards: Tensor,
     lengths: Tensor,
@@ -186,6 +194,7 @@ def length_penalized(
     return centered(rewards - weight * rewards.mean() * lengths / lengths.max().clamp(min=1))
 
 
+@declare("compares_siblings", "divides_by_std")
 def pass_at_k(
     rewards: Tensor,
     *,
@@ -218,6 +227,7 @@ def pass_at_k(
     return rewards.new_zeros(size).index_put((order,), divided((among - mean) * (std > 0), std + eps))
 
 
+@declare("compares_siblings", "divides_by_std")
 def component_zscore(
     components: Tensor,
     weights: Tensor,
@@ -235,6 +245,7 @@ def component_zscore(
     return _by_component(components, weights, zscore)
 
 
+@declare("compares_siblings", "divides_by_std")
 def component_leave_one_out(components: Tensor, weights: Tensor, *, eps: Eps = 1e-6) -> Tensor:
     """A_i = sum_k w_k (r_ik - mean_{-i} r_k) / (std_{-i} r_k + eps). (K, G), (K,) -> (G,).
 

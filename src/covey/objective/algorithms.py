@@ -17,8 +17,7 @@ from covey.objective import (
     token_weights,
     value,
 )
-from covey.objective.axes import PROPORTIONAL
-from covey.objective.axis_function import AnyAxisFunction, AxisFunction, bind
+from covey.objective.axis_function import AnyAxisFunction, AxisFunction, bind, has_trait
 from covey.objective.penalties import KL, Entropy
 from covey.objective.setting import Setting
 from covey.objective.value import Critic
@@ -176,7 +175,7 @@ class Algorithm:
         """Whether a completion with zero advantage has zero gradient, so that it may be left out."""
         # Terms that have a gradient even where the advantage is 0.
         pulls = (self.kl is not None and self.kl.place == "loss") or self.entropy is not None or self.nll > 0
-        return not (pulls or self.values_on_policy) and self.surrogate.function in PROPORTIONAL
+        return not (pulls or self.values_on_policy) and has_trait(self.surrogate.function, "proportional")
 
     @property
     def functions(self) -> tuple[AnyAxisFunction, ...]:

@@ -98,13 +98,6 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
     "filter": (filters.informative, filters.mixed, filters.pass_rate_band),
 }
 """The functions that a config may name on each axis; ``module.py:function`` names a user's own."""
-# The three left out have terms that are not proportional to the advantage.
-PROPORTIONAL = frozenset(AXES["surrogate"]) - {
-    surrogates.kl_on_selected,
-    surrogates.dro,
-    surrogates.group_classification,
-}
-"""Surrogates whose gradient vanishes with the advantage."""
 
 
 def is_built_in(part: AnyAxisFunction) -> bool:

@@ -7,13 +7,48 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from covey.errors import first_line, out_of_memory
 from covey_verify.errors import CoveyError, describe_error
 
 Data_contra = TypeVar("Data_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
+Function = TypeVar("Function", bound=Callable[..., object])
+Trait: TypeAlias = Literal[
+    "compares_siblings", "divides_by_std", "proportional", "bounds_ratio", "acts_at_ratio_one"
+]
+"""Facts about a function of the objective that its signature does not say.
+
+- ``compares_siblings``: an advantage that is 0 if a group has one completion.
+- ``divides_by_std``: an advantage divided by the standard deviation of the rewards that it compares.
+- ``proportional``: a surrogate whose loss has no gradient at a completion without an advantage.
+- ``bounds_ratio``: a surrogate that bounds the effect of the ratio that it is given.
+- ``acts_at_ratio_one``: a surrogate whose settings have an effect even where every ratio is 1.
+
+``tests/objective/test_traits.py`` derives each from values, so a function cannot lack one.
+"""
+
+
+def declare(*traits: Trait) -> Callable[[Function], Function]:
+    """Declare the traits of a function of the objective.
+
+    >>> @declare("proportional")
+    ... def unclipped(ratio, advantages): return -ratio * advantages
+    >>> has_trait(unclipped, "proportional"), has_trait(unclipped, "bounds_ratio")
+    (True, False)
+    """
+
+    def with_traits(function: Function) -> Function:
+        vars(function)["__covey_traits__"] = frozenset(traits)
+        return function
+
+    return with_traits
+
+
+def has_trait(function: Callable[..., object], trait: Trait) -> bool:
+    """Return whether a function declares a trait; a user's function usually declares none."""
+    return trait in getattr(function, "__covey_traits__", ())
 
 
 # Cached: called again for every micro-batch.

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from covey.objective.advantages import Ddof, Eps, centered, group_zscore, leave_one_out
+from covey.objective.axis_function import declare
 from covey.objective.setting import Setting
 from covey.objective.token_weights import discounted_sum
 from covey.objective.value import gae
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@declare("divides_by_std")
 def process_zscore(
     components: Tensor,
     weights: Tensor,
@@ -132,6 +134,7 @@ def prefix_values(rewards: Tensor, tokens: Tensor) -> Tensor:
     return values
 
 
+@declare("compares_siblings")
 def prefix_tree(
     rewards: Tensor,
     tokens: Tensor,
@@ -204,6 +207,7 @@ def discounted_return(
     return gae(token_rewards, token_rewards.new_zeros(mask.shape), mask, gamma=gamma, lam=1.0)
 
 
+@declare("compares_siblings")
 def optimal_token_baseline(
     rewards: Tensor, old_logprobs: Tensor, old_collision: Tensor, mask: Tensor
 ) -> Tensor:

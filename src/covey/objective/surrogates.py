@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from covey.objective.axis_function import declare
 from covey.objective.setting import Setting
 from covey_verify.types import NonNegative, OpenFraction, Positive
 
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@declare("proportional")
 def unclipped(ratio: Tensor, advantages: Tensor) -> Tensor:
     """-rho A, without any clip. REINFORCE, RLOO, GPG."""
     return -ratio * advantages
 
 
+@declare("proportional", "bounds_ratio")
 def clip(
     ratio: Tensor,
     advantages: Tensor,
@@ -62,6 +65,7 @@ def clip(
     return -gain
 
 
+@declare("proportional", "bounds_ratio")
 def cispo(
     ratio: Tensor,
     advantages: Tensor,
@@ -84,6 +88,7 @@ def cispo(
     return -ratio.detach().clamp(floor, cap) * advantages * logprobs
 
 
+@declare("proportional", "bounds_ratio")
 def sapo(
     ratio: Tensor,
     advantages: Tensor,
@@ -112,6 +117,7 @@ def sapo(
     return -(4 / tau) * (tau * (ratio - 1)).sigmoid() * advantages
 
 
+@declare("proportional", "bounds_ratio")
 def vespo(
     ratio: Tensor,
     advantages: Tensor,
@@ -154,6 +160,7 @@ def dro(
     return beta / 2 * log_ratio.square() - advantages * logprobs
 
 
+@declare("proportional")
 def divergence_mask_tv(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -176,6 +183,7 @@ def divergence_mask_tv(
     return -advantages * weight * logprobs
 
 
+@declare("proportional")
 def divergence_mask_kl(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -216,6 +224,7 @@ def kl_on_selected(
     return -ratio * advantages + coef * log_ratio.abs() * selected
 
 
+@declare("acts_at_ratio_one")
 def group_classification(
     log_ratio: Tensor,
     advantages: Tensor,

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 
 from covey.insight.findings.completions import near_tie, outlier
-from covey.insight.findings.remedies import BY_STD, GATED, WITHOUT_STD, ChangeTo, ScaleBy, at_least, largest
+from covey.insight.findings.remedies import (
+    DIVIDES_BY_STD,
+    GATED,
+    WITHOUT_STD,
+    ChangeTo,
+    ScaleBy,
+    at_least,
+    largest,
+)
 from covey.insight.findings.rule import OUTCOMES, STILL, Rule
 from covey.insight.findings.view import RunView
 from covey.system.text import percent
@@ -27,7 +35,7 @@ def groups_nearly_tie(run: RunView) -> str | None:
     advantage divides by their std.
     """
     ties = run.late("groups/near_ties")
-    if not (ties > 1 / 3 and run.setting("algorithm.advantage") in BY_STD):
+    if not (ties > 1 / 3 and run.setting("algorithm.advantage") in DIVIDES_BY_STD):
         return None
     return (
         f"{percent(ties)} of the groups that train nearly tie, and dividing by the std magnifies their "
@@ -60,7 +68,7 @@ def std_moves_the_gradient(run: RunView) -> str | None:
     size = run.setting("rollout.group_size")
     share, doubt = run.whole("gradient_share/overweight")
     is_certain = min(moved, share - doubt) > 0.1 and isinstance(size, int) and size > 8
-    if not (is_certain and run.setting("algorithm.advantage") in BY_STD):
+    if not (is_certain and run.setting("algorithm.advantage") in DIVIDES_BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from covey.insight.findings.settings import UNKNOWN, unknown, yaml_line
 from covey.insight.findings.view import RunView
+from covey.objective.axes import AXES
+from covey.objective.axis_function import has_trait
 
-BY_STD = ("group_zscore", "leave_one_out_zscore", "component_zscore", "component_leave_one_out")
-"""Estimators that divide by the std of a group."""
+DIVIDES_BY_STD = tuple(f.__name__ for f in AXES["advantage"] if has_trait(f, "divides_by_std"))
+"""Estimators that divide by the std of the rewards that they compare."""
 MODELS = ("reward_model", "process_reward_model", "judge")
 """Rewards that come from a model."""
 FAINT = 0.1
@@ -234,7 +236,7 @@ SMALLER_LR = ScaleBy("train.lr", 1 / 3, 1e-6)
 TENTH_OF_LR = ScaleBy("train.lr", 0.1, 1e-6)
 FEWER_UPDATES = (ChangeTo("train.inner_epochs", 1), ChangeTo("train.updates_per_batch", 1))
 PULL = ChangeTo("algorithm.kl.coef", 0.05, at_least(0.05))
-WITHOUT_STD = ChangeTo("algorithm.advantage", "group_centered", lambda name: name not in BY_STD)
+WITHOUT_STD = ChangeTo("algorithm.advantage", "group_centered", lambda name: name not in DIVIDES_BY_STD)
 WIDER_SAMPLING = (
     ChangeTo("rollout.temperature", 1.0, at_least(0.7)),
     ChangeTo("rollout.top_p", 1.0, at_least(0.5)),

@@ -14,7 +14,7 @@ from covey.insight.findings.completions import (
     reward_of,
 )
 from covey.insight.findings.remedies import (
-    BY_STD,
+    DIVIDES_BY_STD,
     GATED,
     LARGER_GROUPS,
     MODELS,
@@ -155,7 +155,8 @@ def rewards_outweigh_the_kl(run: RunView) -> str | None:
     """
     std = run.late("reward/std")
     coef = run.setting("algorithm.kl.coef")
-    divides = run.setting("algorithm.advantage") in BY_STD or run.setting("algorithm.whiten") is not None
+    whitens = run.setting("algorithm.whiten") is not None
+    divides = whitens or run.setting("algorithm.advantage") in DIVIDES_BY_STD
     outweighed = isinstance(coef, int | float) and coef > 0 and std > 5000 * coef
     if not outweighed or divides or run.setting is unknown:
         return None
