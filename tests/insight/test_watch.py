@@ -10,9 +10,9 @@ import pytest
 
 from covey.cli import main
 from covey.errors import Stopped
-from covey.runs.drift import Drift, first_completions
 from covey.runs.folder import read_stream
 from covey.system.signals import StopSignal
+from covey.training.drift import Drift, first_completions
 from tests.training.runs import start
 
 

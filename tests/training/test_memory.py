@@ -33,6 +33,7 @@ from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.system.allocator import keep_freed_memory
 from covey.system.console import RunConsole
+from covey.system.device import peak_bytes
 from covey.training import memory as planning
 from covey.training.options import RunOptions
 
@@ -184,7 +185,7 @@ def test_memory_that_was_given_back_is_no_part_of_the_program(monkeypatch: pytes
     size = 1 << 20
     passing = [torch.ones(size, dtype=torch.uint8) for _ in range(256)]
     kept = torch.ones(size, dtype=torch.uint8)
-    most = memory.peak_bytes(kept.device)
+    most = peak_bytes(kept.device)
     del passing
     program = memory.program_bytes(kept.device, tensors=size)
     assert 0 < program < most - 250 * size

@@ -108,7 +108,7 @@ def command_new(folder: Path, *, model: str = "", as_json: Json = False) -> int:
     :param model: Hub id, folder or GGUF file for the config, in place of SmolLM2-135M-Instruct.
     """
     from covey.commands.new_task import FILES, write_task
-    from covey.insight.sample_command import shell_word
+    from covey.system.text import shell_word
 
     write_task(folder, model)
     lines = [

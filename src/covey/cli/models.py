@@ -130,7 +130,7 @@ def command_export(
     :param push: Upload the folder to the Hugging Face hub as OWNER/NAME, a private repository.
     :param public: With --push, make a new repository public.
     """
-    from covey.insight.export import export, upload
+    from covey.commands.export import export, upload
 
     if public and not push:
         raise ConfigError("--public says how --push uploads; add --push OWNER/NAME")

@@ -65,9 +65,9 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
         return 0
     if what and path.is_dir():
         from covey.insight.findings.watch import explain_run
-        from covey.insight.sample_command import shell_word
         from covey.insight.show import what_stands_out
         from covey.runs.reader import recorded_method
+        from covey.system.text import shell_word
 
         stage, conclusion, findings = explain_run(path)
         output: object = {"conclusion": conclusion, "findings": [f.record() for f in findings]}

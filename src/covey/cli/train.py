@@ -127,8 +127,9 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
 
 def _next_commands(resolved: ResolvedConfig, last: Result) -> Iterator[str]:
     """Yield the result of the last stage, and the commands to try it and to see it."""
-    from covey.insight.sample_command import sample_command, shell_word
+    from covey.insight.sample_command import sample_command
     from covey.runs.folder import CURVE
+    from covey.system.text import shell_word
 
     yield f"{last.kind:<7} {last.product}"
     if last.kind == "model":

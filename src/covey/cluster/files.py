@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from covey.config.schema import Config
-from covey.insight.sample_command import shell_word
+from covey.system.text import shell_word
 
 # The texts are formatted, so braces of the shell are doubled.
 TORCHRUN = """\

@@ -28,7 +28,7 @@ from covey.config.contradictions import config_problems, example_problems
 from covey.config.layers import Layers
 from covey.config.methods import COMPARING_METHODS, METHODS
 from covey.config.python_objects import plain, refuse_lost
-from covey.config.rows import key_paths
+from covey.config.rows import flatten, key_paths
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import items, options, read_yaml
@@ -420,12 +420,3 @@ def sealed_yaml(values: Mapping[str, object], comments: str = "") -> str:
     """Return values as YAML below comments; the last line has the sha256 of all text before it."""
     text = comments + yaml.safe_dump(dict(values), sort_keys=False, width=1000)
     return sealed_text(text)
-
-
-def flatten(values: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
-    """Yield nested mappings as (dotted key, value) pairs."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -98,3 +98,12 @@ def fact_of(key: str, fact: Literal["resume", "read_by"]) -> Any:
             return value
         key = key.rpartition(".")[0]
     return None
+
+
+def flatten(values: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Yield nested mappings as (dotted key, value) pairs."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.config.load import flatten
+from covey.config.rows import flatten
 from covey.insight.conclusion import points
 from covey.insight.show import NumberRecords, curve_lines, series
 from covey.runs.estimates import (

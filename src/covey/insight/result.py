@@ -15,7 +15,6 @@ import numpy as np
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.conclusion import Conclusion, points
 from covey.insight.evidence import Records
-from covey.insight.sample_command import shell_word
 from covey.models.reward_model import is_reward_model
 from covey.runs.atomic import write_file
 from covey.runs.best import BestEvaluation
@@ -26,7 +25,7 @@ from covey.system.integrity import read_sealed
 from covey.system.notebook import result_html
 from covey.system.opening import count_lines
 from covey.system.plot import table
-from covey.system.text import percent
+from covey.system.text import percent, shell_word
 from covey.tasks.source import EXAMPLES, prompt_key
 from covey_verify.types import Messages
 

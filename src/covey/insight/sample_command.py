@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from covey.system.text import shell_word
 from covey.types import Problem
 from covey_verify.extract import content_text
 from covey_verify.types import Messages
@@ -14,7 +14,6 @@ from covey_verify.types import Messages
 SHORT_PROMPT = 200
 LOOKED_AT = 256
 """Number of problems among which a simple example is searched."""
-ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def example_of(problems: Sequence[Problem]) -> Problem:
@@ -55,25 +54,6 @@ def last_turn(prompt: str | Messages) -> tuple[str, str]:
     # A chat without a message of the user ends with the text to answer.
     text = user[-1] if user else content_text(prompt[-1]["content"])
     return "".join(system), text
-
-
-def shell_word(text: str) -> str:
-    r"""Quote text for a shell: nothing in it is expanded, and line breaks become escapes.
-
-    >>> print(shell_word("it's $2"), shell_word("two\nlines"))
-    'it'"'"'s $2' $'two\nlines'
-    """
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + "".join(_escape_character(c) for c in text) + "'"
-
-
-def _escape_character(character: str) -> str:
-    if character in ESCAPES:
-        return ESCAPES[character]
-    if character.isprintable() and character != "!":  # an interactive shell expands ! even here
-        return character
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "replace"))
 
 
 def _simple(problem: Problem) -> bool:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,7 +13,7 @@ from covey.config.schema import Config
 from covey.models.logprobs import CHUNK_LOGITS, chunk_logits, rows_at_once
 from covey.sampling.cache import KEPT_FRACTION, PREFILL_TOKENS, cache_length
 from covey.system.allocator import give_back_freed_memory
-from covey.system.device import device_memory
+from covey.system.device import device_memory, present_bytes
 from covey.system.processes import world_size
 
 if TYPE_CHECKING:
@@ -355,25 +352,5 @@ def program_bytes(device: torch.device, tensors: int) -> int:
     """
     if device.type not in _PROGRAM:
         give_back_freed_memory()
-        _PROGRAM[device.type] = max(0, _present_bytes(device) - tensors)
+        _PROGRAM[device.type] = max(0, present_bytes(device) - tensors)
     return _PROGRAM[device.type]
-
-
-def _present_bytes(device: torch.device) -> int:
-    """Return the bytes that this process takes now; where only the most so far is known, that."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    statm = Path("/proc/self/statm")
-    if not statm.is_file():
-        return peak_bytes(device)
-    # The second number is of pages in memory, also those of mapped files, as a model's weights may be.
-    return int(statm.read_text().split()[1]) * resource.getpagesize()
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Return the most bytes that this process has taken so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    # ru_maxrss is in KiB on Linux and in bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

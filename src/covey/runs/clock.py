@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from covey.learner.memory import peak_bytes
+from covey.system.device import peak_bytes
 
 
 class Clock:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from covey.config.algorithm import algorithm_rows
-from covey.config.load import ResolvedConfig, flatten, resolved_values
+from covey.config.load import ResolvedConfig, resolved_values
 from covey.config.methods import EXAMPLE_SAMPLERS
 from covey.config.python_objects import OBJECT, PART_OF_STREAM
-from covey.config.rows import fact_of
+from covey.config.rows import fact_of, flatten
 from covey.errors import START_FILE
 from covey.models.kernels.build import processor, tested_kernels
 from covey.models.kernels.calls import available, products

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+from pathlib import Path
+
 import torch
 
 from covey.system.machine import available_memory
@@ -25,3 +29,23 @@ def device_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return available_memory()
+
+
+def present_bytes(device: torch.device) -> int:
+    """Return the bytes that this process takes now; where only the most so far is known, that."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        return peak_bytes(device)
+    # The second number is of pages in memory, also those of mapped files, as a model's weights may be.
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most bytes that this process has taken so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

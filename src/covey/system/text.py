@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
+_SHELL_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 Say: TypeAlias = Callable[[str], object]
 """A function that gets a message for people."""
 CONTROLS = re.compile(
@@ -92,3 +94,22 @@ def common_prefix_length(first: Sequence[object], second: Sequence[object]) -> i
     """
     pairs = zip(first, second, strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def shell_word(text: str) -> str:
+    r"""Quote text for a shell: nothing in it is expanded, and line breaks become escapes.
+
+    >>> print(shell_word("it's $2"), shell_word("two\nlines"))
+    'it'"'"'s $2' $'two\nlines'
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(_escape_character(c) for c in text) + "'"
+
+
+def _escape_character(character: str) -> str:
+    if character in _SHELL_ESCAPES:
+        return _SHELL_ESCAPES[character]
+    if character.isprintable() and character != "!":  # an interactive shell expands ! even here
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "replace"))

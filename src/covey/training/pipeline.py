@@ -9,8 +9,9 @@ from pathlib import Path
 
 from covey.cluster.connect import release
 from covey.config.contradictions import notes_on
-from covey.config.load import ResolvedConfig, flatten, resolved_values
+from covey.config.load import ResolvedConfig, resolved_values
 from covey.config.methods import EXAMPLE_SAMPLERS, METHODS, Loop
+from covey.config.rows import flatten
 from covey.errors import EXIT_FILE, FolderBusy, GuardStop, Stopped, as_error, record_exit, resume_command
 from covey.insight.result import (
     Result,

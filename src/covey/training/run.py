@@ -17,13 +17,13 @@ from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
 from covey.rollouts.loop import Rollouts
 from covey.runs.checkpoint import RunState, save_checkpoint
-from covey.runs.drift import Drift
 from covey.runs.folder import checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.pending import PendingCompletions
 from covey.sampling.base import Sampler
 from covey.sampling.prompts import EncodedProblem
 from covey.system.processes import on_rank_zero
+from covey.training.drift import Drift
 from covey.training.evaluation import Evaluator
 from covey.training.monitor import RunMonitor
 from covey.training.observer import ObserverRequest

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from covey.cli import main
-from covey.config.load import flatten
+from covey.config.rows import flatten
 from covey.insight.pages.records import Runs, run_page
 from covey.insight.pages.report import GROUPS, write_report
 from covey.runs.folder import RunFolder

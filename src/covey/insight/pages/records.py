@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
-from covey.config.load import flatten
+from covey.config.rows import flatten
 from covey.errors import CheckpointError
 from covey.insight.conclusion import recorded_conclusion
 from covey.insight.findings.finding import Finding

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.algorithm import algorithm_rows, describe
-from covey.config.load import flatten
-from covey.config.rows import schema_fields, schema_rows
+from covey.config.rows import flatten, schema_fields, schema_rows
 from covey.insight.cells import CODE_FILES
 from covey.insight.pages.thinning import Record
 from covey.objective.algorithms import PRESETS

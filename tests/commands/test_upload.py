@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.insight.export import upload
+from covey.commands.export import upload
 from covey_verify.errors import ConfigError
 
 
