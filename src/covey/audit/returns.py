@@ -19,6 +19,7 @@ from covey.audit.rescored import sum_of
 from covey.audit.terms import kl_has_its_arguments_exchanged
 from covey.audit.tokens import location
 from covey.objective import penalties
+from covey.objective.value import value_targets
 
 MIN_COMPLETIONS = 4
 """Fewest completions that must show a fault."""
@@ -198,17 +199,10 @@ def _total(values: Numbers | None) -> float:
 
 
 def returns_of(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> Tensor:
-    """A_t + V_t with A_t = r_t + gamma V_t+1 - V_t + gamma lam A_t+1: the returns of GAE. (T,) -> (T,).
-
-    Without a critic, V = 0 and lam = 1, they are sums of discounted rewards. Schulman 2015, arXiv 1506.02438.
-    """
-    returns = torch.zeros(len(rewards), dtype=torch.float64)
-    advantage = following = 0.0
-    for t in reversed(range(len(rewards))):
-        advantage = rewards[t] + gamma * following - values[t] + gamma * lam * advantage
-        following = values[t]
-        returns[t] = advantage + following
-    return returns
+    """Return GAE's returns, (T,). Without a critic, V = 0 and lam = 1, they are discounted sums of rewards."""
+    row = torch.tensor([rewards, values], dtype=torch.float64)
+    everywhere = torch.ones(1, len(rewards), dtype=torch.bool)
+    return value_targets(row[:1], row[1:], everywhere, gamma=gamma, lam=lam)[0]
 
 
 class Discounts(NamedTuple):

@@ -74,9 +74,21 @@ def command_sample(
 
     arguments = json_object(chat_template_kwargs, "--chat-template-kwargs")
     called = [name.strip() for name in tools.split(",") if name.strip()]
-    manner = (n, max_tokens, temperature, chat, seed, system, arguments)
     tell(as_json, [f"sampling from {model}: loading ..."])
-    completions = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
+    completions = api.sample(
+        model,
+        prompts,
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        chat=chat,
+        seed=seed,
+        system=system,
+        chat_template_kwargs=arguments,
+        tools=called,
+        precision=precision,
+        quiet=as_json,
+    )
     pairs = list(zip(prompts, completions, strict=True))
     # The same prompt may be given twice; JSON has one key for it.
     by_prompt = {prompt: [text for p, texts in pairs if p == prompt for text in texts] for prompt in prompts}

@@ -100,7 +100,7 @@ def _whiten_batch(advantages: Tensor, batch: Batch, algorithm: Algorithm) -> Ten
 def _value_targets(values: Tensor, token_rewards: Tensor, mask: Tensor, algorithm: Algorithm) -> ValueTargets:
     """Return the critic's targets, with its own lambda and the discount of the advantages."""
     assert algorithm.critic is not None
-    gamma = float(algorithm.advantage.all_settings.get("gamma", 1.0))
+    gamma = algorithm.discount
     targets = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=algorithm.critic.lam)
     returns = value_targets(token_rewards, values.double(), mask, gamma=gamma, lam=1.0)
     return ValueTargets(values, targets.float(), returns.float())

@@ -166,6 +166,11 @@ class Algorithm:
         return "component" if "components" in self.needs else "completion"
 
     @property
+    def discount(self) -> float:
+        """The discount of later rewards, which a critic's targets share; 1 for an advantage without one."""
+        return float(self.advantage.all_settings.get("gamma", 1.0))
+
+    @property
     def values_on_policy(self) -> bool:
         """Whether the critic is a head on the policy's hidden states."""
         return self.critic is not None and self.critic.trunk == "policy"

@@ -398,24 +398,45 @@ ESTIMATORS: Mapping[str, Callable[[JudgedGroup], Sequence[float | Tensor]]] = {
 """The estimators of ``algorithm.advantage``, one group at a time."""
 
 
-def whiten_batch(name: str, rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
-    """Normalize the advantages over the trained completions of the whole batch."""
-    means = [float(row.advantage.mean()) for row in rows]
+def _row_means(rows: Sequence[ShadowRow]) -> list[float]:
+    return [float(row.advantage.mean()) for row in rows]
+
+
+def _batch_centered(rows: Sequence[ShadowRow], _: AxisSettings) -> list[Tensor]:
+    mean = level(_row_means(rows))
+    return [row.advantage - mean for row in rows]
+
+
+def _batch_std(rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
+    values = [row.reward for row in rows] if s["of"] == "rewards" else _row_means(rows)
+    spread = deviation(values, s["ddof"]) + s["eps"]
+    return [row.advantage / (spread or 1.0) for row in rows]
+
+
+def _sample_zscore(rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
+    means = _row_means(rows)
+    spread = deviation(means, s["ddof"]) + s["eps"]
+    return [(row.advantage - level(means)) / (spread or 1.0) for row in rows]
+
+
+def _token_zscore(rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
     tokens = torch.cat([row.advantage for row in rows]).tolist()
-    if name == "batch_centered":
-        return [row.advantage - level(means) for row in rows]
-    if name == "batch_std":
-        spread = deviation([row.reward for row in rows] if s["of"] == "rewards" else means, s["ddof"])
-        return [row.advantage / ((spread + s["eps"]) or 1.0) for row in rows]
-    if name == "sample_zscore":
-        spread = deviation(means, s["ddof"]) + s["eps"]
-        return [(row.advantage - level(means)) / (spread or 1.0) for row in rows]
-    if name == "token_zscore":
-        spread = math.sqrt(max(deviation(tokens, s["ddof"]) ** 2 + s["eps"], s["floor"]))
-        return [(row.advantage - level(tokens)) / (spread or 1.0) for row in rows]
-    if name == "valid_group_scale":
-        alive = {row.group for row in rows if bool(row.advantage.any())}
-        counted = [row.reward != 0 if s["of"] == "rewards" else row.group in alive for row in rows]
-        factor = len(rows) / max(sum(counted), 1)
-        return [row.advantage * factor for row in rows]
-    raise KeyError(name)
+    spread = math.sqrt(max(deviation(tokens, s["ddof"]) ** 2 + s["eps"], s["floor"]))
+    return [(row.advantage - level(tokens)) / (spread or 1.0) for row in rows]
+
+
+def _valid_group_scale(rows: Sequence[ShadowRow], s: AxisSettings) -> list[Tensor]:
+    alive = {row.group for row in rows if bool(row.advantage.any())}
+    counted = [row.reward != 0 if s["of"] == "rewards" else row.group in alive for row in rows]
+    factor = len(rows) / max(sum(counted), 1)
+    return [row.advantage * factor for row in rows]
+
+
+WHITENINGS = {
+    "batch_centered": _batch_centered,
+    "batch_std": _batch_std,
+    "sample_zscore": _sample_zscore,
+    "token_zscore": _token_zscore,
+    "valid_group_scale": _valid_group_scale,
+}
+"""The functions of ``algorithm.whiten``, over the trained completions of the whole batch."""

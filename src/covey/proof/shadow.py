@@ -155,7 +155,7 @@ def give_advantages(trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequenc
             row.advantage -= trainer.kl_coef * row.kl_costs.flip(0).cumsum(0).flip(0)
     set_targets(setting, trained)
     if axes["whiten"] and trained:
-        after = formulas.whiten_batch(axes["whiten"]["name"], trained, axes["whiten"])
+        after = formulas.WHITENINGS[axes["whiten"]["name"]](trained, axes["whiten"])
         for row, advantage in zip(trained, after, strict=True):
             row.advantage = advantage
     for row in rows:

@@ -98,8 +98,8 @@ def prepare(run: Run, groups: Sequence[Group], old: OldLogprobs) -> Batch:
     if old is OldLogprobs.RECOMPUTED or algorithm.needs & {"old_entropy", "old_collision"}:
         outputs = learner.token_outputs(batch, temperature)
         distribution = OldDistribution(outputs.entropy, outputs.collision)
+        # If the pass is only for the entropy, the sampler's log-probs take their place below.
         batch = replace(batch, old_logprobs=outputs.logprobs, old_distribution=distribution)
-    # After the forward pass, whose log-probs it overrides: the pass may be for entropy alone.
     if old in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
@@ -115,7 +115,7 @@ def step_minibatches(batch: Batch, resolved: ResolvedConfig, old: OldLogprobs, s
     config = resolved.config
     # Before the first update the current policy is the old policy, so every ratio is exactly 1: without old
     # log-probs the loss takes the current ones for them.
-    old_is_current = old.starts_at_one
+    starts_at_one = old.starts_at_one
     choose = resolved.algorithm.select_tokens
     noise = None
     if "noise" in resolved.algorithm.needs:
@@ -123,10 +123,10 @@ def step_minibatches(batch: Batch, resolved: ResolvedConfig, old: OldLogprobs, s
         noise = torch.from_numpy(draws).view(batch.mask.shape)
     for epoch in range(config.train.inner_epochs):
         order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
-        for minibatch in minibatches(batch, config.train.updates_per_batch, order):
+        for number, minibatch in enumerate(minibatches(batch, config.train.updates_per_batch, order)):
             ready = minibatch if choose is None else select_tokens(minibatch, choose, noise)
-            yield replace(ready, old_logprobs=None) if old_is_current else ready
-            old_is_current = False
+            is_first = epoch == 0 and number == 0
+            yield replace(ready, old_logprobs=None) if is_first and starts_at_one else ready
 
 
 def refresh_reference(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
