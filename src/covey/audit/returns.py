@@ -199,7 +199,7 @@ def _total(values: Numbers | None) -> float:
 
 
 def returns_of(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> Tensor:
-    """Return GAE's returns, (T,). Without a critic, V = 0 and lam = 1, they are discounted sums of rewards."""
+    """Return GAE's returns, (T,); without a critic, V = 0 and lam = 1, discounted sums of the rewards."""
     row = torch.tensor([rewards, values], dtype=torch.float64)
     everywhere = torch.ones(1, len(rewards), dtype=torch.bool)
     return value_targets(row[:1], row[1:], everywhere, gamma=gamma, lam=lam)[0]
