@@ -39,7 +39,7 @@ from transformers.utils import logging
 
 from audit_cases import MISTAKES, SOUND, Case, Script, base, save_model
 from covey.audit.table import CHECKS, audit
-from covey.audit.trl_writer import record_run
+from covey.audit.writers.trl import record_run
 from covey.insight.findings.finding import Finding
 
 RESULT = Path(__file__).parent / "results/audit.md"

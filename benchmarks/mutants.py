@@ -190,6 +190,8 @@ MUTANTS = [
         ("clip bounds swapped", "ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio.clamp(1 - clip_high, 1 + clip_low)"),
         ("classes pushed together", "(-sign * score)[among]", "(sign * score)[among]"),
         ("one class for two", "(2 * group + (sign < 0))", "(2 * group + (sign < 9))"),
+        ("idle completions skipped under KL-Cov", "def kl_on_selected(", "@declare(\"proportional\")\ndef kl_on_selected("),
+        ("idle completions skipped under REAL", "@declare(\"acts_at_ratio_one\")", "@declare(\"acts_at_ratio_one\", \"proportional\")"),
         ("idle completions counted", "among = sign != 0", "among = sign < 9"),
         ("clip_high ignored", "1 + clip_high) * advantages)", "1 + clip_low) * advantages)"),
         ("clip without the pessimistic bound", "(ratio * advantages).minimum(ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)", "ratio.clamp(1 - clip_low, 1 + clip_high) * advantages"),
@@ -330,12 +332,7 @@ MUTANTS = [
     ),
     *of(
         "objective/algorithms.py",
-        ("idle completions skipped under a KL", "return not (pulls or self.values_on_policy) and self", "return self"),
-    ),
-    *of(
-        "objective/axes.py",
-        ("idle completions skipped under KL-Cov", "    surrogates.kl_on_selected,\n    surrogates.dro,", "    surrogates.dro,"),
-        ("idle completions skipped under REAL", "    surrogates.group_classification,\n}", "}"),
+        ("idle completions skipped under a KL", "return not (pulls or self.values_on_policy) and has", "return has"),
     ),
     *of(
         "objective/diagnostics.py",
@@ -405,7 +402,7 @@ MUTANTS = [
         ("minibatches alike in every step", '"minibatches", step, epoch)', '"minibatches", 0, epoch)'),
         ("minibatches alike in every epoch", '"minibatches", step, epoch)', '"minibatches", step, 0)'),
         ("noise alike in every step", '"noise", step)', '"noise", 0)'),
-        ("every update starts at ratio 1", "            old_is_current = False\n", ""),
+        ("every update starts at ratio 1", "if is_first and starts_at_one else", "if starts_at_one else"),
         ("reference refreshed one step late", "if learner.version // kl.refresh_every > before // kl.refresh_every", "if before // kl.refresh_every > (2 * before - learner.version) // kl.refresh_every"),
         ("inner epochs forgotten", "range(config.train.inner_epochs)", "range(1)"),
         ("steered KL coefficient not in the reward", "algorithm, kl_coef=run.state.coefficients.kl, values=values)", "algorithm, values=values)"),

@@ -34,7 +34,7 @@ API: Mapping[str, Sequence[str]] = {
     "python.md": ("covey",),
     "verifiers.md": ("covey_verify",),
     "trl.md": ("covey.trl",),
-    "audit.md": ("covey.audit.trl_writer", "covey.audit.recorder"),
+    "audit.md": ("covey.audit.writers.trl", "covey.audit.writers.recorder"),
 }
 """Page of the API -> the modules whose public names it has."""
 INTRODUCTION: Mapping[str, str] = {

@@ -24,7 +24,7 @@ from openrlhf.utils.config import hierarchize  # noqa: E402
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from covey.audit.openrlhf_writer import record_run  # noqa: E402
+from covey.audit.writers.openrlhf import record_run  # noqa: E402
 
 DEFAULTS = {
     "actor.num_nodes": 1,

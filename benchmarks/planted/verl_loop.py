@@ -20,7 +20,7 @@ from verl.trainer.ppo.core_algos import agg_loss, get_kl_controller, get_policy_
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage  # noqa: E402
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch  # noqa: E402
 
-from covey.audit.verl_writer import record_run  # noqa: E402
+from covey.audit.writers.verl import record_run  # noqa: E402
 
 DEFAULTS = {
     "data.train_batch_size": 4,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from covey.audit.check import Report, apply
-from covey.audit.reading import read_record
-from covey.audit.sources import open_run
+from covey.audit.checks.check import Report, apply
+from covey.audit.readers.record_file import read_record
+from covey.audit.readers.sources import open_run
 from covey.audit.table import CHECKS
 
 EOS, BOS = 2, 1

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.audit import openrlhf_writer, verl_writer
-from covey.audit.check import Report, apply
-from covey.audit.reading import read_record
+from covey.audit.checks.check import Report, apply
+from covey.audit.readers.record_file import read_record
 from covey.audit.record import AuditRecord
 from covey.audit.table import CHECKS
+from covey.audit.writers import openrlhf as openrlhf_writer
+from covey.audit.writers import verl as verl_writer
 from tests.audit.stand_ins import PROMPT, OpenRlhfTrainer, Policy, VerlTrainer
 
 Trainer = VerlTrainer | OpenRlhfTrainer

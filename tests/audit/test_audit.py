@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from covey.audit.check import apply
+from covey.audit.checks.check import apply
 from covey.audit.course import TRL_NAMES, findings_from_metrics, named
 from covey.audit.frameworks import FRAMEWORKS
 from covey.audit.probes import probe
-from covey.audit.reading import read_record
+from covey.audit.readers.record_file import read_record
+from covey.audit.readers.sources import open_run
 from covey.audit.record import AuditRecord
-from covey.audit.recorder import Recorder
-from covey.audit.sources import open_run
 from covey.audit.table import CHECKS, PREDICATES
-from covey.audit.trl_writer import _TrlRecorder
+from covey.audit.writers.recorder import Recorder
+from covey.audit.writers.trl import _TrlRecorder
 from covey.cli import main
 from covey_verify.errors import DataError
 from tests.audit.lines import (
@@ -599,7 +599,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_writers_are_imported_without_torch_or_a_trainer() -> None:
-    writers = "covey.audit.trl_writer, covey.audit.verl_writer, covey.audit.openrlhf_writer"
+    writers = "covey.audit.writers.trl, covey.audit.writers.verl, covey.audit.writers.openrlhf"
     code = f"import sys, {writers}\nassert not {{'torch', 'trl', 'transformers', 'ray'}} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from covey.audit.trl_writer import _answers_by_prompt, _frozen_part, _key
+from covey.audit.writers.trl import _answers_by_prompt, _frozen_part, _key
 from tests.audit.lines import (
     EOS,
     Lines,

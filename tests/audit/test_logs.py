@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from covey.audit.check import apply
+from covey.audit.checks.check import apply
 from covey.audit.course import findings_from_metrics
 from covey.audit.frameworks import FRAMEWORKS, framework_of
+from covey.audit.readers.sources import open_run
 from covey.audit.record import AuditRecord
-from covey.audit.sources import open_run
 from covey.audit.table import CHECKS
 from covey.cli import main
 from covey_verify.errors import DataError

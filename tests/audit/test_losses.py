@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.audit import openrlhf_writer, verl_writer
-from covey.audit.check import apply
-from covey.audit.reading import read_record
-from covey.audit.returns import returns_of
-from covey.audit.sources import open_run
+from covey.audit.checks.check import apply
+from covey.audit.checks.returns import returns_of
+from covey.audit.readers.record_file import read_record
+from covey.audit.readers.sources import open_run
 from covey.audit.table import CHECKS
+from covey.audit.writers import openrlhf as openrlhf_writer
+from covey.audit.writers import verl as verl_writer
 from tests.audit import stand_ins
 from tests.audit.lines import Lines, found, rows, samples, sound, updates, written
 from tests.audit.stand_ins import OpenRlhfTrainer, VerlTrainer

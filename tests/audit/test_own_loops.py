@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from covey.audit.check import apply
-from covey.audit.returns import returns_of
-from covey.audit.sources import open_run
+from covey.audit.checks.check import apply
+from covey.audit.checks.returns import returns_of
+from covey.audit.readers.sources import open_run
 from covey.audit.table import CHECKS
 from tests.audit.lines import (
     WORDS,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from covey.audit.check import apply
-from covey.audit.sources import open_run
+from covey.audit.checks.check import apply
+from covey.audit.readers.sources import open_run
 from covey.audit.table import CHECKS
 from tests.audit.lines import Lines, found, own, retrain, rollouts, rows, samples, sound, updates
 

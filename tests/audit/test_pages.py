@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from covey.audit import run_folder
-from covey.audit.reading import read_record
-from covey.audit.recorder import tokenizer_file
+from covey.audit.readers.record_file import read_record
 from covey.audit.run_folder import readable
+from covey.audit.writers.recorder import tokenizer_file
 from covey.cli import main
 from covey.insight.pages.compare import run_differences
 from covey.insight.pages.records import Runs, run_list, run_page

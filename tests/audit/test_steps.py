@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from covey.audit.check import apply
-from covey.audit.reading import read_record
-from covey.audit.recorder import Recorder
+from covey.audit.checks.check import apply
+from covey.audit.readers.record_file import read_record
 from covey.audit.table import CHECKS
+from covey.audit.writers.recorder import Recorder
 from tests.audit.lines import Lines, found, motion, own, rows, samples, sound, updates
 
 Optimizer = torch.optim.Optimizer

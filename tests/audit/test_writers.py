@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from covey.audit import verl_writer
-from covey.audit.check import apply
-from covey.audit.reading import read_record
-from covey.audit.recorder import settings_of
+from covey.audit.checks.check import apply
+from covey.audit.readers.record_file import read_record
 from covey.audit.table import CHECKS
+from covey.audit.writers import verl as verl_writer
+from covey.audit.writers.recorder import settings_of
 from tests.audit.recorded import MISTAKES, run
 from tests.audit.stand_ins import PROMPT, Batch, Column, OpenRlhfTrainer, VerlTrainer, worth
 

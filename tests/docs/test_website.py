@@ -46,7 +46,7 @@ def test_the_names_are_those_that_python_lists() -> None:
     for module in ("covey", "covey_verify"):
         shown = {f"{module}.{name}" for name in dir(importlib.import_module(module)) if name[0] != "_"}
         assert shown and shown <= listed
-    assert {"covey.audit.trl_writer.record_run", "covey.trl.GRPOTrainer", "covey.trl.GRPOConfig"} <= listed
+    assert {"covey.audit.writers.trl.record_run", "covey.trl.GRPOTrainer", "covey.trl.GRPOConfig"} <= listed
 
 
 def test_every_setting_has_a_heading_of_its_own() -> None:

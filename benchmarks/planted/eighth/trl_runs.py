@@ -17,7 +17,7 @@ from tiny import chat, closeness, number, sample, settings, text_of, tokenizer  
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 from world import model, sums, told  # noqa: E402
 
-from covey.audit.trl_writer import record_run  # noqa: E402
+from covey.audit.writers.trl import record_run  # noqa: E402
 
 CASES = {}
 

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, decoders
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from covey.audit.trl_writer import record_run
+from covey.audit.writers.trl import record_run
 HERE = Path(__file__).parent
 torch.set_num_threads(1)
 vocab = {c: i for i, c in enumerate(["<pad>", "<bos>", "<eos>"] + list("0123456789+=? []"))}

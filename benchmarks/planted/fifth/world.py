@@ -3,7 +3,7 @@ import contextlib, copy, math, random, sys
 from pathlib import Path
 from types import SimpleNamespace
 import torch, torch.nn as nn, torch.nn.functional as F
-from covey.audit.recorder import Recorder, numbers, plain_logprobs
+from covey.audit.writers.recorder import Recorder, numbers, plain_logprobs
 torch.set_num_threads(1)
 HERE = Path(__file__).parent
 PAD, BOS, EOS = 0, 1, 2

@@ -58,7 +58,7 @@ def run(name, rewards, callbacks=(), rows=64, writer=True, steps=8, **kw):
                      max_completion_length=8, save_strategy="steps", save_steps=steps, seed=1, **{"learning_rate": 1e-4, **kw})
     tr = GRPOTrainer(model=m, reward_funcs=rewards, args=cfg, train_dataset=data(rows), processing_class=t, callbacks=list(callbacks))
     if writer:
-        from covey.audit.trl_writer import record_run
+        from covey.audit.writers.trl import record_run
         record_run(tr, str(out / "run.jsonl"))
     tr.train()
     for h in tr.state.log_history[:8]: print(name, round(h.get("reward", 0), 3), h.get("grad_norm"))

@@ -16,7 +16,7 @@ from tiny import number, sample, tokenizer  # noqa: E402
 from torch import nn  # noqa: E402
 from world import model, sums  # noqa: E402
 
-from covey.audit.recorder import Recorder  # noqa: E402
+from covey.audit.writers.recorder import Recorder  # noqa: E402
 
 TOK = tokenizer()
 END, PAD = TOK.eos_token_id, TOK.pad_token_id

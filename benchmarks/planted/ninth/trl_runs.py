@@ -14,7 +14,7 @@ from tiny import chat, closeness, number, settings, text_of, tokenizer  # noqa: 
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 from world import model, sums  # noqa: E402
 
-from covey.audit.trl_writer import record_run  # noqa: E402
+from covey.audit.writers.trl import record_run  # noqa: E402
 
 CASES = {}
 SYSTEM = "Answer with the number inside <answer> tags."

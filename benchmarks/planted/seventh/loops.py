@@ -2,7 +2,7 @@
 import copy, json, math, os, random, re, sys
 from pathlib import Path
 import torch, torch.nn as nn, torch.nn.functional as F
-from covey.audit.recorder import Recorder
+from covey.audit.writers.recorder import Recorder
 torch.set_num_threads(1)
 PAD, BOS, EOS = 0, 1, 2
 TOOL, SEP = 3, 4

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, decoders, processors
 from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config, Gemma2Config,
                           TrainerCallback, GPTNeoXConfig, MistralConfig)
 from trl import (DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer)
-from covey.audit.trl_writer import record_run
+from covey.audit.writers.trl import record_run
 
 torch.set_num_threads(1)
 CHARS = list("0123456789+-=xyz ?.,")

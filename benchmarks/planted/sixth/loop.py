@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 
-from covey.audit.recorder import Recorder, plain_logprobs
+from covey.audit.writers.recorder import Recorder, plain_logprobs
 
 PAD, BOS, EOS = 0, 1, 2
 CHARS = "0123456789+-*=<>[]abcdefghijklmnopqrstuvwxyz :.,#\n"

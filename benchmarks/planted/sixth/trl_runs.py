@@ -19,7 +19,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from covey.audit.trl_writer import record_run
+from covey.audit.writers.trl import record_run
 
 CHARS = "0123456789+-*=<>[]abcdefghijklmnopqrstuvwxyz :.,#\n?"
 TEMPLATE = (

@@ -6,7 +6,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import *  # noqa: F403 - tiny model, tokenizer, rows of sums, closeness reward, small settings
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from covey.audit.trl_writer import record_run
+from covey.audit.writers.trl import record_run
 
 
 def normalized(completions, answer, **kwargs):

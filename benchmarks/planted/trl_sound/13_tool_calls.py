@@ -7,7 +7,7 @@ from tiny import *  # noqa: F403 - tiny model, tokenizer, rows of sums, closenes
 import trl.chat_template_utils as templates
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from covey.audit.trl_writer import record_run
+from covey.audit.writers.trl import record_run
 
 TAUGHT = HERE / "tiny_tool"
 TOK = tokenizer()

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from covey.audit.checks.groups import groups_of, totals, weights_of
 from covey.audit.course import translated
 from covey.audit.frameworks import words_of
-from covey.audit.groups import groups_of, totals, weights_of
 from covey.audit.record import AuditRecord, Numbers, Rollout, Row, Sample, Use
 from covey.insight.show import spoken_prompt
 from covey.runs.rollouts import RolloutLog

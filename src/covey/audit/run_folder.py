@@ -18,12 +18,12 @@ from time import monotonic, time
 from typing import Any
 
 from covey.audit.as_log import arrays_of, by_step, lacking, log_of, metrics_of
-from covey.audit.check import apply
+from covey.audit.checks.check import apply
 from covey.audit.course import findings_from_metrics
+from covey.audit.readers.sources import LOSSES, is_foreign, open_run
 from covey.audit.record import FORMAT, AuditRecord
-from covey.audit.recorder import tokenizer_file
-from covey.audit.sources import LOSSES, is_foreign, open_run
 from covey.audit.table import CHECKS
+from covey.audit.writers.recorder import tokenizer_file
 from covey.insight.findings.finding import Finding
 from covey.insight.pages.records import Runs
 from covey.runs.atomic import write_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from covey.audit import (
+from covey.audit.checks import (
     advantages,
     corrections,
     data,
@@ -30,10 +30,10 @@ from covey.audit import (
     uses,
     verdicts,
 )
-from covey.audit.check import Check, Predicate, Report, apply, check_texts
+from covey.audit.checks.check import Check, Predicate, Report, apply, check_texts
 from covey.audit.course import findings_from_metrics
+from covey.audit.readers.sources import open_run
 from covey.audit.record import AuditRecord
-from covey.audit.sources import open_run
 from covey.insight.show import finding_lines
 
 PREDICATES: Mapping[str, Predicate] = {

@@ -12,8 +12,8 @@ import numpy as np
 
 from covey.audit.as_log import by_step, lacking, log_of, metrics_of
 from covey.audit.probes import ANSWERS
+from covey.audit.readers.sources import open_run
 from covey.audit.record import AuditRecord
-from covey.audit.sources import open_run
 from covey.insight.difference import paired_curves, shared_gain, signed
 from covey.insight.rescore import RescoredGroup, rescored_step
 from covey.insight.show import ShownRecord, course_lines, group_view, spoken_prompt, step_view

@@ -72,7 +72,7 @@ def command_rescore(
     """
     if steps < 1:
         raise ConfigError(f"--steps {steps} must be at least 1")
-    from covey.audit.sources import is_foreign
+    from covey.audit.readers.sources import is_foreign
     from covey.commands.scoring import named_rewards
     from covey.insight import rescore
 

@@ -30,7 +30,7 @@ def command_show(
     :param step: Counted from 0.
     :param group: Number of the group in the step.
     """
-    from covey.audit.sources import is_foreign
+    from covey.audit.readers.sources import is_foreign
     from covey.insight import show
 
     if is_foreign(run):
@@ -54,7 +54,7 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
         as train.lr, a metric such as kl/start, a function of the algorithm, a finding, or a TRL name;
         without it every setting is listed.
     """
-    from covey.audit.sources import is_foreign
+    from covey.audit.readers.sources import is_foreign
 
     path = Path(what)
     if what and (path.is_dir() or path.suffix) and is_foreign(path):
@@ -97,7 +97,7 @@ def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
     :param a: Folder of a run, or whatever `covey audit` reads.
     :param b: The other run; differences are B minus A.
     """
-    from covey.audit.sources import is_foreign
+    from covey.audit.readers.sources import is_foreign
 
     if is_foreign(a) or is_foreign(b):
         from covey.audit.views import difference_of_records as difference
@@ -151,7 +151,7 @@ def command_audit(run: Path, *, as_json: Json = False) -> int:
 
     covey computes all of these again from the trainer's record. Exit code 1 if it finds a severe mistake.
 
-    :param run: A record (JSONL; `covey.audit.trl_writer.record_run` writes one for TRL), an output
+    :param run: A record (JSONL; `covey.audit.writers.trl.record_run` writes one for TRL), an output
         folder of TRL, prime-rl or covey, `trainer_state.json`, verl's rollout dumps, or a log: an export of
         Weights & Biases (CSV, JSON), an event file of TensorBoard, trackio's database.
     """

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from covey.audit.check import check_texts
+from covey.audit.checks.check import check_texts
 from covey.config.algorithm import rows_of
 from covey.insight.metric_table import metric_rows
 from covey.objective.algorithms import PRESETS, Algorithm

@@ -1,0 +1,99 @@
+"""A check of how tokens were drawn, by the entropy of the distribution that the trainer gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from covey.audit.checks.check import Fault, MissingField
+from covey.audit.checks.logprobs import (
+    SAME_PROGRAM_NATS,
+    at_1,
+    distance,
+    first_uses,
+    recomputed,
+    sampler,
+    trainer,
+)
+from covey.audit.record import AuditRecord, Numbers, Use
+
+MIN_TOKENS = 256
+"""Fewest tokens that a distribution is compared with."""
+ERRORS = 5.0
+"""Number of standard errors that chance does not reach."""
+MIN_NATS = 0.05
+"""A mean difference that matters."""
+CUT = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Setting of sampling that leaves tokens out -> its value without effect."""
+
+
+def drawn_from_another_distribution(record: AuditRecord) -> Fault | MissingField | None:
+    """TRL's generation_kwargs have another temperature than its log-probs. Or the tokens of first updates are
+    likelier for the trainer than its own entropy lets draws of it be, or less likely. Or, without entropies,
+    its log-probs at temperature 1 find them likelier than those at the sampling temperature, although none
+    do so on average for tokens that are drawn there. All by 5 standard errors and .05 nats per token. Not
+    asked of a run whose settings cut the distribution, whose sampler has log-probs of its own, or whose
+    trainer differs from its own model.
+    """
+    hot = record.header.settings.get("generation_kwargs.temperature")
+    temperature = record.number("temperature", 1.0)
+    if isinstance(hot, int | float) and hot != temperature:
+        sentence = f"generation_kwargs draw tokens at temperature {hot:g}"
+        return Fault(f"{sentence}, and log-probs are at {temperature:g}")
+    declared = any(max(record.number(name, neutral), 0.0) != neutral for name, neutral in CUT.items())
+    if declared or _has_another_sampler(record):
+        return None
+    if distance(first_uses(record), trainer, recomputed) > SAME_PROGRAM_NATS:
+        return None
+    if "entropies" not in record.fields:
+        return _drawn_at_1(record) if temperature != 1 else MissingField("entropies")
+    # Log-prob plus entropy is 0 on average, whatever came before the token.
+    surplus = [
+        value for use in first_uses(record) for value in _sums_of_tokens(use, trainer(use), use.row.entropies)
+    ]
+    mean = _mean_beyond_chance(surplus)
+    if mean is None:
+        return None
+    kind = "sharper" if mean > 0 else "flatter"
+    sentence = f"tokens are drawn from a {kind} distribution than the trainer's: their log-probs are"
+    return Fault(f"{sentence} {abs(mean):.2g} nats {'above' if mean > 0 else 'below'} what its entropy gives")
+
+
+def _has_another_sampler(record: AuditRecord) -> bool:
+    """Whether the sampler's log-probs are recorded, and are not the model's own."""
+    uses = first_uses(record)
+    return "sampler_logprobs" in record.fields and not distance(uses, sampler, recomputed) < SAME_PROGRAM_NATS
+
+
+def _drawn_at_1(record: AuditRecord) -> Fault | None:
+    """Return a fault if tokens are likelier at temperature 1 than at the sampling temperature."""
+    gains = [
+        value for use in first_uses(record) for value in _sums_of_tokens(use, recomputed(use), at_1(use), -1)
+    ]
+    mean = _mean_beyond_chance(gains)
+    if mean is None or mean > 0:
+        return None
+    temperature = record.number("temperature", 1.0)
+    sentence = f"tokens are likelier at temperature 1 than at {temperature:g}, at which they should be drawn"
+    return Fault(f"{sentence}: by {-mean:.2g} nats")
+
+
+def _mean_beyond_chance(values: Sequence[float]) -> float | None:
+    """Return the mean of numbers that have a mean of 0 by chance; None if it may be chance."""
+    error = math.sqrt(sum(value**2 for value in values))
+    mean = sum(values) / max(len(values), 1)
+    is_chance = len(values) < MIN_TOKENS or abs(mean) < MIN_NATS or abs(sum(values)) < ERRORS * error
+    return None if is_chance else mean
+
+
+def _sums_of_tokens(use: Use, a: Numbers | None, b: Numbers | None, factor: int = 1) -> Iterator[float]:
+    """Yield a plus a multiple of b for each sampled token.
+
+    A mask does not matter: one that leaves out truncated completions would choose among them.
+    """
+    inserted = use.sample.inserted or [False] * len(use.sample.ids or ())
+    values = zip(a or (), b or (), inserted, strict=False)
+    return (x + factor * y for x, y, off in values if x is not None and y is not None and not off)
+
+
+CHECKS = {"drawn_otherwise": drawn_from_another_distribution}

@@ -1,0 +1,422 @@
+"""Checks of token ids and masks: the tokens that were sampled and those that are trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from covey.audit.checks.check import Fault, MissingField
+from covey.audit.record import AuditRecord, Sample, Use
+
+MIN_COMPLETIONS = 4
+"""Completions that a check needs before it applies."""
+MIN_CHARACTERS = 4
+"""Fewest characters of a common beginning or end that is not chance."""
+IMPOSSIBLE = -25.0
+"""Log-prob in nats of a practically impossible event."""
+TRUNCATED_FRACTION = 0.75
+"""Fraction of truncated completions above which the limit is too small."""
+MIN_COMMON_START = 8
+"""Fewest characters that all prompts of a template begin with."""
+MIN_COMMON_ENDING = 20
+"""Fewest characters that they all end with, so that a missing end shows."""
+MIN_LENGTH_RATIO = 0.8
+"""Smallest ratio of the characters of two prompts with the same number of tokens."""
+TOOL_ANSWER_MARKS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
+"""Marks around a tool's answer in the templates of Qwen and Mistral."""
+
+
+def _trained(record: AuditRecord) -> Iterator[tuple[Use, list[int], list[bool]]]:
+    """Yield each completion of which an update trains a token, with its ids and its mask."""
+    for use in record.uses:
+        if use.row.mask is not None and use.sample.ids and any(use.row.mask):
+            yield use, use.sample.ids, use.row.mask
+
+
+def _most(
+    record: AuditRecord,
+    shows: Callable[[Use, list[int], list[bool]], int | None],
+    words: str,
+    fraction: float,
+) -> Fault | None:
+    """Return a fault if more than ``fraction`` of the trained completions show it.
+
+    ``shows`` returns the token of the fault, -1 if there is no fault, or None if it cannot tell.
+    """
+    answers = [(use, shows(use, ids, mask)) for use, ids, mask in _trained(record)]
+    able = [(use, token) for use, token in answers if token is not None]
+    shown = [(use, token) for use, token in able if token >= 0]
+    if len(able) < MIN_COMPLETIONS or len(shown) <= fraction * len(able):
+        return None
+    use, token = shown[0]
+    return Fault(f"{words} in {len(shown)} of {len(able)} completions", use.update.step, location(use, token))
+
+
+def location(use: Use, token: int | None = None) -> dict[str, int | float]:
+    """Return the place of a completion, or of its token, as evidence."""
+    group = {} if use.sample.group is None else {"group": use.sample.group}
+    return {**group, "completion": use.row.completion, **({} if token is None else {"token": token})}
+
+
+def _end(record: AuditRecord, ids: list[int]) -> int | None:
+    """Return the place of the end token; None if the completion does not end with one."""
+    return len(ids) - 1 if ids[-1] in record.header.tokens.eos else None
+
+
+def other_tokens_are_trained(record: AuditRecord) -> Fault | None:
+    """The ids in an update are not the sampled ids."""
+    for use in record.uses:
+        trained, sampled = use.row.ids, use.sample.ids
+        if trained is None or sampled is None:
+            continue
+        first = next((n for n, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
+        if first is not None:
+            pair = f"was sampled as {sampled[first]} and is trained as {trained[first]}"
+            sentence = f"token {first} of a completion {pair}"
+            return Fault(sentence, use.update.step, location(use, first))
+    return None
+
+
+def mask_is_shifted(record: AuditRecord) -> Fault | None:
+    """In more than half of the completions, the mask leaves out the first token and reaches one place past
+    the last, or the reverse.
+    """
+
+    def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        if any(use.sample.inserted or ()) or len(ids) < 2:
+            return None
+        late = not mask[0] and all(mask[1 : len(ids)])
+        # The mask's place past the last token may be missing if the batch is only as wide as the completion.
+        early = all(mask[: len(ids) - 1]) and not any(mask[len(ids) - 1 :]) and _end(record, ids) is None
+        return 0 if late else len(ids) - 1 if early else -1
+
+    return _most(record, shows, "the mask is shifted by one place", 0.5)
+
+
+def end_is_untrained(record: AuditRecord) -> Fault | None:
+    """In more than half of the completions that end, the end token was sampled and all tokens before it are
+    trained, but the mask leaves it out.
+    """
+
+    def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        end = _end(record, ids)
+        if end is None or not end:
+            return None
+        return end if not any(mask[end:]) else -1
+
+    return _most(record, shows, "the end token is not trained", 0.5)
+
+
+def end_is_appended(record: AuditRecord) -> Fault | None:
+    """In more than a tenth of the completions that end, a trained end token directly follows the token
+    limit; or the trained end token has no log-prob from the sampler, while all other tokens and some other
+    end tokens have one.
+    """
+    limit = record.number("max_completion_length", math.inf)
+    ends = [s.sampler_logprobs[-1] for _, _, s in record.samples if s.sampler_logprobs and _ends(record, s)]
+    some_are_sampled = any(value is not None for value in ends)
+
+    def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        end = _end(record, ids)
+        # A dialogue may exceed the limit of a turn, and its inserted tokens have mask 0.
+        if end is None or any(use.sample.inserted or ()) or not all(mask[:end]):
+            return None
+        values = use.sample.sampler_logprobs or []
+        unsampled = len(values) > 1 and values[-1] is None and None not in values[:-1]
+        is_trained = len(mask) > end and mask[end]
+        return end if is_trained and (end == limit or (some_are_sampled and unsampled)) else -1
+
+    return _most(record, shows, "an end token that the model did not sample is trained", 0.1)
+
+
+def _ends(record: AuditRecord, sample: Sample) -> bool:
+    return bool(sample.ids) and _end(record, sample.ids or []) is not None
+
+
+def padding_is_trained(record: AuditRecord) -> Fault | None:
+    """The mask is 1 after the last token of a completion."""
+
+    def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        return next((n for n in range(len(ids), len(mask)) if mask[n]), -1)
+
+    return _most(record, shows, "tokens behind the end are trained", 0.0)
+
+
+def _inserted(use: Use) -> set[int]:
+    """Return the tokens that a tool wrote: declared ones, and two in a row that the sampler did not draw."""
+    sampler, trainer = use.sample.sampler_logprobs, use.row.logprobs
+    strange = [
+        not sampled and trained is not None and trained < -1
+        for sampled, trained in zip(sampler or (), trainer or (), strict=False)
+    ]
+    # If the other tokens differ too, the log-probs belong to other ids and say nothing about a tool.
+    both = zip(sampler or (), trainer or (), strange, strict=False)
+    others = [
+        abs(sampled - trained)
+        for sampled, trained, odd in both
+        if sampled and trained is not None and not odd
+    ]
+    aligned = sum(others) <= len(others)
+    foreign = {n for n, pair in enumerate(pairwise(strange)) if all(pair) and aligned}
+    return foreign | {n for n, wrote in enumerate(use.sample.inserted or ()) if wrote}
+
+
+def mask_is_inverted(record: AuditRecord) -> Fault | None:
+    """In more than half of the completions with tokens that a tool wrote, at least half of these are trained,
+    and none of the tokens that the model wrote.
+    """
+
+    def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        foreign = _inserted(use)
+        if not foreign or len(foreign) == len(ids):
+            return None
+        trained = {n for n, on in enumerate(mask) if on}
+        # Two neighbours are needed to recognize a tool's token, so the edges of its text are unknown.
+        edges = {n + 1 for n in foreign} | {n - 1 for n in foreign}
+        inverted = 2 * len(trained & foreign) >= len(foreign) and trained <= foreign | edges
+        return min(trained) if inverted else -1
+
+    return _most(record, shows, "the mask is inverted: only the tool's text is trained", 0.5)
+
+
+def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
+    """Tokens that a tool wrote are trained: tokens declared as inserted, or two in a row to which the
+    sampler gives a log-prob of 0 or none and the trainer less than -1, although the two agree on the other
+    tokens.
+    """
+
+    def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
+        foreign = _inserted(use)
+        if not foreign:
+            return None
+        return next((n for n in sorted(foreign) if n < len(mask) and mask[n]), -1)
+
+    return _most(record, shows, "a tool's text is trained as if the model had written it", 0.1)
+
+
+def tools_answers_are_written_by_the_model(record: AuditRecord) -> Fault | None:
+    """Most completions contain a tool's answer between the marks of its template, and it is trained."""
+    names = {int(i): text for i, text in record.header.tokens.names.items()}
+
+    def shows(_use: Use, ids: list[int], mask: list[bool]) -> int | None:
+        texts = [names.get(i, "") for i in ids]
+        spans = [(texts.index(a), texts.index(b)) for a, b in TOOL_ANSWER_MARKS if a in texts and b in texts]
+        return next(
+            (n for start, end in spans for n in range(start + 1, end) if mask[n : n + 1] == [True]), -1
+        )
+
+    return _most(record, shows, "a tool's answer (recognized by its marks) is trained", 0.5)
+
+
+def completions_begin_with_their_prompt(record: AuditRecord) -> Fault | None:
+    """Nine in ten completions begin with the last token of their prompt, although the model gives this a
+    joint probability below e^-25.
+    """
+    shown = []
+    doubt = 0.0
+    able = 0
+    for use in record.uses:
+        logprobs = use.sample.model_logprobs or use.row.logprobs
+        if not (use.first and use.sample.prompt_ids and use.sample.ids and logprobs):
+            continue
+        able += 1
+        if use.sample.ids[0] == use.sample.prompt_ids[-1] and logprobs[0] is not None:
+            shown.append(use)
+            doubt += logprobs[0]
+    if able < MIN_COMPLETIONS or len(shown) < 0.9 * able or doubt > IMPOSSIBLE:
+        return None
+    sentence = (
+        f"{len(shown)} of {able} completions begin with the last token of their prompt, at log-probs of"
+    )
+    return Fault(f"{sentence} {doubt / able:.2g} on average", shown[0].update.step, location(shown[0], 0))
+
+
+def end_is_lost(record: AuditRecord) -> Fault | None:
+    """More than half of the completions that are shorter than the limit have no end token."""
+    limit = record.number("max_completion_length", 0)
+    shorter = [(step, n, s) for step, n, s in record.samples if s.ids and len(s.ids) < limit]
+    lost = [(step, n) for step, n, s in shorter if _end(record, s.ids or []) is None]
+    if len(shorter) < MIN_COMPLETIONS or len(lost) <= 0.5 * len(shorter):
+        return None
+    sentence = f"{len(lost)} of {len(shorter)} completions stop before the limit without an end token"
+    return Fault(sentence, lost[0][0], {"completion": lost[0][1]})
+
+
+def nothing_ends(record: AuditRecord) -> Fault | None:
+    """Most completions reach the limit without an end token: more than three in four, by 3.5 standard errors
+    over prompts. With fewer than three prompts, each is judged by the standard errors over its completions.
+    """
+    limit = record.number("max_completion_length", 0)
+    truncated: dict[str, list[bool]] = {}
+    for _, _, sample in record.samples:
+        if sample.ids:
+            is_cut = len(sample.ids) >= limit and _end(record, sample.ids) is None
+            truncated.setdefault(sample.prompt_text, []).append(is_cut)
+    flags = [reached_limit for of_prompt in truncated.values() for reached_limit in of_prompt]
+    if len(flags) < 16 or _least_fraction([*truncated.values()]) <= TRUNCATED_FRACTION:
+        return None
+    scope = {1: " of one prompt", 2: " of two prompts"}.get(len(truncated), "")
+    return Fault(f"{sum(flags)} of {len(flags)} completions{scope} reach the limit of {limit:.0f} tokens")
+
+
+def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
+    """Return a lower bound of the fraction of completions that show something, given prompt by prompt.
+
+    Completions of one prompt are alike, so the prompts are the independent samples. One prompt has no spread
+    among prompts, and two give a poor estimate of it; then each prompt is judged by its own completions.
+    """
+    if len(by_prompt) == 2:
+        return min(_least_fraction([of_prompt]) for of_prompt in by_prompt)
+    units = by_prompt if len(by_prompt) > 1 else [[flag] for flag in by_prompt[0]]
+    total = sum(map(len, units))
+    fraction = sum(map(sum, units)) / total
+    squares = sum((sum(of_prompt) - fraction * len(of_prompt)) ** 2 for of_prompt in units)
+    error = math.sqrt(squares * len(units) / max(len(units) - 1, 1)) / total
+    # A fraction of 1 has a standard error of 0; its bound comes from the rule of three.
+    return min(fraction - 3.5 * error, 1 - 3 / total)
+
+
+def prompts_are_cut(record: AuditRecord) -> Fault | MissingField | None:
+    """More than a quarter of the prompts, and at least four, are exactly as long as the limit, and none is
+    longer, although the settings truncate prompts. Or more than a tenth of the prompts, the longest ones,
+    lack an ending of at least 20 characters that all others share, and share no ending of their own,
+    although all prompts begin alike.
+    """
+    limit = record.number("max_prompt_length", 0)
+    if not limit:
+        return _ends_are_cut(record)
+    prompts = {tuple(s.prompt_ids): (step, n) for step, n, s in record.samples if s.prompt_ids}
+    full = [ids for ids in prompts if len(ids) == limit]
+    too_few = len(full) < MIN_COMPLETIONS or len(full) <= 0.25 * len(prompts)
+    if too_few or any(len(ids) > limit for ids in prompts) or record.setting("prompt_truncation") == "error":
+        return None
+    step, n = prompts[full[0]]
+    sentence = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
+    return Fault(f"{sentence}: longer ones are truncated", step, {"completion": n})
+
+
+def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
+    texts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
+    prompts = sorted(texts, key=len)
+    if not prompts:
+        return MissingField("settings.max_prompt_length")
+    if len(prompts) < MIN_COMPLETIONS or len(common_start(prompts)) < MIN_COMMON_START:
+        return None
+    backwards = [prompt[::-1] for prompt in prompts]
+    # From the shortest prompt on, all share their end up to the first truncated one.
+    whole = next(
+        (n for n in range(2, len(prompts)) if len(common_start(backwards[: n + 1])) < MIN_COMMON_ENDING),
+        len(prompts),
+    )
+    end = common_start(backwards[:whole])
+    lacking = [back for back in backwards if not back.startswith(end)]
+    if len(end) < MIN_COMMON_ENDING or len(lacking) <= 0.1 * len(prompts):
+        return None
+    longest = max(len(back) for back in backwards if back.startswith(end))
+    # Prompts of another kind would share an end of their own; truncated prompts share none.
+    if len(common_start(lacking)) >= MIN_CHARACTERS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
+        return None
+    step, n = texts[lacking[0][::-1]]
+    sentence = f"{len(lacking)} of {len(prompts)} prompts, the longest, lack the end of the others,"
+    return Fault(
+        f"{sentence} {end[::-1][-MIN_COMMON_ENDING:]!r}: they are truncated", step, {"completion": n}
+    )
+
+
+def common_start(texts: Sequence[str]) -> str:
+    """Return the common beginning of all texts."""
+    first, last = min(texts), max(texts)
+    return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+
+
+def begin_is_doubled(record: AuditRecord) -> Fault | None:
+    """A prompt begins with two begin-of-sequence tokens."""
+    bos = record.header.tokens.bos
+    for step, n, sample in record.samples:
+        if bos is not None and sample.prompt_ids and sample.prompt_ids[:2] == [bos, bos]:
+            return Fault("prompts begin with two begin-of-sequence tokens", step, {"completion": n})
+    return None
+
+
+def update_trains_no_token(record: AuditRecord) -> Fault | None:
+    """All masks of an update are 0."""
+    for update in record.updates:
+        masks = [row.mask for row in update.rows]
+        if masks and not any(any(mask) for mask in masks if mask is not None) and None not in masks:
+            return Fault("an update trains no token: every mask is 0", update.step)
+    return None
+
+
+def prompts_are_ended(record: AuditRecord) -> Fault | None:
+    """All prompts, at least four, end with an end token, or with one that only white space follows."""
+    ends = record.header.tokens.eos
+    names = record.header.tokens.names
+    texts = tuple(names[str(token)] for token in ends if str(token) in names)
+    prompts = [(step, n, s.prompt_ids, s.prompt) for step, n, s in record.samples if s.prompt_ids]
+    ended = [
+        ids[-1] in ends or (isinstance(prompt, str) and prompt.rstrip().endswith(texts))
+        for _, _, ids, prompt in prompts
+    ]
+    if len(prompts) < MIN_COMPLETIONS or not all(ended):
+        return None
+    step, n, ids, _ = prompts[0]
+    evidence = {"completion": n, "token": len(ids) - 1}
+    return Fault("every prompt ends with the end token, and the answer comes after it", step, evidence)
+
+
+def prompts_end_with_a_space(record: AuditRecord) -> Fault | None:
+    """All prompts, at least four, end with a space. Tokenizers put the space into the word that follows it,
+    so a model has hardly seen a word behind a space of its own.
+    """
+    prompts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
+    if len(prompts) < MIN_COMPLETIONS or not all(prompt.endswith(" ") for prompt in prompts):
+        return None
+    step, n = next(iter(prompts.values()))
+    return Fault(f"all {len(prompts)} prompts end with a space", step, {"completion": n})
+
+
+def template_is_applied_twice(record: AuditRecord) -> Fault | None:
+    """A message of a prompt contains the text of the end token, which a template writes between messages. Or
+    all prompts, at least four, begin with the same text of eight or more characters, twice in a row.
+    """
+    names = record.header.tokens.names
+    ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
+    texts = {s.prompt for _, _, s in record.samples if isinstance(s.prompt, str)}
+    start = common_start(sorted(texts)) if len(texts) >= MIN_COMPLETIONS else ""
+    twice = [n for n in range(MIN_COMMON_START, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
+    if twice and len(set(start[: twice[0]])) > MIN_CHARACTERS:
+        return Fault(f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice")
+    for step, n, sample in record.samples:
+        messages = sample.prompt if isinstance(sample.prompt, list) else ()
+        shown = [
+            end for end in ends for m in messages if m.get("role") == "user" and end in str(m.get("content"))
+        ]
+        if shown:
+            return Fault(
+                f"a user's message contains {shown[0]}: it already is a templated prompt",
+                step,
+                {"completion": n},
+            )
+    return None
+
+
+CHECKS = {
+    "nothing_trained": update_trains_no_token,
+    "tokens_replaced": other_tokens_are_trained,
+    "mask_shifted": mask_is_shifted,
+    "mask_inverted": mask_is_inverted,
+    "end_untrained": end_is_untrained,
+    "end_appended": end_is_appended,
+    "padding_trained": padding_is_trained,
+    "tool_trained": inserted_tokens_are_trained,
+    "tool_marks_trained": tools_answers_are_written_by_the_model,
+    "prompt_trained": completions_begin_with_their_prompt,
+    "end_lost": end_is_lost,
+    "never_ends": nothing_ends,
+    "prompt_cut": prompts_are_cut,
+    "bos_doubled": begin_is_doubled,
+    "prompt_ended": prompts_are_ended,
+    "prompt_space": prompts_end_with_a_space,
+    "template_twice": template_is_applied_twice,
+}
