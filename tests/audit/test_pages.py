@@ -144,7 +144,7 @@ def test_other_rewards_are_tried_on_a_record(
     assert main(["rescore", str(verl), f"{tmp_path}/mine.py:brief", "--steps", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["groups"] == 12 and found["completions_that_change_sign"] > 0
-    assert {g["step"] for g in found["of_groups"]} == {2, 3}
+    assert {g["step"] for g in found["of_groups"]} == {3, 4}
     texts = [s.text or "" for s in read_record(verl).rollouts[2].completions[:4]]
     assert found["of_groups"][0]["new"] == pytest.approx([1 / (1 + len(t.split())) for t in texts])
     # verl's column of the answer is called ground_truth, which rewards get as `answer` too.

@@ -100,9 +100,9 @@ def covey_run(folder: Path) -> AuditRecord:
     lines: list[Rollout | Update] = []
     for step in sorted({*shown, *metrics}):
         if step in logs:
-            lines.append(_covey_rollout(logs[step], step))
+            lines.append(_covey_rollout(logs[step], step - 1))
         if step in metrics:
-            lines.append(_covey_update(logs.get(step), metrics[step], step))
+            lines.append(_covey_update(logs.get(step), metrics[step], step - 1))
     return AuditRecord(
         _header("covey", _covey_settings(resolved)),
         tuple(lines),
