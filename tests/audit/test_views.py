@@ -72,6 +72,16 @@ def test_explain_says_of_a_record_what_the_audit_says(
     assert "step 1: the mask is shifted by one place" in said and "response_mask = attention_mask" in said
 
 
+@pytest.mark.parametrize("command", ["show", "explain", "audit"])
+def test_a_config_in_the_place_of_a_run_is_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("model: tiny\n")
+    said = shown(capsys, command, config, code=2)
+    assert f"{config} is a config, not a run" in said and f"covey preview {config}" in said
+
+
 def test_two_rollouts_before_one_update_are_one_step(
     verl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

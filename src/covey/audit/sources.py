@@ -40,6 +40,11 @@ def open_run(path: Path) -> AuditRecord:
         return _of_folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder")
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{path} is a config, not a run: name the folder of its run (its `output`). Before a run, "
+            f"`covey preview {path}` says whether it can learn"
+        )
     if path.name == STATE or (
         path.suffix == ".json" and _has(read_regular(path, RECORD_BYTES), "log_history")
     ):
