@@ -91,7 +91,7 @@ def step_record(world: World, step: int, generator: np.random.Generator) -> dict
     total = rewards["answer"] + 0.1 * rewards["form"]
     dead = np.ptp(total, axis=1) == 0
     record: dict[str, Any] = {
-        "step": step, **QUIET, "accuracy": solved.mean(), "reward/mean": total.mean(),
+        "step": step + 1, **QUIET, "accuracy": solved.mean(), "reward/mean": total.mean(),
         "reward/std": total.std(), "groups/count": float(world.prompts), "groups/dead": dead.mean(),
         "groups/dead_correct": (dead & solved.all(1)).mean(),
         "groups/dead_incorrect": (dead & ~solved.any(1)).mean(), "groups/cliff": dead.mean(),

@@ -312,7 +312,7 @@ def main() -> None:
                 line = found[0]["remedy"].replace("\n", " ")
                 remedy = f" `{line}`" if line else ""
                 sentences.append(
-                    f"- {case.id} {name}, step {found[0]['step'] + 1}: {found[0]['sentence']}.{remedy}"
+                    f"- {case.id} {name}, step {found[0]['step']}: {found[0]['sentence']}.{remedy}"
                 )
             lines += [Line("disease", *courses[0]), Line("cure", *courses[1])]
         lines = [line for line in lines if len(line.x)]

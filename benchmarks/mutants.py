@@ -565,7 +565,7 @@ MUTANTS = [
     ),
     *of(
         "runs/folder.py",
-        ("rollouts of the step after a checkpoint kept", "if number >= step:", "if number > step:"),
+        ("rollouts of the step after a checkpoint kept", "if number > step:", "if number > step + 1:"),
         ("streams not cut", "                os.truncate(path, size)\n", "                pass\n"),
     ),
     *of(

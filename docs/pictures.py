@@ -32,7 +32,7 @@ def main(run: Path) -> None:
     shutil.copy(run / "curve.svg", IMAGES / "demo.svg")
     rows, times, evals = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings", "evals"))
     half = max(1, len(rows) // 2)
-    shown = min(recorded_steps(run), key=lambda step: abs(step - (half - 1)))  # old steps may be gone
+    shown = min(recorded_steps(run), key=lambda step: abs(step - half))  # old steps may be gone
     terminal = Console(
         record=True, width=118, height=30, force_terminal=True, file=io.StringIO(), highlight=False
     )

@@ -533,7 +533,7 @@ def test_the_evidence_says_where_and_the_remedy_is_in_the_frameworks_words(tmp_p
     MISTAKES["end_untrained"](lines)
     (finding, *_) = apply(CHECKS, read_record(written(lines, tmp_path / "run.jsonl"))).findings
     assert finding.severity == "severe" and "EOS" in finding.remedy
-    assert finding.evidence == {"step": 0, "group": 0, "completion": 0, "token": 2}
+    assert finding.evidence == {"step": 1, "group": 0, "completion": 0, "token": 2}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_pages_show_a_record(verl: Path) -> None:
         assert (row["run"], row["method"], row["done"]) == ("verl", "verl", 4)
         page = run_page("verl", folder)
         assert page["notes"] == [f"{verl}, as it was when this page was made: 4 updates, 96 completions."]
-        assert "optimizer/grad_norm" in page["metrics"][0] and page["logged"] == [0, 1, 2, 3]
+        assert "optimizer/grad_norm" in page["metrics"][0] and page["logged"] == [1, 2, 3, 4]
         first, *_, last = page["findings"]
         assert first["id"] == "mask_shifted" and "checks apply" in last["sentence"]
         place = first["evidence"]
@@ -86,7 +86,7 @@ def test_the_pages_follow_a_record_that_is_written(tmp_path: Path, monkeypatch: 
             file.write("".join(json.dumps(line) + "\n" for line in lines[4:6]))
             file.write('{"kind": "upd')
         page = page_when(lambda page: len(page["metrics"]) > 2, folder)
-        assert (page["state"], page["logged"]) == ("training", [0])
+        assert (page["state"], page["logged"]) == ("training", [1])
         written(lines, path)
         page = page_when(lambda page: len(page["metrics"]) > 3, folder)
         assert len(page["metrics"]) == 4 and not page["notes"]
@@ -105,7 +105,7 @@ def test_what_a_record_lacks_is_said_on_its_pages(verl: Path, tmp_path: Path) ->
     said = "This record has no token ids, log-probs of tokens, advantages and masks."
     with readable(tmp_path / "dump") as folder:
         assert run_page("dump", folder)["notes"][0].endswith(f"24 completions. {said}")
-        page = token_page(folder, 0, 0, 0)
+        page = token_page(folder, 1, 0, 0)
         assert (
             page["row"]["lacks"] == said
             and page["ids"] == []
@@ -144,7 +144,7 @@ def test_other_rewards_are_tried_on_a_record(
     assert main(["rescore", str(verl), f"{tmp_path}/mine.py:brief", "--steps", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["groups"] == 12 and found["completions_that_change_sign"] > 0
-    assert {g["step"] for g in found["of_groups"]} == {2, 3}
+    assert {g["step"] for g in found["of_groups"]} == {3, 4}
     texts = [s.text or "" for s in read_record(verl).rollouts[2].completions[:4]]
     assert found["of_groups"][0]["new"] == pytest.approx([1 / (1 + len(t.split())) for t in texts])
     # verl's column of the answer is called ground_truth, which rewards get as `answer` too.

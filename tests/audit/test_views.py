@@ -28,7 +28,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> 
 def test_a_record_is_shown_as_a_run_is(verl: Path, capsys: pytest.CaptureFixture[str]) -> None:
     course = shown(capsys, "show", verl)
     assert "verl.jsonl (verl): 4 updates" in course and "step  reward  dead  tokens" in course
-    assert f"completions: covey show {verl} STEP, of 0 to 3" in course
+    assert f"completions: covey show {verl} STEP, of 1 to 4" in course
     assert "6 groups, rewards 0 to" in shown(capsys, "show", verl, 2)
     group = json.loads(shown(capsys, "show", verl, 2, 1, "--json"))["completions"]
     rewards = [row["reward"] for row in group]
@@ -36,7 +36,7 @@ def test_a_record_is_shown_as_a_run_is(verl: Path, capsys: pytest.CaptureFixture
     # Of four completions the best one is above its group, and has an advantage.
     assert group[0]["advantage"] > 0 > group[-1]["advantage"]
     assert "tokens, stop; score" in shown(capsys, "show", verl, 2, 1)
-    assert "no completions of step 9; it has 0 to 3" in shown(capsys, "show", verl, 9, code=2)
+    assert "no completions of step 9; it has 1 to 4" in shown(capsys, "show", verl, 9, code=2)
     assert "step 2 has no group 9" in shown(capsys, "show", verl, 2, 9, code=2)
 
 
@@ -59,7 +59,7 @@ def test_two_frameworks_are_compared_on_the_problems_of_both(
     (tmp_path / "dump/1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dumped))
     found = json.loads(shown(capsys, "diff", verl, tmp_path / "dump", "--json"))
     assert found["training"]["value"] == pytest.approx(1.0)
-    assert "    0" in shown(capsys, "show", tmp_path / "dump", 0)
+    assert "    0" in shown(capsys, "show", tmp_path / "dump", 1)
 
 
 def test_explain_says_of_a_record_what_the_audit_says(
@@ -72,6 +72,16 @@ def test_explain_says_of_a_record_what_the_audit_says(
     assert "step 1: the mask is shifted by one place" in said and "response_mask = attention_mask" in said
 
 
+@pytest.mark.parametrize("command", ["show", "explain", "audit"])
+def test_a_config_in_the_place_of_a_run_is_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("model: tiny\n")
+    said = shown(capsys, command, config, code=2)
+    assert f"{config} is a config, not a run" in said and f"covey preview {config}" in said
+
+
 def test_two_rollouts_before_one_update_are_one_step(
     verl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +89,7 @@ def test_two_rollouts_before_one_update_are_one_step(
     second = next(line for line in lines if line.get("number") == 1)
     second["step"] = 0
     verl.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "step 0: 12 groups" in shown(capsys, "show", verl, 0)
+    assert "step 1: 12 groups" in shown(capsys, "show", verl, 1)
 
 
 def test_prompts_are_the_same_problem_only_as_whole_words() -> None:

@@ -79,7 +79,7 @@ def test_show_repeats_what_the_run_has_found(runs, capsys) -> None:
         "advice": "",
     }
     (runs[0] / "findings.jsonl").write_text(as_stream([record]))
-    assert "step 3: 75 % tie. Try: rollout.group_size: 16" in out(capsys, "show", runs[0])
+    assert "step 2: 75 % tie. Try: rollout.group_size: 16" in out(capsys, "show", runs[0])
     (runs[0] / "findings.jsonl").unlink()
 
 
@@ -254,13 +254,13 @@ def test_a_rescored_group_names_its_change_and_flipped_verdicts(old, new, change
 
 
 def test_a_completion_does_nothing_to_terminal_or_page(runs, tmp_path: Path, capsys) -> None:
-    path = next((runs[1] / "rollouts").glob("*0.jsonl"))
+    path = next((runs[1] / "rollouts").glob("*1.jsonl"))
     rows = rows_of(path)
     for row in rows:
         row |= {"completion": HOSTILE, "prompt": HOSTILE}
-    rewrite_rollouts(runs[1], 0, rows)
-    texts = [out(capsys, "show", runs[1], 0), out(capsys, "show", runs[1], 0, 0)]
-    texts.append(out(capsys, "show", runs[1], 0, 0, "--json"))
+    rewrite_rollouts(runs[1], 1, rows)
+    texts = [out(capsys, "show", runs[1], 1), out(capsys, "show", runs[1], 1, 0)]
+    texts.append(out(capsys, "show", runs[1], 1, 0, "--json"))
     assert json.loads(texts[-1])["completions"][0]["completion"] == HOSTILE
     out(capsys, "report", runs[1], "-o", tmp_path / "r.html")
     texts.append((tmp_path / "r.html").read_text())
@@ -311,7 +311,7 @@ def test_no_command_that_only_reads_a_run_waits_for_torch(runs) -> None:
     """`covey diff` did: its seconds of import were most of its time."""
     a, b = map(str, runs)
     code = "import sys; from covey.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    for command in (["diff", a, b], ["show", a, "0"], ["explain", a], ["verify", a]):
+    for command in (["diff", a, b], ["show", a, "1"], ["explain", a], ["verify", a]):
         ended = subprocess.run([sys.executable, "-c", code, *command], capture_output=True)
         assert (ended.returncode, ended.stderr) == (0, b""), command
 

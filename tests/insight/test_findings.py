@@ -86,7 +86,8 @@ def run_of(start: dict[str, float], end: dict[str, float], steps: int = 40) -> l
     a = {**HEALTHY, "reward/mean": 0.2, "reward/answer/mean": 0.2, "accuracy": 0.2, **start}
     b = {**HEALTHY, **RISES, **start, **end}
     return [
-        {"step": s, **{k: a[k] + (b[k] - a[k]) * s / (steps - 1) for k in b if k in a}} for s in range(steps)
+        {"step": s + 1, **{k: a[k] + (b[k] - a[k]) * s / (steps - 1) for k in b if k in a}}
+        for s in range(steps)
     ]
 
 
@@ -391,7 +392,7 @@ def test_a_run_that_resumes_says_what_one_that_did_not_says(tmp_path: Path) -> N
         later = []
         for n in range(cut + 1, len(metrics) + 1):
             later += find(
-                RULES, RunView(json.loads(json.dumps(metrics[:n]))), [*said, *(f.id for f in later)], n - 1
+                RULES, RunView(json.loads(json.dumps(metrics[:n]))), [*said, *(f.id for f in later)], n
             )
         assert [f.record() for f in [*before, *later]] == [f.record() for f in whole]
 
@@ -495,7 +496,7 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     (stage / "findings.jsonl").write_text(as_stream([Finding("worse", 3, "severe", "as recorded").record()]))
     assert main(["explain", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert printed == f"step 4: as recorded\nto try what would help: covey diagnose {tmp_path}\n"
+    assert printed == f"step 3: as recorded\nto try what would help: covey diagnose {tmp_path}\n"
     assert main(["explain", str(tmp_path / "none")]) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from covey.cli import main
 from covey.errors import Stopped
-from covey.runs.folder import read_stream
+from covey.insight.pages.records import Runs, run_list, run_page
+from covey.runs.folder import checkpoints, read_stream, step_of
+from covey.runs.rollouts import recorded_steps
 from covey.system.signals import StopSignal
 from covey.training.drift import Drift, first_completions
 from tests.training.runs import start
@@ -70,6 +73,29 @@ def test_live_findings_are_those_computed_from_the_record(
     ]
 
 
+def test_a_step_has_one_number_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Findings counted from 1, and the command in the same line from 0: it showed the step before."""
+    folder = start(tmp_path / "run", **SHORT)[0].folder
+    numbers = list(range(1, 8))
+    assert [m["step"] for m in read_stream(folder, "metrics.jsonl")] == numbers
+    assert [t["step"] for t in read_stream(folder, "timings.jsonl")] == numbers
+    assert recorded_steps(folder) == numbers
+    assert step_of(checkpoints(folder)[-1]) == read_stream(folder, "evals.jsonl")[-1]["step"] == 7
+    assert main(["show", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert [int(row) for row in re.findall(r"^ +(\d+)  ", said, re.MULTILINE)] == numbers
+    assert f"covey show {folder} STEP, of 1 to 7" in said
+    (shown,) = re.findall(r"^step (\d+): .*truncated.*covey show \S+ (\d+) \d+\)$", said, re.MULTILINE)
+    assert shown[0] == shown[1]
+    assert main(["show", str(folder), "7"]) == 0
+    assert f"{folder}, step 7: " in capsys.readouterr().out
+    assert main(["show", str(folder), "0"]) == 2
+    assert "no completions of step 0 in its rollout log; it has 1 to 7" in capsys.readouterr().err
+    page = run_page("run", folder)
+    assert [m["step"] for m in page["metrics"]] == page["logged"] == numbers
+    assert run_list(Runs(folder))["runs"][0]["done"] == 7
+
+
 def test_the_distance_from_the_start_is_that_of_the_log_probs(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", algorithm="grpo", train={"steps": 3, "lr": 1e-2})[0].folder
     distances = [m.get("kl/start") for m in read_stream(folder, "metrics.jsonl")]
@@ -82,7 +108,7 @@ def test_a_small_batch_is_measured_in_fewer_steps(tmp_path: Path) -> None:
     settings = {"rollout": {"group_size": 8, "prompts_per_step": 4}, "train": {"steps": 14, "lr": 0.0}}
     folder = start(tmp_path / "run", algorithm="grpo", **settings)[0].folder
     steps = [m["step"] for m in read_stream(folder, "metrics.jsonl") if "kl/start" in m]
-    assert steps == [1, 2, 3, 4, 5, 6, 7, 8, 12]
+    assert steps == [2, 3, 4, 5, 6, 7, 8, 9, 13]
 
 
 def test_without_an_update_nothing_has_moved(tmp_path: Path) -> None:
@@ -98,7 +124,7 @@ def test_kept_completions_are_those_of_the_first_step(tmp_path: Path, top_p: flo
     kept = first_completions(folder)
     assert kept is not None
     assert len(kept) == 8, "one in 32 of 16, and eight at least"
-    with np.load(folder / "rollouts" / "step_000000.npz") as log:
+    with np.load(folder / "rollouts" / "step_000001.npz") as log:
         assert np.array_equal(kept.tokens[-1], log["tokens"][log["ends"][-2] :])
         logprobs = kept.sampler_logprobs[-1, : len(kept.tokens[-1])]
         assert np.array_equal(logprobs, log["logprobs"][log["ends"][-2] :])
@@ -110,5 +136,5 @@ def test_kept_completions_are_those_of_the_first_step(tmp_path: Path, top_p: flo
 def test_a_log_that_is_gone_ends_the_watch_and_nothing_else(tmp_path: Path) -> None:
     assert Drift(tmp_path).metrics(None, 1.0, 0, 16) == {}  # type: ignore[arg-type]
     (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "step_000000.jsonl").write_text("{broken")
+    (tmp_path / "rollouts" / "step_000001.jsonl").write_text("{broken")
     assert first_completions(tmp_path) is None

@@ -159,7 +159,7 @@ def test_a_run_with_tools_is_recorded_read_back_and_proved(
     assert steps[-1].course is not None
     assert steps[-1].course < 1e-3
     assert all(m["optimizer/grad_norm"] > 0 for m in metrics_of(tmp_path / "run"))
-    log = tmp_path / "run" / "rollouts" / "step_000000"
+    log = tmp_path / "run" / "rollouts" / "step_000001"
     arrays = np.load(log.with_suffix(".npz"))
     lines = [json.loads(line) for line in log.with_suffix(".jsonl").read_text().splitlines()]
     assert 0 < (~arrays["sampled"]).sum() < len(arrays["tokens"]) == sum(line["tokens"] for line in lines)

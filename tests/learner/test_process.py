@@ -87,7 +87,7 @@ def test_the_order_of_process_rewards_changes_nothing(tmp_path: Path) -> None:
 def test_a_built_in_task_brings_a_verifier_of_its_steps_and_the_log_has_them(tmp_path: Path) -> None:
     with pytest.raises(GuardStop, match="without changing a single weight"):  # the model knows nothing yet
         start(tmp_path / "run", algorithm="grpo_process", rewards=(), train={"steps": 1})
-    text = (tmp_path / "run" / "rollouts" / "step_000000.jsonl").read_text()
+    text = (tmp_path / "run" / "rollouts" / "step_000001.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     assert set(rows[0]["components"]) == {"math_answer", "answer_format", "partial_sums"}
     for row in rows:

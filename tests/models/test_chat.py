@@ -40,7 +40,7 @@ def prompts_of(
     # The run's own data settings are for a built-in task.
     data = {"task": None, **data}
     start(tmp_path / "run", model=str(model), data=data, train={"steps": 1}, rewards=(varied,))
-    with np.load(tmp_path / "run" / "rollouts" / "step_000000.npz") as arrays:
+    with np.load(tmp_path / "run" / "rollouts" / "step_000001.npz") as arrays:
         tokens = arrays["prompt_tokens"][: arrays["prompt_ends"][0]]
     return AutoTokenizer.from_pretrained(model).decode(tokens)
 

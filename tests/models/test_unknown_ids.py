@@ -63,7 +63,7 @@ def test_a_run_of_a_padded_model_is_repeated_by_the_second_trainer(tmp_path: Pat
         rewards=[{f"{PAID}:odd": {"verdict": True}}], train={"steps": 1, "lr": 1e-3, "save_every": 1},
         rollout={"group_size": 8, "prompts_per_step": 2, "max_tokens": 6},
     )  # fmt: skip
-    logprobs = np.load(tmp_path / "run/rollouts/step_000000.npz")["logprobs"]
+    logprobs = np.load(tmp_path / "run/rollouts/step_000001.npz")["logprobs"]
     assert logprobs.mean() > -np.log(policy.drawable_ids) - 0.2
     assert main(["check", str(tmp_path / "run"), "--steps", "1"]) == 0
 

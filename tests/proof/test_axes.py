@@ -207,7 +207,7 @@ def test_a_truncated_completion_is_a_row_where_the_config_says_so(
     """As in TRL, whose mean over completions counts those that it masks."""
     algorithm = {"name": "dapo", "filter": None, "reduce": {"name": name, "rows": "all"}}
     proof(tmp_path / "run", model, algorithm, rollout={**ROLLOUT, "mask_truncated": True})
-    ends = [row["finish"] for row in read_rollouts(tmp_path / "run", 0).rows]
+    ends = [row["finish"] for row in read_rollouts(tmp_path / "run", 1).rows]
     assert {"length", "stop"} <= set(ends)
 
 

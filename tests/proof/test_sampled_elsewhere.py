@@ -53,7 +53,7 @@ def test_tokens_of_earlier_versions_are_those_of_their_weights(
     run = tmp_path / "run"
     repeated(run, model, rollout={**ROLLOUT, "staleness": staleness})
     assert all(m["optimizer/grad_norm"] > 0 for m in metrics_of(run))
-    behind = [2 * n - read_rollouts(run, n).arrays["versions"].min() for n in range(STEPS)]
+    behind = [2 * n - read_rollouts(run, n + 1).arrays["versions"].min() for n in range(STEPS)]
     assert max(behind) > 0, "some token was drawn before the step's weights were there"
 
 
@@ -96,7 +96,7 @@ def test_a_run_with_tools_is_repeated(
     tools = {"functions": ["calculate"], "max_calls": 3}
     sampled = {**ROLLOUT, "max_tokens": 40, "tools": tools, **rollout}
     repeated(tmp_path / "run", model, rollout=sampled, rewards=(mixed,))
-    log = read_rollouts(tmp_path / "run", 0)
+    log = read_rollouts(tmp_path / "run", 1)
     ends = log.arrays["ends"].tolist()
     answered = [
         (np.diff(log.arrays["sampled"][a:b].astype(int)) < 0).sum()

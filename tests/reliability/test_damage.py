@@ -117,7 +117,7 @@ def test_a_digit_in_a_log_is_noticed(runs: Path, tmp_path: Path, capsys) -> None
 
 def test_rollouts_that_are_gone_are_mentioned(runs: Path, tmp_path: Path, capsys) -> None:
     shutil.copytree(runs / "killed", tmp_path / "run")
-    (tmp_path / "run/rollouts/step_000000.npz").unlink()
+    (tmp_path / "run/rollouts/step_000001.npz").unlink()
     assert main(["resume", str(tmp_path / "run"), "--strict"]) == 4
     assert "rollouts lacks 1 of 4 files" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "run")]) in (0, 1)
@@ -174,7 +174,7 @@ def test_a_damaged_step_can_be_left_out(runs: Path, tmp_path: Path, capsys, file
     assert [main(look) for look in looks] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("file", ["rollouts/step_000000.jsonl", "rollouts/step_000001.npz"])
+@pytest.mark.parametrize("file", ["rollouts/step_000001.jsonl", "rollouts/step_000002.npz"])
 def test_a_bit_of_the_rollout_log_is_noticed(runs: Path, tmp_path: Path, capsys, file: str) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "killed", run)

@@ -48,12 +48,12 @@ import covey.models.policy  # and with it torch's own generated code, which is n
 sys.addaudithook(hook)
 codes = [
     main(["explain", theirs]), main(["report", theirs, "-o", report]), main(["show", theirs]),
-    main(["show", theirs, "0"]), main(["show", theirs, "0", "0"]), main(["diff", theirs, other]),
+    main(["show", theirs, "1"]), main(["show", theirs, "1", "0"]), main(["diff", theirs, other]),
     main(["pairs", theirs, "-o", report + ".jsonl"]), main(["rescore", theirs, "repetition"]),
 ]
 runs, folder = records.Runs(Path(theirs)), Path(theirs)
-records.run_list(runs), records.run_page("x", folder), steps.step_page(folder, 0)
-steps.group_page(folder, 0, 0), tokens.token_page(folder, 0, 0, 0)
+records.run_list(runs), records.run_page("x", folder), steps.step_page(folder, 1)
+steps.group_page(folder, 1, 0), tokens.token_page(folder, 1, 0, 0)
 compare.run_differences(folder, Path(other))
 print(json.dumps({"codes": codes, "opened": sorted(set(opened))}))
 """

@@ -172,7 +172,7 @@ def test_a_run_may_be_as_far_from_the_shadow_as_rounding_takes_a_twin(
     monkeypatch.setattr(repeating, "replay", replayed)
     claim = check_run(run, 3, QUIET)[0]
     assert claim.holds is right
-    assert "1.0e-02 nats in steps 0 to 2; rounding alone comes to" in claim.evidence
+    assert "1.0e-02 nats in steps 1 to 3; rounding alone comes to" in claim.evidence
 
 
 @pytest.mark.parametrize("changed", ["lr: 0.001", "temperature: 1.0"])

@@ -231,14 +231,14 @@ def test_streams_and_rollouts_rewind_to_a_checkpoint(tmp_path: Path) -> None:
     folder.append("metrics.jsonl", {"step": 0, "loss": float("nan")})
     sizes = folder.sync()
     folder.append("metrics.jsonl", {"step": 1, "loss": 2.0})
-    for step in (0, 1):
+    for step in (1, 2):
         groups = [group([1, 0], [2, 3])]
         folder.write_rollouts(step, groups, [np.zeros(2), np.ones(3)])
     folder.rewind(sizes, step=1)
     assert folder.read("metrics.jsonl") == [{"step": 0, "loss": None}]
     assert sorted(p.name for p in (tmp_path / "rollouts").iterdir()) == [
-        "step_000000.jsonl",
-        "step_000000.npz",
+        "step_000001.jsonl",
+        "step_000001.npz",
     ]
     folder.close()
 

@@ -116,7 +116,7 @@ def test_a_resumed_stage_shows_its_past() -> None:
     console = RunConsole(quiet=True)
     console.begin("rl", 10, first=2)
     console.recall(
-        [{"step": 0, "reward/mean": 0.5}, {"step": 1, "reward/mean": 0.75}], [{"step": 0, "pass@1": 0.1}]
+        [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": 0.75}], [{"step": 0, "pass@1": 0.1}]
     )
     assert console.values == [(1, 0.5), (2, 0.75)]
     assert console.held_out == [(0, 0.1)]

@@ -73,8 +73,8 @@ def test_the_critic_learns_alone_at_first_and_the_log_has_its_values(
     assert [m["optimizer/updates"] for m in metrics] == [0, 0, 1, 1]
     assert all(m["value/grad_norm"] > 0 for m in metrics[:2])
     assert all("value/explained_variance/quarter_4" in m for m in metrics)
-    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000003.npz")
-    text = (tmp_path / "run" / "rollouts" / "step_000003.jsonl").read_text()
+    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000004.npz")
+    text = (tmp_path / "run" / "rollouts" / "step_000004.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     assert arrays["values"].shape == arrays["advantages"].shape == arrays["tokens"].shape
     assert arrays["values"].std() > 0

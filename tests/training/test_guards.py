@@ -58,7 +58,7 @@ def test_an_update_that_is_not_finite_is_skipped_counted_and_kept(
     batch = load_file(tmp_path / "run" / "skipped" / f"{event['batch']}.safetensors")
     assert {"advantages", "mask", "prompt.0", "tokens.0"} <= set(batch)
     about = json.loads((tmp_path / "run" / "skipped" / f"{event['batch']}.json").read_text())
-    assert about["step"] == 1
+    assert about["step"] == 2
     assert bool(about["parameters"]) == (fault == "grad.nan")
 
 
@@ -237,7 +237,7 @@ def test_an_estimator_that_gives_nothing_is_named_as_the_cause(tmp_path: Path) -
 def test_an_own_estimator_without_a_baseline_is_named_once(tmp_path: Path) -> None:
     counter = StopAt()
     (event,) = estimated(tmp_path, "whole", "bold", counter)
-    assert (event["step"], event["event"]) == (0, "advantages do not sum to zero")
+    assert (event["step"], event["event"]) == (1, "advantages do not sum to zero")
     assert event["sum"] > 0
     with pytest.raises(Stopped):
         estimated(tmp_path, "parts", "bold", StopAt(counter.checks * 2 // 3))
@@ -308,9 +308,9 @@ def test_frozen_log_probs_are_made_in_smaller_pieces_when_memory_runs_out(tmp_pa
     settings: dict[str, Any] = {"algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "train": {"steps": 1}}
     start(tmp_path / "whole", **settings)
     start(tmp_path / "run", options=failing("memory.full@1"), **settings)
-    arrays = [np.load(tmp_path / n / "rollouts" / "step_000000.npz") for n in ("whole", "run")]
+    arrays = [np.load(tmp_path / n / "rollouts" / "step_000001.npz") for n in ("whole", "run")]
     assert all((arrays[0][name] == arrays[1][name]).all() for name in arrays[0])
-    assert [e["step"] for e in read(tmp_path / "run", "events.jsonl")] == [0]
+    assert [e["step"] for e in read(tmp_path / "run", "events.jsonl")] == [1]
 
 
 def test_out_of_memory_with_a_single_completion_ends_the_run(tmp_path: Path) -> None:

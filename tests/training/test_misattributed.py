@@ -52,7 +52,7 @@ def test_a_group_with_the_reply_to_another_is_named(
         found = [e for e in read_stream(tmp_path / "run", "events.jsonl") if e["event"] == EVENT]
     assert len(found) == (1 if stale else 0)
     for event in found:
-        assert event["step"] == 1
+        assert event["step"] == 2
         assert event["servers"] == [stub.url]
         assert event["problem"].startswith("last_digit")
         assert event["nats"] > 1

@@ -207,7 +207,7 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
         ({"rollout__group_size": 1}, 2, "compares siblings"),
         ({"rollout__max_tokens": 4096}, 3, "prompts are too long: with rollout.max_tokens"),
         ({"model": "./no/such/model"}, 2, "is not a model folder"),
-        ({"model": "nobody/no-such-model"}, 2, "could not be loaded"),
+        ({"model": "nobody/no-such-model"}, 2, "`covey demo --real` downloads a small model"),
         ({"method": "sft"}, 3, "column 'completion' (data.completion) must hold"),
         ({"lora": {"rank": 4, "targets": ["no_such_layer"]}}, 2, "no_such_layer"),
         (

@@ -229,7 +229,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path: Path) -> None:
     assert "UserWarning" not in compare(tmp_path, runs)
     records = [json.loads((tmp_path / f"{name}-together" / "env.json").read_text()) for name in runs]
     assert [record["rounded"] for record in records] == [False, False, True]
-    texts = [(tmp_path / n / "rollouts" / "step_000004.jsonl").read_text() for n in ("grpo", "grpo-together")]
+    texts = [(tmp_path / n / "rollouts" / "step_000005.jsonl").read_text() for n in ("grpo", "grpo-together")]
     completions = [[json.loads(line)["completion"] for line in text.splitlines()] for text in texts]
     assert completions[0] == completions[1]
     parts = tmp_path / "grpo-together" / "checkpoints" / "step_000005" / "optimizer"

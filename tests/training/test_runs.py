@@ -38,7 +38,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     names = {p.name for p in folder.iterdir()}
     assert {"config.yaml", "env.json", "metrics.jsonl", "timings.jsonl", "evals.jsonl", "curve.svg"} <= names
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [m["step"] for m in metrics] == [0, 1, 2, 3]
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4]
     for name in (
         "reward/mean",
         "reward/varied/mean",
@@ -79,7 +79,7 @@ def test_the_log_agrees_with_the_metrics(tmp_path: Path) -> None:
     start(tmp_path / "run", algorithm="grpo")
     metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for step in range(4):
-        log = tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl"
+        log = tmp_path / "run" / "rollouts" / f"step_{step + 1:06d}.jsonl"
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         assert len(rows) == 16
         assert np.mean([r["reward"] for r in rows]) == pytest.approx(metrics[step]["reward/mean"])
@@ -97,7 +97,7 @@ def test_rejected_groups_are_logged_and_marked(tmp_path: Path) -> None:
     metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(m["rollout/filtered"] for m in metrics) > 0
     for step, seen in enumerate(metrics):
-        log = tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl"
+        log = tmp_path / "run" / "rollouts" / f"step_{step + 1:06d}.jsonl"
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         left_out = [r for r in rows if not r["trained"]]
         assert len(left_out) == 4 * seen["rollout/filtered"]
@@ -311,7 +311,7 @@ def test_chat_prompts_go_through_the_template(tmp_path: Path) -> None:
     )
     prompt, completion = seen[-1]
     assert prompt.startswith("What is") and isinstance(completion, str), "as the rows have them"
-    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000000.npz")
+    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000001.npz")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "final")
     text = tokenizer.decode(arrays["prompt_tokens"][: arrays["prompt_ends"][0]])
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is")

@@ -21,7 +21,7 @@ AHEAD: dict[str, Any] = {"algorithm": "grpo", "rollout": {"staleness": 2}, "trai
 
 def rows(folder: Path, steps: int) -> list[list[dict[str, Any]]]:
     """The log's lines of each step."""
-    paths = [folder / "rollouts" / f"step_{step:06d}.jsonl" for step in range(steps)]
+    paths = [folder / "rollouts" / f"step_{step:06d}.jsonl" for step in range(1, steps + 1)]
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
 
 
@@ -36,7 +36,7 @@ def test_a_run_ahead_takes_the_problems_of_one_that_is_not_and_logs_versions(tmp
     start(tmp_path / "now", **{**ahead, "rollout": {"staleness": 0}})
     assert problems(tmp_path / "later", 6) == problems(tmp_path / "now", 6)
     for step, record in enumerate(metrics_of(tmp_path / "later")):
-        arrays = np.load(tmp_path / "later" / "rollouts" / f"step_{step:06d}.npz")
+        arrays = np.load(tmp_path / "later" / "rollouts" / f"step_{step + 1:06d}.npz")
         assert arrays["versions"].shape == arrays["tokens"].shape
         behind = step - arrays["versions"]
         assert 0 <= behind.min() <= behind.max() <= 2
@@ -88,7 +88,7 @@ def test_a_stop_saves_and_the_run_continues(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", 40, **AHEAD)
     assert "sampling" not in {t.name for t in threading.enumerate()}
     start(tmp_path / "run", **AHEAD)
-    assert [m["step"] for m in metrics_of(tmp_path / "run")] == list(range(6))
+    assert [m["step"] for m in metrics_of(tmp_path / "run")] == list(range(1, 7))
 
 
 def test_without_training_nothing_depends_on_when(tmp_path: Path) -> None:

@@ -47,10 +47,10 @@ def lacking(record: AuditRecord) -> str:
 
 
 def by_step(record: AuditRecord) -> dict[int, list[Rollout]]:
-    """Return the rollouts before each update; an update may have one for each of its micro-batches."""
+    """Return the rollouts of each step, counted from 1; a step may have one for each of its micro-batches."""
     rollouts_at: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in record.rollouts:
-        rollouts_at[rollout.step].append(rollout)
+        rollouts_at[rollout.step + 1].append(rollout)
     return rollouts_at
 
 
@@ -165,11 +165,12 @@ def metrics_of(record: AuditRecord) -> list[dict[str, float]]:
     words = words_of(record.header.framework)
     steps: dict[int, dict[str, float]] = {}
     for update in record.updates:
-        steps.setdefault(update.step, {}).update(translated(words, update.metrics))
+        metrics = steps.setdefault(update.step + 1, {})
+        metrics.update(translated(words, update.metrics))
         if update.loss is not None:
-            steps[update.step].setdefault("loss", update.loss)
+            metrics.setdefault("loss", update.loss)
         if update.grad_norm is not None:
-            steps[update.step].setdefault("optimizer/grad_norm", update.grad_norm)
+            metrics.setdefault("optimizer/grad_norm", update.grad_norm)
     for step, rollouts in by_step(record).items():
         log = log_of(Path(), record, rollouts)
         groups = [[log.rows[n]["reward"] for n in places] for places in log.groups.values()]

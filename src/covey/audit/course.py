@@ -25,7 +25,9 @@ def findings_from_metrics(record: AuditRecord) -> list[Finding]:
     words = FRAMEWORKS.get(record.header.framework)
     if words is None:
         return []
-    metrics = [dict(translated(words, update.metrics)) | {"step": update.step} for update in record.updates]
+    metrics = [
+        {**dict(translated(words, update.metrics)), "step": update.step + 1} for update in record.updates
+    ]
     sampled = [m for m in metrics if "reward/mean" in m]
     return [_in_words_of(words, finding) for finding in explain(sampled, [], unknown)]
 

@@ -141,7 +141,7 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
     metrics = [{**m, "step": int(m["step"])} for m in metrics_of(record)]
     metrics = [m for m in metrics if m["step"] not in steps_shown]
     if grows:
-        steps_updated = {update.step for update in record.updates}
+        steps_updated = {update.step + 1 for update in record.updates}
         metrics = [m for m in metrics if m["step"] in steps_updated]
     steps = list(by_step(record))
     for step in steps[:-1] if grows else steps:  # the last one may have updates to come
@@ -235,5 +235,5 @@ def _places(record: AuditRecord) -> dict[tuple[int, int], dict[str, int]]:
             pages.setdefault((step, row["place"]), page)
     # A finding on an update has the update's step, which may come after the rollout's step.
     for use in reversed(record.uses):
-        pages[use.update.step, use.row.completion] = of_sample[use.row.rollout, use.row.completion]
+        pages[use.update.step + 1, use.row.completion] = of_sample[use.row.rollout, use.row.completion]
     return pages

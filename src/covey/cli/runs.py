@@ -27,8 +27,8 @@ def command_show(
     """Show a run in the terminal: its course, the groups of a STEP, or all completions of a GROUP.
 
     :param run: The run's folder; of several stages, the last one is shown. Or whatever `covey audit` reads.
-    :param step: Counted from 0.
-    :param group: Number of the group in the step.
+    :param step: Number of the step, counted from 1 as on the lines of progress.
+    :param group: Number of the group in the step, counted from 0.
     """
     from covey.audit.readers.sources import is_foreign
     from covey.insight import show

@@ -145,9 +145,9 @@ def plan_trials(
     if start not in (None, 0, *starts):
         existing = f"checkpoints after {', '.join(map(str, starts))} steps" if starts else "no checkpoint"
         raise ConfigError(f"--start {start}: {stage} has {existing}; 0 is its beginning")
-    before = [step for step in starts if trouble is not None and step <= trouble]
+    before = [step for step in starts if trouble is not None and step < trouble]
     first = start if start is not None else max(before, default=0)
-    reach = 0 if trouble is None else trouble + 1 - first
+    reach = 0 if trouble is None else trouble - first
     if settings:
         changes = [_own_change(text) for text in settings]
     else:

@@ -276,6 +276,6 @@ def _course(row: CellRow) -> Line:
     for run in row.ended.values():
         for metrics in read_numbers(run.stage, "metrics.jsonl"):
             if metrics.get("accuracy") is not None:
-                by_step.setdefault(metrics["step"] + 1, []).append(100 * metrics["accuracy"])
+                by_step.setdefault(metrics["step"], []).append(100 * metrics["accuracy"])
     means = [float(np.mean(values)) for values in by_step.values()]
     return Line(", ".join(row.cell.values) or "all seeds", list(by_step), means)

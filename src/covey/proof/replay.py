@@ -154,7 +154,7 @@ def read_step(
     folder: Path, number: int
 ) -> tuple[list[tuple[ShadowRow, torch.Tensor, np.ndarray | None]], int]:
     """Read a step: (row, advantages, versions) of each trained completion, and the number of groups."""
-    log = read_rollouts(folder, number)
+    log = read_rollouts(folder, number + 1)
     rows = []
     for n, line in enumerate(log.rows):
         if line["trained"]:

@@ -54,7 +54,7 @@ def _compare_step(
     number: int, norm: float, other: float, metrics: Mapping[str, float], others: Mapping[str, float]
 ) -> Agreement:
     gaps = [abs(value - others[name]) / max(abs(value), 1.0) for name, value in metrics.items()]
-    return Agreement(number, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
+    return Agreement(number + 1, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
 
 
 def lessons_of(resolved: ResolvedConfig, policy: Policy) -> Lessons:

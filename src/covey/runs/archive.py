@@ -36,7 +36,7 @@ def archive_steps(folder: RunFolder, part: Path, back_to: int) -> None:
             write_file(part / name, (run / name).read_bytes())
     for path, step in folder.rollout_files().items():
         target = part / "rollouts" / path.name
-        if step >= back_to:
+        if step > back_to:
             path.rename(target)
         elif not target.exists():
             link(path, target)

@@ -186,17 +186,17 @@ class RunFolder:
         return complaints
 
     def damaged_rollouts(self, logged: LogState, step: int, every: bool) -> list[str]:
-        """Describe missing or damaged files of the rollout log before ``step``.
+        """Describe missing or damaged files of the rollout log of the first ``step`` steps.
 
         Checks the content of the first step, which `kl/start` reads again, or with ``every`` that of all.
         """
-        earlier_steps = [number for number in self.rollout_files().values() if number < step]
+        earlier_steps = [number for number in self.rollout_files().values() if number <= step]
         steps = sorted(set(earlier_steps))
         complaints = []
         missing = logged.rollouts - len(earlier_steps)
         if missing > 0:
             complaints.append(f"{self.path / 'rollouts'} lacks {missing} of {logged.rollouts} files")
-        for number in steps if every else [n for n in steps[:1] if n == 0]:
+        for number in steps if every else [n for n in steps[:1] if n == 1]:
             try:
                 _ = read_rollouts(self.path, number).arrays
             except (CheckpointError, ConfigError) as error:
@@ -226,7 +226,7 @@ class RunFolder:
                 len(readable + kept_lines), hashlib.sha256(readable + kept_lines)
             )
         for path, number in self.rollout_files().items():
-            if number >= step:
+            if number > step:
                 path.unlink()
         return removed_steps
 

@@ -194,7 +194,7 @@ class RunConsole:
     def recall(self, metrics: Sequence[Mapping[str, float]], evals: Sequence[Mapping[str, float]]) -> None:
         """Restore the curves from the records before the stage was interrupted."""
         for name in ("reward/mean", "loss"):
-            curve = [(m["step"] + 1, m[name]) for m in metrics if m.get(name) is not None]
+            curve = [(m["step"], m[name]) for m in metrics if m.get(name) is not None]
             # The reward if there is one, else the loss.
             self.values = self.values or curve
         self.held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]

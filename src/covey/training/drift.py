@@ -66,7 +66,7 @@ def first_completions(folder: Path) -> Batch | None:
     Raises OSError, with the file's name, if reading fails repeatedly.
     """
     try:
-        log = read_rollouts(folder, 0)
+        log = read_rollouts(folder, 1)
         count = min(MAX_COMPLETIONS, max(MIN_COMPLETIONS, len(log.rows) // ONE_IN), len(log.rows))
         chosen = np.unique(np.linspace(0, len(log.rows) - 1, count).astype(int))
         # Completions of a prompt are neighbours, and read it only once.

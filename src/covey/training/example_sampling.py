@@ -45,7 +45,7 @@ def sample_completions(run: Run) -> None:
             no_advantages = [
                 np.zeros(len(c.tokens)) for group in rollout_batch.groups for c in group.completions
             ]
-            journal.log_completions(step, rollout_batch, no_advantages)
+            journal.log_completions(step + 1, rollout_batch, no_advantages)
             run.advance(step + 1, rollout_batch.position)
             groups = rollout_batch.all_groups
             metrics = {
@@ -53,7 +53,7 @@ def sample_completions(run: Run) -> None:
                 **score_metrics(groups, rollout_batch.scoring.logged),
                 **rollout_batch.metrics,
             }
-            journal.log(step, metrics, memory_measured(run))
+            journal.log(step + 1, metrics, memory_measured(run))
             facts = {
                 "reward": as_text(metrics["reward/mean"], ".3f"),
                 "correct": percent(metrics["accuracy"]),

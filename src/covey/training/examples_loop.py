@@ -53,7 +53,7 @@ def train(step_builder_of: Callable[[Run], StepBuilder], run: Run) -> None:
             "optimizer/lr": learning_rate(step, config.train),
             **(held_out(run, build_step) if measures_after(step + 1, run) else {}),
         }
-        _report_step(journal, step, metrics, memory_measured(run))
+        _report_step(journal, step + 1, metrics, memory_measured(run))
         if run.end_step(metrics):
             break
 
@@ -69,7 +69,7 @@ def _report_step(
     times = journal.log(step, metrics, memory)
     rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
     values = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
-    journal.console.step(step + 1, metrics["loss"], {**values, "tokens/s": rate})
+    journal.console.step(step, metrics["loss"], {**values, "tokens/s": rate})
 
 
 def sum_of_parts(parts: Sequence[MetricParts]) -> dict[str, float]:

@@ -55,7 +55,7 @@ def count_skipped_update(
     if bad < limits.bad_updates:
         return memory, None
     return memory, Stop(
-        f"step {step + 1}: the loss or gradient of {bad} updates in a row was not finite; the batches are "
+        f"step {step}: the loss or gradient of {bad} updates in a row was not finite; the batches are "
         "in the folder skipped/ of the run. Lower train.lr or train.grad_clip, or fix the rewards if their "
         "values are huge (guards.bad_updates)"
     )
@@ -80,7 +80,7 @@ def apply_guards(
     if limits.dead_steps and dead >= limits.dead_steps:
         actions.append(
             Stop(
-                f"step {step + 1}: for {limits.dead_steps} steps no group had a nonzero advantage: "
+                f"step {step}: for {limits.dead_steps} steps no group had a nonzero advantage: "
                 f"{why_none(limits.dead_steps)} (guards.dead_steps)"
             )
         )
@@ -96,7 +96,7 @@ def apply_guards(
     if entropy < limits.entropy_floor:
         actions.append(
             Stop(
-                f"step {step + 1}: the entropy is {entropy:.3g} nats per token, below guards.entropy_floor "
+                f"step {step}: the entropy is {entropy:.3g} nats per token, below guards.entropy_floor "
                 f"{limits.entropy_floor:g}. "
                 f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )
@@ -112,7 +112,7 @@ def _on_values(step: int, explained: float, previous: int) -> tuple[int, list[Ac
     if steps != CRITIC_WARNING_STEPS:
         return steps, []
     text = (
-        f"step {step + 1}: for {steps} steps the critic predicted returns worse than their mean would "
+        f"step {step}: for {steps} steps the critic predicted returns worse than their mean would "
         f"(explained variance {explained:.2g}). Lower algorithm.critic.lr, or set algorithm.critic.warmup"
     )
     return steps, [Warn(text, "critic diverges", {"explained_variance": explained})]
@@ -133,7 +133,7 @@ def _on_kl(
         advice = "Lower train.lr, raise algorithm.kl.coef, or allow more if that is what you want"
         return [
             Stop(
-                f"step {step + 1}: the KL to the reference is {kl:.1f} nats per completion, above "
+                f"step {step}: the KL to the reference is {kl:.1f} nats per completion, above "
                 f"guards.{setting} ({bound:g}). {cause() or advice}"
             )
         ]
@@ -141,7 +141,7 @@ def _on_kl(
     if alarm <= previous:
         return []
     text = (
-        f"step {step + 1}: the KL to the reference is {kl:.1f} nats per completion (guards.kl_stop ends the "
+        f"step {step}: the KL to the reference is {kl:.1f} nats per completion (guards.kl_stop ends the "
         f"run at {limits.kl_stop})"
     )
     return [Warn(text, "far from the reference", {"kl": kl})]

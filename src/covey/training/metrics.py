@@ -54,7 +54,7 @@ class CompletedStep(NamedTuple):
     """A training step after its last update."""
 
     number: int
-    """Counted from 0."""
+    """Counted from 1."""
     rollout_batch: RolloutBatch
     batch: Batch
     updates: StepUpdates
@@ -86,7 +86,7 @@ def step_metrics(
         "optimizer/grad_norm": float(np.mean(applied_norms)) if applied_norms else math.nan,
         "optimizer/updates": float(len(updates.norms)),
         "optimizer/skipped": float(len(updates.norms) - len(applied_norms)),
-        "optimizer/lr": learning_rate(number, resolved.config.train),
+        "optimizer/lr": learning_rate(number - 1, resolved.config.train),
     }
     if updates.value_norms:
         metrics["value/grad_norm"] = float(np.mean(updates.value_norms))
@@ -112,7 +112,7 @@ def report_step(
     times = journal.log(number, metrics, memory)
     console = journal.console
     console.examples = extremes(rollout_batch.all_groups)
-    console.step(number + 1, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
+    console.step(number, metrics["reward/mean"], console_facts(metrics, times), unhealthy_facts(metrics))
 
 
 def _note_off_centre(

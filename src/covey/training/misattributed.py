@@ -81,7 +81,7 @@ def report_misattributed(journal: Journal, step: int, cases: Sequence[Misattribu
     worst = cases[0]
     more = f", and {len(cases) - 1} groups more" if len(cases) > 1 else ""
     journal.say(
-        f"step {step + 1}: the log-probs from {' and '.join(worst.servers)} for {worst.problem}{more} differ "
+        f"step {step}: the log-probs from {' and '.join(worst.servers)} for {worst.problem}{more} differ "
         f"from the trainer's by {worst.nats:.2g} nats per token. They belong to another prompt or to other "
         "weights; the group was trained on nevertheless. Is there a proxy or a cache in front of the server?",
         "yellow",

@@ -88,4 +88,4 @@ class RunMonitor(LearnerMonitor, SamplerMonitor):
         self.stop.check()
 
     def _log_event(self, what: str, **details: object) -> None:
-        self.journal.log_event(self.progress.step, what, **details)
+        self.journal.log_event(self.progress.step_under_way, what, **details)

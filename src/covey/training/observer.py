@@ -22,7 +22,7 @@ class Observer:
         """Called before the first step, when all is loaded; ``step`` is above 0 if the run was resumed."""
 
     def step_begins(self, step: int) -> None:
-        """Called before a step, counted from 0."""
+        """Called before a step; ``step`` is the number of steps done."""
 
     def step_ends(self, step: int, metrics: Mapping[str, float]) -> ObserverRequest | None:
         """Called after ``step`` steps with the last one's metrics; None asks for nothing."""

@@ -246,7 +246,7 @@ def _evaluate_and_train(run: Run, train: Callable[[Run], None]) -> Result:
         evaluations["after"] = run.evaluator.at(run.state.step)
     confirmation = evaluate_again(run) if run.evaluates else None
     if config.method == "rl" and run.state.step:
-        findings = run.supervisor.report_findings(run.state.step - 1)
+        findings = run.supervisor.report_findings(run.state.step)
         run.supervisor.roll_back_for(severe(findings), run.state.step)
     run.journal.console.show_work("writing the model")
     with run.journal.clock("final"):

@@ -42,6 +42,11 @@ class Progress:
         self.seconds_this_process = 0.0
         self.saved_time = self.step_time = self.micro_batch_time = time.monotonic()
 
+    @property
+    def step_under_way(self) -> int:
+        """Number of the step that runs, counted from 1; of the last one while or after it is evaluated."""
+        return min(self.step + (self.clock.phase != "eval"), self.steps)
+
     def step_begins(self) -> None:
         """Note that a step begins."""
         self.step_time = time.monotonic()
@@ -118,7 +123,7 @@ class Progress:
         ending = self._stop_forecast()
         estimate = f" (about {duration(ending.seconds)})" if ending.seconds >= MIN_MENTIONED_SECONDS else ""
         sentences = [f"stopping {ending.after}{estimate}"]
-        what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step + 1}"
+        what = "this evaluation" if self.clock.phase == "eval" else f"step {self.step_under_way}"
         under_way = self.between_steps and self.clock.phase in ("rollout", "prepare", "update", "eval")
         if under_way and moment - self.step_time >= MIN_MENTIONED_SECONDS:
             sentences.append(

@@ -44,7 +44,7 @@ def train(run: Run) -> None:
             with journal.clock("update"):
                 updates = update(run, batch, old, step)
             run.sampler.sync(run.learner)
-            if finish_step(run, CompletedStep(step, rollout_batch, batch, updates)):
+            if finish_step(run, CompletedStep(step + 1, rollout_batch, batch, updates)):
                 break
 
 
@@ -52,8 +52,8 @@ def finish_step(run: Run, step: CompletedStep) -> bool:
     """Log a step and act on its metrics; return True if the stage ends here. Raises GuardStop."""
     resolved = run.resolved
     number, rollout_batch, batch, updates = step
-    run.advance(number + 1, rollout_batch.position)
-    metrics = {**step_metrics(step, resolved, run.state.coefficients), **run.drift_metrics(number)}
+    run.advance(number, rollout_batch.position)
+    metrics = {**step_metrics(step, resolved, run.state.coefficients), **run.drift_metrics(number - 1)}
     cases = misattributed_groups(rollout_batch.groups, updates.stats, updates.version_before)
     report_misattributed(run.journal, number, cases)
     report_step(run.journal, step, metrics, memory_measured(run), resolved)

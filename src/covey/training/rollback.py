@@ -265,7 +265,7 @@ def _outcome(run: Path, rollbacks: Sequence[Rollback], number: int) -> str:
     repeated = rollback.finding in (*trial.findings, *later_findings)
     description = describe_trial(trial)
     effect = "No clear change" if trial.effect == "no clear change" else f"That {trial.effect}"
-    first = late_half(rollback.back_to, rollback.step) + 1  # people count steps from 1
+    first = late_half(rollback.back_to, rollback.step) + 1
     steps = f"steps {first} to {rollback.step}" if first < rollback.step else f"step {rollback.step}"
     comparison = "Accuracy cannot be compared"
     if description:

@@ -68,7 +68,7 @@ class Supervisor:
         """Print new findings, each once in a run, and return them; the first process has all."""
         findings = self.watch.record_findings(step, metrics, groups) if is_rank_zero() else []
         for finding in findings:
-            self.journal.say(f"step {step + 1}: {finding}", "yellow")
+            self.journal.say(f"step {step}: {finding}", "yellow")
         return findings
 
     def findings(self) -> list[Finding]:
@@ -119,4 +119,4 @@ class Supervisor:
 
     def _gravest_finding(self) -> str:
         finding = gravest(self.findings())
-        return f"Reported after step {finding.step + 1}: {finding}" if finding else ""
+        return f"Reported after step {finding.step}: {finding}" if finding else ""

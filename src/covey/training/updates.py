@@ -36,7 +36,7 @@ def apply_update(
     is_finite = math.isfinite(norm)
     if not is_finite:
         _set_aside(run, learner, step, minibatch, loss)
-    memory, stop = count_skipped_update(is_finite, run.state.guards, run.resolved.config.guards, step)
+    memory, stop = count_skipped_update(is_finite, run.state.guards, run.resolved.config.guards, step + 1)
     run.state = replace(run.state, guards=memory, updates=run.learner.version)
     if stop is not None:
         raise GuardStop(stop.why)
@@ -45,14 +45,14 @@ def apply_update(
 
 def _set_aside(run: Run, learner: AnyLearner, step: int, minibatch: Batch, loss: float) -> None:
     """Keep the batch of an update that is not applied, log it, and drop its gradient."""
-    name = f"step_{step:06d}_{run.state.guards.bad_updates}"
+    name = f"step_{step + 1:06d}_{run.state.guards.bad_updates}"
     record = {
-        "step": step,
+        "step": step + 1,
         "loss": str(loss),
         "optimizer_step": learner.version,
         # Has to be read before the gradient is dropped below.
         "parameters": learner.nonfinite_parameters(),
     }
     run.journal.save_skipped_update(name, minibatch, record)
-    run.journal.log_event(step, "update skipped", loss=loss, batch=name)
+    run.journal.log_event(step + 1, "update skipped", loss=loss, batch=name)
     learner.clear()

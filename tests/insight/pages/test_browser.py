@@ -279,7 +279,7 @@ def test_a_run_without_a_conclusion_says_why_and_how_it_continues(site, page) ->
     (run / ".owner").write_text("")
     (run / "exit.json").write_text(json.dumps(record))
     (run / "findings.jsonl").write_text(
-        as_stream([{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}])
+        as_stream([{"id": "x", "step": 2, "severity": "note", "sentence": "it fell"}])
     )
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".note >> text=stopped by SIGTERM. Continue with: covey resume runs/one")

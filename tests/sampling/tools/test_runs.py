@@ -59,7 +59,7 @@ def test_a_run_with_tools_is_proved_from_its_record(name: str, tmp_path: Path, m
     train = {"lr": 1e-3, "updates_per_batch": 2, "tokens_per_micro_batch": 200}
     steps = trained_and_repeated(tmp_path / "run", model, 2, train=train, **settings)
     assert all(step.gradient < 1e-4 and step.advantages < 1e-5 for step in steps)
-    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000000.npz")
+    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000001.npz")
     assert 0 < (~arrays["sampled"]).sum() < len(arrays["tokens"])
     for step in metrics_of(tmp_path / "run"):
         assert step["tools/turns"] >= step["tools/used"] > 0
@@ -78,7 +78,7 @@ def test_tools_answer_what_is_sampled_ahead(tmp_path: Path, model: Model) -> Non
     train = {"steps": 3, "lr": 1e-3}
     start(tmp_path / "run", model=str(model.folder), rewards=(mixed,), rollout=rollout, train=train)
     assert all(m["tools/used"] > 0 for m in metrics_of(tmp_path / "run"))
-    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000002.npz")
+    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000003.npz")
     assert len(arrays["versions"]) == len(arrays["sampled"])
 
 

@@ -128,8 +128,9 @@ def _consequences(name: str, silences: Mapping[str, Sequence[str]]) -> set[str]:
 def _finding(check: Check, fault: Fault, framework: str) -> Finding:
     words = check.words
     sentence = f"{fault.sentence}; {words.convention}" if words.convention else fault.sentence
-    evidence = {"step": fault.step, **fault.evidence}
+    step = fault.step + 1  # a record counts from 0, people from 1
+    evidence = {"step": step, **fault.evidence}
     # The reader needs one remedy: the framework's own, or else the general one.
     remedy = str(getattr(words, framework, "")) if framework in FRAMEWORKS else ""
     advice = "" if remedy else words.any
-    return Finding(check.name, fault.step, words.severity, sentence, remedy, advice, evidence)
+    return Finding(check.name, step, words.severity, sentence, remedy, advice, evidence)

@@ -70,7 +70,7 @@ def baseline_is_beyond_the_rewards(record: AuditRecord) -> Fault | None:
     if len(beyond) < MIN_ROLLOUTS or len(beyond) <= 0.5 * judged:
         return None
     rollout, baseline = beyond[-1]
-    sentence = f"the baseline is {baseline:.4g} in step {rollout.step}, where rewards so far lie between"
+    sentence = f"the baseline is {baseline:.4g} in step {rollout.step + 1}, where rewards so far lie between"
     return Fault(f"{sentence} {float(rewards.min()):.4g} and {float(rewards.max()):.4g}", beyond[0][0].step)
 
 

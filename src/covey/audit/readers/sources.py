@@ -40,6 +40,11 @@ def open_run(path: Path) -> AuditRecord:
         return _of_folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder")
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{path} is a config, not a run: name the folder of its run (its `output`). Before a run, "
+            f"`covey preview {path}` says whether it can learn"
+        )
     if path.name == STATE or (
         path.suffix == ".json" and _has(read_regular(path, RECORD_BYTES), "log_history")
     ):
@@ -100,9 +105,9 @@ def covey_run(folder: Path) -> AuditRecord:
     lines: list[Rollout | Update] = []
     for step in sorted({*shown, *metrics}):
         if step in logs:
-            lines.append(_covey_rollout(logs[step], step))
+            lines.append(_covey_rollout(logs[step], step - 1))
         if step in metrics:
-            lines.append(_covey_update(logs.get(step), metrics[step], step))
+            lines.append(_covey_update(logs.get(step), metrics[step], step - 1))
     return AuditRecord(
         _header("covey", _covey_settings(resolved)),
         tuple(lines),

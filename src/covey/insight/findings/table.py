@@ -34,8 +34,8 @@ def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Findin
     evaluations = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
     for n in _looks(len(metrics)):
         step = int(metrics[n - 1]["step"])
-        # The evaluation after the last step has a step number one higher; it belongs to the last look.
-        evaluations_so_far = [evaluation for at, evaluation in evaluations if at <= step or n == len(metrics)]
+        # A run looks at a step before it evaluates after it; the last evaluation belongs to the last look.
+        evaluations_so_far = [evaluation for at, evaluation in evaluations if at < step or n == len(metrics)]
         # The same steps as in a run that watches itself: no rule reads those between the first and the last.
         kept_steps = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
         view = RunView(kept_steps, evaluations_so_far, setting, steps=n)

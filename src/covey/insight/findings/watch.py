@@ -95,7 +95,7 @@ def explain_run(folder: Path) -> Explanation:
     records, lost = readable_stream(stage, STREAM)
     logged = [Finding.from_record(r) for r in records]
     findings = [f for f in logged if f]
-    notes = [Finding("rollback", a.step - 1, "note", str(a)) for a in read_rollbacks(stage)]
+    notes = [Finding("rollback", a.step, "note", str(a)) for a in read_rollbacks(stage)]
     damaged = lost + logged.count(None)
     if damaged:
         note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"

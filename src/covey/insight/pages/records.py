@@ -217,7 +217,7 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     course = [m.get("reward/mean", m.get("loss")) for m in metrics]
     stride = max(1, -(-len(course) // COURSE))
     return {
-        "done": metrics[-1]["step"] + 1 if metrics else 0,
+        "done": metrics[-1]["step"] if metrics else 0,
         "course": course[::stride],
         "greedy": [e.get("greedy") for e in evals],
         "seconds": seconds_of(folder, timings),

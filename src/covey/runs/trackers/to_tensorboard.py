@@ -11,8 +11,8 @@ from covey.runs.trackers import Tracker
 
 
 def begin_tensorboard(run: Path, _settings: Mapping[str, object], first: int) -> Tracker:
-    """Begin the event file; numbers of an interrupted attempt from step ``first`` on are purged."""
-    writer = SummaryWriter(str(run / "tensorboard"), purge_step=first or None)
+    """Begin the event file; numbers of an interrupted attempt after step ``first`` are purged."""
+    writer = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1 if first else None)
 
     def log(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

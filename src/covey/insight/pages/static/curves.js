@@ -23,8 +23,8 @@ function columns(run) {
     if (!found.has(name)) found.set(name, new Map());
     found.get(name).set(x, value);
   };
-  for (const m of run.metrics) for (const [name, value] of Object.entries(m)) put(name, m.step + 1, value);
-  for (const t of run.timings ?? []) for (const [name, value] of Object.entries(t)) put(`time:${name}`, t.step + 1, value);
+  for (const m of run.metrics) for (const [name, value] of Object.entries(m)) put(name, m.step, value);
+  for (const t of run.timings ?? []) for (const [name, value] of Object.entries(t)) put(`time:${name}`, t.step, value);
   for (const e of run.evals) for (const [name, value] of Object.entries(e)) put(`held-out:${name}`, e.step, value);
   return found;
 }
@@ -41,7 +41,7 @@ const COME_TO = { hours: (t) => t.elapsed / 3600, tokens: (t) => t.tokens };
 
 // A function from a step to hours or tokens, on straight lines between the steps that are known.
 function along(axis, run) {
-  const steps = [[0, 0], ...(run.timings ?? []).map((t) => [t.step + 1, COME_TO[axis](t)]).filter(([, v]) => Number.isFinite(v))];
+  const steps = [[0, 0], ...(run.timings ?? []).map((t) => [t.step, COME_TO[axis](t)]).filter(([, v]) => Number.isFinite(v))];
   return (step) => {
     const i = steps.findIndex(([s]) => s >= step);
     if (i <= 0) return steps.at(i)[1];

@@ -41,7 +41,7 @@ export async function runPage(name, part = false) {
     // A hint that is open stays open while the run writes.
     const open = hintsIn(head, tiles).filter((hint) => !hint.hidden).map((hint) => hint.textContent);
     const total = setting("train.steps");
-    const done = run.metrics.length ? run.metrics.at(-1).step + 1 : 0;
+    const done = run.metrics.length ? run.metrics.at(-1).step : 0;
     head.replaceChildren(...[
       part ? null : trail({ run: name }),
       h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state, true), conclusionPill(run.conclusion, true), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), shortModel(setting("model") ?? "")].filter(Boolean).join(" · ")))),
@@ -152,7 +152,7 @@ function findings(run, name) {
   const found = run.findings.length ? run.findings : run.remarks;
   const card = (e) => h("article", { class: `finding ${SEVERITY[e.severity] ?? ""}` }, h("p", {}, written(String(e.sentence ?? e.finding ?? ""))),
     e.remedy || e.advice ? h("p", { class: "remedy" }, h("b", {}, "Try "), e.remedy ? h("code", {}, written(String(e.remedy))) : null, e.remedy && e.advice ? " or " : null, e.advice ? written(String(e.advice)) : null) : null,
-    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step + 1}`, e.evidence ? evidenceLink(run, name, e) : null));
+    e.step ? h("p", { class: "muted small" }, `step ${e.step}`, e.evidence ? evidenceLink(run, name, e) : null) : null);
   return found.length ? [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card))] : [];
 }
 
