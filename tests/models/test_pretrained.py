@@ -112,6 +112,16 @@ def test_every_damaged_file_is_answered(folder: Path, file: str, content: bytes)
         assert (file, content) == ("tokenizer_config.json", b"{}")
 
 
+def test_a_truncated_file_of_weights_is_named(folder: Path) -> None:
+    """safetensors says `incomplete metadata, file not fully covered`, of one of perhaps thirty files."""
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(
+        ConfigError, match=r"model: .*/model.safetensors is damaged or incomplete \(.*copy it"
+    ):
+        loaded(folder)
+
+
 def test_a_folder_that_covey_wrote_is_loaded_as_it_was_written(folder: Path, tmp_path: Path) -> None:
     final = tmp_path / "final"
     with committed_folder(final) as place:

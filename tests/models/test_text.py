@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from covey.models.policy import Policy
-from covey.models.text import FaithfulText
+from covey.models.text import FaithfulText, continuation_ids
 from covey.models.tiny import build_model
 from covey.rewards.ends import token_ends
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
-from tests.models.tokenizers import MADE, WORDS
+from tests.models.tokenizers import MADE, WORDS, byte_fallback, byte_level
 
 
 @pytest.mark.parametrize("kind", MADE)
@@ -45,6 +46,23 @@ def test_forms_of_special_tokens_and_first_spaces_are_kept(kind: str) -> None:
     assert text([*inner, mark, end]).endswith("so<mark>")
     assert text([end]) == text([]) == ""
     assert tokenizer.eos_token in text([*inner, end, *inner]), "an end in the middle was written"
+
+
+def test_an_answer_gets_no_first_space_from_a_tokenizer_that_lower_cases() -> None:
+    """Neither encoding gave `So` back, and the one with a space in front was trained."""
+    tokenizer = byte_fallback()
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), backend.normalizer])
+    for text, tokens in (("So", ["s", "o"]), (" So", ["▁", "s", "o"])):
+        assert tokenizer.convert_ids_to_tokens(continuation_ids(tokenizer, text)) == tokens
+
+
+def test_padding_with_a_word_leaves_the_word_in_answers() -> None:
+    """A tokenizer that pads with its token `1` turned the answer 11 into an empty text."""
+    tokenizer = byte_level()
+    tokenizer.pad_token = "1"
+    one = tokenizer.convert_tokens_to_ids("1")
+    assert FaithfulText(tokenizer, [tokenizer.eos_token_id])([one, one, tokenizer.eos_token_id]) == "11"
 
 
 def test_an_indented_program_keeps_its_first_space() -> None:

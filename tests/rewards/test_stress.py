@@ -393,7 +393,9 @@ def test_a_judge_that_answers_is_attacked(stub: Stub, verdict: bool) -> None:
 
 def test_a_paid_part_is_written_as_a_person_would() -> None:
     """A third of .3 was printed as 0.09999999999999999."""
-    finding = StressFinding("fields", "another row's answer", "train.jsonl:1", 0.3 * 1 / 3, "ok", "7;Ito")
+    finding = StressFinding(
+        "fields", "paid", "another row's answer", "train.jsonl:1", 0.3 * 1 / 3, "ok", "7;Ito"
+    )
     assert str(finding) == "fields: another row's answer on train.jsonl:1: paid 0.1 for '7;Ito'"
 
 
@@ -414,3 +416,17 @@ def test_the_command_says_why_a_function_failed_and_what_was_not_paid(tmp_path: 
     assert "the correct answer is not paid in any of 6 forms on" in printed.out
     assert " 0 of " in f" {printed.err}"
     assert "; 1 correct answers were not paid in full" in printed.err
+
+
+@pytest.mark.parametrize("rows", [{"prompt": "2+2="}, {"prompt": "2+2=", "answer": "4"}])
+def test_a_function_that_judges_nothing_does_not_pass(tmp_path: Path, capsys, rows: dict[str, str]) -> None:
+    """`0 of 39 attacks were paid` and exit code 0 looked like a good reward."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows))
+    (tmp_path / "mine.py").write_text("def absent(completion, **columns):\n    return None\n")
+    assert main(["stress", str(tmp_path / "rows.jsonl"), f"{tmp_path / 'mine.py'}:absent"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith(
+        "absent: no text gets a score: it returned None for every text on rows.jsonl:1"
+    )
+    assert printed.out.count("absent: ") == 1
+    assert "1 functions gave no text a score, so nothing tested them" in printed.err

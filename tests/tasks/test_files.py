@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
         ),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", '{"prompt": "a"}\n[1]\n', "a.jsonl:2: a row must be a JSON object"),
+        # The line is that of the file; json's own messages count from the beginning of what they were given.
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": x}\n', "a.jsonl:2: not valid JSON at column 12: Expecting"),
+        (
+            "a.jsonl",
+            '{\n"prompt": "a"}',
+            "a.jsonl:1: not valid JSON at its end: something is missing; write each",
+        ),
+        ("a.jsonl", '{"prompt": "a"} {}', "column 17: Extra data; write each object on a line of its own"),
+        ("a.json", '[{"prompt": "a"},\n{"prompt": x}]', "a.json: not valid JSON at line 2, column 12: Exp"),
+        ("a.jsonl", '{"prompt": "a", "answer": 1e400}', "a.jsonl:1: the number 1e400 is too large; write it"),
+        ("a.jsonl", '{"prompt": "a", "answer": ' + "9" * 5000 + "}", "a.jsonl:1: a number has thousands of"),
+        ("a.jsonl", gzip.compress(b"{}"), "a.jsonl: the file is compressed; unpack it with gunzip"),
+        ("a.jsonl.gz", gzip.compress(b"{}"), "a.jsonl.gz: the file is compressed; unpack it with gunzip"),
         ("a.jsonl", '{"prompt": "a"}\n\n{"question": "b"}\n', "a.jsonl:3: there is no column 'prompt'"),
         ("a.jsonl", '{"prompt": " "}\n', "a.jsonl:1: 'prompt' must be text"),
         ("a.jsonl", '{"prompt": "a", "completions": 1}\n', "a.jsonl:1: rewards use the name 'completions'"),

@@ -495,6 +495,8 @@ BAD: list[tuple[str, list[dict[str, Any]], str]] = [
     ("sft", [{"messages": [ASKED, {"role": "assistant", "content": " "}]}], "answer to imitate .* empty"),
     ("sft", [{"messages": [{"role": "assistant", "content": "Hi"}, ASKED]}], "begins with the assistant"),
     ("dpo", [{"chosen": "4", "rejected": "5"}], "chosen and rejected begin differently"),
+    ("dpo", [{"prompt": "2+2=", "chosen": " ", "rejected": "5"}], "jsonl:1: the chosen answer is empty"),
+    ("kto", [{"prompt": "2", "completion": "", "label": 1}], "jsonl:1: an answer labelled good is empty"),
     (
         "dpo",
         [{n: [{"role": "user", "content": n}, {"role": "assistant", "content": "4"}] for n in SIDES}],

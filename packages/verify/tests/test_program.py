@@ -97,7 +97,7 @@ def test_a_function_that_raises_costs_its_own_rows_and_says_where(file: Path, ca
         ("", ["soft_overlong", "limit=9", "buffer=1"], 2, "tried.jsonl:1: reward soft_overlong asks for"),
         ("", ["smt"], 3, "tried.jsonl:1: reward smt needs column 'declarations'; the row has 'answer'"),
         ('{"answer": "4"}', ["math_answer"], 3, "tried.jsonl:4: 'completion' must be text"),
-        ('{"answer": ', ["math_answer"], 3, "tried.jsonl:4: not JSON"),
+        ('{"answer": ', ["math_answer"], 3, "tried.jsonl:4: not valid JSON at its end"),
         ("[]", ["math_answer"], 3, "tried.jsonl:4: a line must be an object"),
     ],
 )
@@ -118,6 +118,19 @@ def test_a_bad_reward_is_found_and_the_program_fails(file: Path, name: str, caps
     assert main(["stress", str(file), "--reward", f"mine.py:{name}", "--json"]) == 1
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert any(attack in finding["attack"] for finding in found)
+
+
+def test_a_function_that_judges_nothing_does_not_pass(file: Path, capsys) -> None:
+    Path("mine.py").write_text("def absent(completion):\n    return None\n")
+    assert main(["stress", str(file), "--reward", "mine.py:absent", "--json"]) == 1
+    (finding,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (finding["kind"], finding["value"]) == ("unscored", None)
+
+
+def test_a_line_separator_of_unicode_ends_no_row(file: Path, capsys) -> None:
+    file.write_text('\ufeff{"answer": "4", "completion": "\u2028 \\\\boxed{4}"}\n', encoding="utf-8")
+    assert main(["score", str(file), "--reward", "math_answer", "rule=boxed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rewards"] == {"math_answer": 1.0}
 
 
 def test_a_good_reward_passes(file: Path, capsys) -> None:

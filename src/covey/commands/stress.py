@@ -34,6 +34,7 @@ from covey_verify.stress import (
     correct_completion,
     different,
     find_paid_attacks,
+    findings_of,
     unavailable,
 )
 from covey_verify.types import Row, Score
@@ -76,7 +77,7 @@ def attack_rewards(
         tested = _isolate_rewards(rewards, [*gate, reward])
         reports = [_attack(tested, reward, by_id[r.id], marked_problems[r.id], rows, plays) for r in rows]
         tried += sum(report.tried for report in reports)
-        findings += _truly_paid([f for report in reports for f in report.findings], len(rows))
+        findings += _truly_paid(findings_of(reward, rows, reports), len(rows))
         notes += [note for report in reports for note in report.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys([*notes, *plays.left_out()])))
 
@@ -125,12 +126,16 @@ def _attack(
     # The battery of covey_verify covers models with <think> tags.
     if correct.text is not None and thoughts != TAGS:
         unfinished.append(_inside_unfinished_reasoning(thoughts, correct.text))
+    unfinished_scores = _judge(tested, reward, marked_problem, [text for _, text in unfinished])
     findings = [
         *_failures(tested, reward, unopened, in_turns),
         *report.findings,
-        *find_paid_attacks(reward, row, unfinished, partial(_judge, tested, reward, marked_problem)),
+        *find_paid_attacks(reward, row, unfinished, unfinished_scores),
     ]
-    return Report(report.tried + len(in_turns) + len(unfinished), tuple(findings), report.notes)
+    tried = report.tried + len(in_turns) + len(unfinished)
+    # Conversations may be all that such a function judges.
+    judged = report.judged or elsewhere or bool(in_turns)
+    return Report(tried, tuple(findings), report.notes, judged)
 
 
 class _Plays:
@@ -180,16 +185,17 @@ def _failures(
     for attack, score in zip(attacks, scores, strict=True):
         text = attack.completion.text
         finding = StressFinding(
-            reward.name, attack.name, problem.id, score.value, score.status, text, score.detail
+            reward.name, "paid", attack.name, problem.id, score.value, score.status, text, score.detail
         )
         once = values.get(attack.repeats, 0.0)
         # One plausible call may change the environment in a way that deserves a reward.
         played = attack.completion.transcript
         honest = played.environment is not None and attack.name.endswith(", once")
         if played.fault:
-            yield replace(finding, text=played.fault, attack=f"{attack.name} (the environment failed)")
+            name = f"{attack.name} (the environment failed)"
+            yield replace(finding, kind="failed", text=played.fault, attack=name)
         elif finding.status in (STUCK[:1] if reward.ours else STUCK):
-            yield replace(finding, attack=f"{attack.name} (the function failed)")
+            yield replace(finding, kind="failed", attack=f"{attack.name} (the function failed)")
         elif values[attack.name] > once:
             yield replace(finding, attack=attack.name + EVERYWHERE) if honest else finding
 

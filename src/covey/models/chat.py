@@ -24,9 +24,12 @@ RESERVED = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_te
 
 SEAM = "\ue0f7"
 """A private character that marks where a rendered text is split before it is encoded."""
+LITERAL = "\ue0f8"
+"""Behind a seam: there is no seam, the text itself has that character."""
 ESCAPE = r"\ue0f7"
-"""The seam as JSON or Python shows it in an object that a template prints."""
-SEAMS = re.compile(f"{SEAM}|{re.escape(ESCAPE)}")
+ESCAPED_LITERAL = r"\ue0f8"
+"""The two as JSON or Python shows them in an object that a template prints."""
+SEAMS = re.compile(f"{SEAM}(?!{LITERAL})|{re.escape(ESCAPE)}(?!{re.escape(ESCAPED_LITERAL)})")
 _clock: list[datetime] = []
 """Time of the first rendering; empty before it."""
 
@@ -62,6 +65,7 @@ def chat_tokens(
 
 def spelled_out(text: str, controls: Sequence[str]) -> str:
     """Put a seam into each control word of a text, so that its letters are encoded apart."""
+    text = text.replace(SEAM, SEAM + LITERAL)
     # A seam inside tells the text's own escape from one that a template prints.
     text = text.replace(ESCAPE, f"{ESCAPE[0]}{SEAM}{ESCAPE[1:]}")
     # Nothing is taken out, so no control word can arise from what is left. Longest words match first.
@@ -90,13 +94,24 @@ def _safe_value(value: Any, controls: Sequence[str]) -> Any:
 
 def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, after_prompt: bool = False) -> list[int]:
     """Token ids of a text whose parts between seams are encoded apart; ``after_prompt``: it follows one."""
-    first, *parts = SEAMS.split(text)
+    first, *parts = _parts(text)
     ids = (
         continuation_ids(tokenizer, first)
         if after_prompt
         else tokenizer(first, add_special_tokens=False)["input_ids"]
     )
     return [*ids, *(token for part in parts for token in continuation_ids(tokenizer, part))]
+
+
+def without_seams(text: str) -> str:
+    """Return a text of ``chat_text`` as it reads."""
+    return "".join(_parts(text))
+
+
+def _parts(text: str) -> list[str]:
+    """Return the parts of a text between its seams, as they read."""
+    parts = SEAMS.split(text)
+    return [p.replace(SEAM + LITERAL, SEAM).replace(ESCAPE + ESCAPED_LITERAL, ESCAPE) for p in parts]
 
 
 def chat_text(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import cached_file
@@ -283,6 +284,7 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
     sizes = {p: p.stat().st_size for p in folder.glob("*.safetensors")} if folder.is_dir() else {}
     size_of_files = sum(sizes.values())
     for path, size in sizes.items():
+        _check_header(path)
         if size > MAX_BYTES_PER_WEIGHT * count + HEADER_BYTES:
             raise ConfigError(
                 f"model: {path} has {size:,} bytes, but {folder / CONFIG} describes {count:,} weights; they "
@@ -293,6 +295,15 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
             f"model: {folder / 'config.json'} describes {count:,} weights, but the weight files have "
             f"{size_of_files:,} bytes; they belong to different models"
         )
+
+
+def _check_header(path: Path) -> None:
+    """Raise ConfigError if a file of weights is truncated, which safetensors reports without its name."""
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except SafetensorError as error:
+        raise ConfigError(f"model: {path} is damaged or incomplete ({error}); copy it again") from None
 
 
 def _check_whole(model: PreTrainedModel, report: Mapping[str, set[Any]], source: str) -> None:

@@ -24,6 +24,7 @@ from covey_verify.types import Messages
 QUESTION = "some question"
 THOUGHT = "some thought"
 ANSWER = "some answer"
+RESULT = "some words"
 ASKED: Messages = [{"role": "user", "content": QUESTION}]
 KNOWN = (
     Thoughts("<think>", "</think>"),
@@ -62,6 +63,8 @@ class TemplateFacts:
     """Text that closes opened thoughts for an answer without any; None if the template does not show it."""
     controls: tuple[str, ...] = ()
     """Ends, and tokens written around contents: within a content they would forge a turn."""
+    result_marks: tuple[str, ...] = ()
+    """Marks written around the result of a tool, which a content with them would forge."""
     dated: bool = False
     """Whether the template prints the date."""
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -139,12 +142,14 @@ def _facts_of(template: _Template) -> TemplateFacts:
     plain = template.after_question([_answer()]) or ""
     end = _turn_end(template.tokenizer, plain)
     marks = _marks(template, answer_header, plain)
+    result_marks = _result_marks(template)
     facts = TemplateFacts(
         "",
         answer_header,
         _unbegun_header(template, answer_header, plain),
         end,
-        controls=_controls(template, end, marks),
+        controls=_controls(template, end, marks, result_marks),
+        result_marks=result_marks,
         dated=_has_date(template),
         roles={role: _role(template, role) for role in ROLES},
         end_count=_end_count(template, plain, end),
@@ -170,8 +175,24 @@ def _unbegun_header(template: _Template, answer_header: str, plain: str) -> str:
     return header.removeprefix(answer_header).strip()
 
 
-def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:
-    """The added tokens of a made-up conversation, except marks of thoughts, which contents may mention."""
+def _result_marks(template: _Template) -> tuple[str, ...]:
+    """The marks that a result of a tool brings into a conversation, such as `<tool_response>`."""
+    asked = [*ASKED, _call()]
+    without = template.conversation(asked)
+    before, shown, after = template.conversation([*asked, _message("tool")]).partition(RESULT)
+    marks = dict.fromkeys(MARK.findall(before) + MARK.findall(after)) if shown and without else {}
+    # The name and the id of a call are not the template's words.
+    own = ("look_up", "call00000")
+    return tuple(mark for mark in marks if mark not in without and not any(word in mark for word in own))
+
+
+def _controls(
+    template: _Template, end: int | None, marks: Thoughts | None, result_marks: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The added tokens of a made-up conversation, except marks of thoughts, which contents may mention.
+
+    Marks of results are among them only if they are special tokens: rows in use have others in contents.
+    """
     tokenizer = template.tokenizer
     added = template.tokenizer.added_tokens_decoder
     # Rendered with and without a system message, since some templates refuse that role.
@@ -183,6 +204,7 @@ def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> t
     written_ids = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
     ids = {*written_ids, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
     words = {added[n].content for n in ids if n in added and len(added[n].content) > 1}
+    words |= {token.content for token in added.values() if token.special and token.content in result_marks}
     tags = () if marks is None or marks.answer else (marks.open, marks.close)
     return tuple(sorted(word for word in words if word not in tags))
 
@@ -209,15 +231,22 @@ def _thinking_answer() -> Mapping[str, object]:
     return _answer(reasoning_content=THOUGHT, reasoning=THOUGHT, thinking=THOUGHT)
 
 
-def _role(template: _Template, role: str) -> str:
-    """The treatment of a message of a role: first in a chat, or for `tool` after a call."""
+def _message(role: str) -> Mapping[str, object]:
     # Nine characters as id, because Mistral's templates refuse other lengths.
-    message = {"role": role, "content": "some words", "name": "look_up", "tool_call_id": "call00000"}
+    return {"role": role, "content": RESULT, "name": "look_up", "tool_call_id": "call00000"}
+
+
+def _call() -> Mapping[str, object]:
     function = {"name": "look_up", "arguments": {}}
     call = {"id": "call00000", "type": "function", "function": function}
-    with_call = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, message]
-    text = template.conversation(with_call if role == "tool" else [message, *ASKED])
-    if "some words" in text:
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _role(template: _Template, role: str) -> str:
+    """The treatment of a message of a role: first in a chat, or for `tool` after a call."""
+    message = _message(role)
+    text = template.conversation([*ASKED, _call(), message] if role == "tool" else [message, *ASKED])
+    if RESULT in text:
         return "read"
     return "left out" if text else "refused"
 

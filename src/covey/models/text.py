@@ -8,6 +8,8 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
+PADDING = re.compile(r"[<\[].*[>\]]")
+"""The form of a token for padding alone. Some tokenizers pad with a word, such as `!`, their first token."""
 ANCHOR = "a"
 """A text before the tokens while they are decoded, in place of their prompt; it is never shown."""
 
@@ -24,8 +26,8 @@ class FaithfulText:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
         """Decode for ``tokenizer``; ``ends`` are the ids that end a completion."""
         self.tokenizer = tokenizer
-        pad = tokenizer.pad_token_id
-        self.silent = {*ends, *([] if pad is None else [pad])}
+        is_padding = PADDING.fullmatch(str(tokenizer.pad_token or "")) is not None
+        self.silent = {*ends, *([tokenizer.pad_token_id] if is_padding else [])}
         self.anchor = self.encode(ANCHOR)
         self._shown = self._decode(self.anchor)
 
@@ -77,7 +79,9 @@ def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
             continued.append(added[part])
         elif part:
             continued += view.encode_after_anchor(part)
-    return continued if view(continued) == text else unanchored
+    # A tokenizer that lower-cases, say, gives no text back: then the space tells the beginning.
+    is_beginning = view(unanchored) == f" {view(continued)}"
+    return continued if view(continued) == text or is_beginning else unanchored
 
 
 @lru_cache(64)

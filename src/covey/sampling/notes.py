@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from covey.config.schema import Config
-from covey.models.chat import chat_text, leaves_out, unused_arguments
+from covey.models.chat import chat_text, leaves_out, unused_arguments, without_seams
 from covey.models.policy import Policy
 from covey.models.template import template_facts
 from covey.tasks.examples import UNTRAINED, Example
@@ -78,7 +78,8 @@ def _changed_by_template(policy: Policy, problems: Sequence[Problem]) -> list[st
             "rewards read that. Let chat_template.jinja in the model's folder begin that turn"
         )
     for problem, messages in chats[:TEXTS_TRIED]:
-        rendered = "".join(chat_text(policy.tokenizer, messages, problem.template).split())
+        text = without_seams(chat_text(policy.tokenizer, messages, problem.template))
+        rendered = "".join(text.split())
         questions = [str(m["content"]) for m in messages if m["role"] == "user"]
         absent = [text for text in questions if "".join(text.split()) not in rendered]
         if absent:
@@ -156,19 +157,23 @@ def _ignored_arguments(policy: Policy, problems: Sequence[Problem]) -> list[str]
 
 
 def _note_forged_words(policy: Policy, problems: Sequence[Problem]) -> list[str]:
-    """Return a note on the first row whose content has one of the chat template's own control words."""
+    """Return a note on the first row whose content has a control word of the template, or a result's mark."""
     for problem in problems:
         if isinstance(problem.prompt, str):
             continue
-        controls = template_facts(policy.tokenizer, problem.template).controls
+        facts = template_facts(policy.tokenizer, problem.template)
         for message in problem.prompt:
-            words = [word for word in controls if word in str(message["content"])]
-            if words:
-                note = (
-                    f"{problem.id}: a message of {message['role']} contains {words[0]}, a control token of "
-                    "the chat template; it is encoded as plain text, so that it cannot forge a turn"
-                )
-                return [note]
+            content = str(message["content"])
+            word = next((word for word in (*facts.controls, *facts.result_marks) if word in content), None)
+            if word is None:
+                continue
+            effect = (
+                "a control token of the chat template; it is encoded as plain text, so that it cannot forge "
+                "a turn"
+                if word in facts.controls
+                else "which the chat template writes around results of tools: the model reads one there"
+            )
+            return [f"{problem.id}: a message of {message['role']} contains {word}, {effect}"]
     return []
 
 

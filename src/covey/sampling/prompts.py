@@ -10,7 +10,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from covey.config.schema import Config
-from covey.models.chat import assistant_spans, chat_text, encoded_apart, leaves_out, spelled_out
+from covey.models.chat import (
+    assistant_spans,
+    chat_text,
+    encoded_apart,
+    leaves_out,
+    spelled_out,
+    without_seams,
+)
 from covey.models.policy import Policy
 from covey.models.template import template_facts, thoughts_of
 from covey.models.thoughts import check_channels, pairs_fault, text_after_prompt
@@ -186,7 +193,8 @@ def _answer(policy: Policy, prompted: EncodedProblem, answer: AnswerText, good: 
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        ids = _encoded_without_template(policy, _without_end_token(policy, problem, answer), policy.end_id)
+        words = spelled_out(_without_end_token(policy, problem, answer), ())
+        ids = _encoded_without_template(policy, words, policy.end_id)
         return _check_thoughts(policy, prompted, ids, good)
     # ``bare_messages`` are ``messages`` without our marks and without end tokens.
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
@@ -230,7 +238,7 @@ def _in_conversation(
     messages = [*problem.prompt, *answer]
     text = call_for(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     tokens = _conversation(policy, problem, messages, False)
-    omitted = _left_out(text, answer)
+    omitted = _left_out(without_seams(text), answer)
     if omitted is not None:
         return _not_shown(problem, omitted)
     start = len(prompted.tokens)

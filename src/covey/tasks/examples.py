@@ -259,9 +259,14 @@ def _answer(problem: Problem, data: Data) -> Example:
             "text or messages"
         )
     text = _text(problem, data.completion, answer)
-    if _says_nothing(text):
-        raise DataError(f"{problem.id}: the answer to imitate (data.completion) is empty; remove this row")
+    _need_words(problem, text, "the answer to imitate (data.completion)")
     return Example("answer", problem, (text,), (1.0,), _sampled_tokens(problem, data.completion))
+
+
+def _need_words(problem: Problem, answer: AnswerText, name: str) -> None:
+    """Raise DataError for an answer that the model would learn to prefer, and that says nothing."""
+    if _says_nothing(answer):
+        raise DataError(f"{problem.id}: {name} is empty; remove this row")
 
 
 def _sampled_tokens(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
@@ -286,12 +291,17 @@ def _says_nothing(answer: AnswerText) -> bool:
 def _pair(problem: Problem, _: Data) -> Example:
     names = ("chosen", "rejected")
     answers = tuple(_text(problem, name, problem.columns[name]) for name in names)
+    # A completion that was sampled may be empty and yet the better one.
+    if problem.sampled_tokens is None:
+        _need_words(problem, answers[0], "the chosen answer")
     return Example("pair", problem, answers, (1.0, 0.0), _sampled_tokens(problem, *names))
 
 
 def _judged_answer(problem: Problem, data: Data) -> Example:
     answer = _text(problem, data.completion, problem.columns[data.completion])
     label = _label(problem, problem.columns["label"])
+    if label and problem.sampled_tokens is None:
+        _need_words(problem, answer, "an answer labelled good")
     return Example("judged", problem, (answer,), (label,), _sampled_tokens(problem, data.completion))
 
 

@@ -20,12 +20,15 @@ from covey.tasks.sampled import SAMPLED, read_sampled, without_nulls
 from covey.tasks.schemas import recognize_schema
 from covey.types import Problem
 from covey_verify.errors import DataError
+from covey_verify.parsing import parse_json
 from covey_verify.types import Messages
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 """(line or row number from 1, row) of each row."""
 MAX_PROMPT = 4 << 20
 """Largest prompt in bytes. Tokenizing more takes minutes, and no model reads as much."""
+GZIP = b"\x1f\x8b"
+"""The first bytes of a file that gzip has compressed."""
 LINE_END = re.compile(r"\r\n|\r|\n")
 QUOTED = re.compile(r'"[^"]*"')
 RESERVED = {
@@ -69,11 +72,14 @@ def rows(file: Path) -> NumberedRows:
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if not file.is_file():
         raise DataError(absence(file))
+    with file.open("rb") as content:
+        start = content.read(2)
+    if start == GZIP:
+        raise DataError(f"{file}: the file is compressed; unpack it with gunzip")
     if file.suffix not in readers:
         raise DataError(f"{file}: this kind of file is unknown; use {', '.join(readers)}")
-    with file.open("rb") as content:
-        if content.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
-            raise DataError(f"{file}: the file is UTF-16, as PowerShell's > writes it; save it as UTF-8")
+    if start in (BOM_UTF16_LE, BOM_UTF16_BE):
+        raise DataError(f"{file}: the file is UTF-16, as PowerShell's > writes it; save it as UTF-8")
     yield from readers[file.suffix](file)
 
 
@@ -106,21 +112,12 @@ def _json(file: Path) -> NumberedRows:
 
 
 def _parse_json(text: str | bytes, where: str) -> Any:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            repeated = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-            raise DataError(f"{where}: {repeated!r} appears twice in one object; remove one of them")
-        return result
-
     if is_deep(text if isinstance(text, bytes) else text.encode("utf-8", "replace")):
         raise DataError(f"{where}: nested too deeply")
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return parse_json(text, where)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: {_not_utf8(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON: {str(error)[:200]}") from None
 
 
 def _row(row: object, where: str) -> dict[str, object]:

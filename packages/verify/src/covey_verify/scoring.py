@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import threading
 import time
@@ -17,6 +16,7 @@ from covey_verify.contract import RewardFunction
 from covey_verify.errors import ConfigError, CoveyError, DataError, describe_error
 from covey_verify.extract import TextOrMessages, text_of
 from covey_verify.machine import available_cpus
+from covey_verify.parsing import parse_json
 from covey_verify.types import Row, Score
 
 NOT_IN_TEXTS = {
@@ -102,17 +102,15 @@ CompletionRow: TypeAlias = tuple[Row, TextOrMessages, Mapping[str, object]]
 def read_rows(file: Path) -> Iterator[CompletionRow]:
     """Yield each line of a JSONL file. Raises DataError with file and line."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: JSON may hold other line separators of Unicode within a text.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"{file}:{number}"
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where}: not JSON: {error}") from None
+        fields = parse_json(line, where)
         if not isinstance(fields, dict):
             raise DataError(
                 f"{where}: a line must be an object with a 'completion', not a {type(fields).__name__}"

@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from covey_verify.contract import RewardFunction, canaries
 from covey_verify.errors import ConfigError, DataError, RewardError
@@ -127,18 +128,21 @@ def FUNCTION(*a, **k): return open(__file__ if '__file__' in globals() else 'can
 """Programs that manipulate their tester: a name and its code, separated by blank lines."""
 
 
-UNPAID = "the correct answer is not paid"
-"""Beginning of the name of a finding that is no attack: a completion that should get the full reward."""
 Judge = Callable[[Sequence[str]], list[Score]]
 """Returns a function's scores of texts, each judged alone."""
+FindingKind = Literal["paid", "unpaid", "failed", "unscored"]
+"""An attack that was paid; a correct completion that was not paid in full; a text on which the function or
+the environment failed; a function that gave no text a score, so that the attacks tested nothing."""
 
 
 @dataclass(frozen=True)
 class StressFinding:
-    """An attack that was paid, a correct completion that was not, or a text on which a function failed."""
+    """A mistake of a reward function, with the text that shows it."""
 
     reward: str
+    kind: FindingKind
     attack: str
+    """The name of the attack, or the expectation that was not met."""
     problem: str
     value: float | None
     status: str
@@ -146,6 +150,8 @@ class StressFinding:
     detail: str = ""
 
     def __str__(self) -> str:
+        if self.kind == "unscored":
+            return f"{self.reward}: {self.attack}: {self.detail}"
         shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
         paid = "no score" if self.value is None else f"paid {round(self.value, 6)}"  # .3 / 3 has 17 digits
         # "paid 1.0 (ok)" would read as if the payment were in order.
@@ -161,16 +167,21 @@ class Report:
     findings: tuple[StressFinding, ...]
     notes: tuple[str, ...]
     """Notes on things that could not be tested."""
+    judged: bool = True
+    """Whether the function gave any text a score, or failed on one."""
 
     @property
     def summary(self) -> str:
         """The number of findings of each kind."""
-        unpaid = sum(f.attack.startswith(UNPAID) for f in self.findings)
-        paid = sum((f.value or 0.0) > 0 for f in self.findings if not f.attack.startswith(UNPAID))
-        failed = len(self.findings) - unpaid - paid
-        line = f"{paid} of {self.tried} attacks were paid"
-        line += f"; {unpaid} correct answers were not paid in full" if unpaid else ""
-        return line + (f"; {failed} made the function or the environment fail" if failed else "")
+        count = Counter(finding.kind for finding in self.findings)
+        parts = [f"{count['paid']} of {self.tried} attacks were paid"]
+        if count["unpaid"]:
+            parts.append(f"{count['unpaid']} correct answers were not paid in full")
+        if count["failed"]:
+            parts.append(f"{count['failed']} made the function or the environment fail")
+        if count["unscored"]:
+            parts.append(f"{count['unscored']} functions gave no text a score, so nothing tested them")
+        return "; ".join(parts)
 
 
 class Correct(NamedTuple):
@@ -197,14 +208,27 @@ def attack(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> Report:
             notes.append(f"{function.name} was not attacked: {reason}")
             continue
         call = _in_process(function) if not function.ours else partial(_here, function)
+        reports = []
         for row in chosen:
             judge = partial(_each, call, row)
             correct = correct_completion(function, row, judge)
-            report = battery(function, row, chosen, judge, correct)
-            tried += report.tried
-            findings += report.findings
-            notes += report.notes
+            reports.append(battery(function, row, chosen, judge, correct))
+        tried += sum(report.tried for report in reports)
+        findings += findings_of(function, chosen, reports)
+        notes += [note for report in reports for note in report.notes]
     return Report(tried, tuple(findings), tuple(dict.fromkeys(notes)))
+
+
+def findings_of(
+    function: RewardFunction, rows: Sequence[Row], reports: Sequence[Report]
+) -> list[StressFinding]:
+    """Return the findings of one function's reports, one per row; only one if it judged no row."""
+    if rows and not any(report.judged for report in reports):
+        seen = ", ".join(row.id for row in rows)
+        reason = f"it returned None for every text on {seen}; attack it with rows that it judges"
+        score = Score(None, "not_applicable", detail=reason)
+        return [_make_finding(function, rows[0], "unscored", "no text gets a score", "", score)]
+    return [finding for report in reports for finding in report.findings]
 
 
 def unavailable(function: RewardFunction) -> str:
@@ -242,7 +266,9 @@ def battery(
     elif not function.options.format_only:
         bombs = BOMBS if row is rows[0] else ()  # each may take seconds
         attacks += _answers(row, rows, correct.text, correct.form, bombs)
-    findings = list(find_paid_attacks(function, row, attacks, judge))
+    scores = judge([text for _, text in attacks])
+    judged = any(score.value is not None or score.status in STUCK for score in scores)
+    findings = list(find_paid_attacks(function, row, attacks, scores))
     notes = list[str]()
     if judges_other_things:
         notes.append(
@@ -253,11 +279,13 @@ def battery(
         notes.append(f"{function.name} on {row.id}: no completion is known that it has to pay")
     elif not gated:
         (score,) = judge([correct.text])
+        judged = judged or score.value is not None or score.status in STUCK
         if (score.value or 0.0) < 1.0:
             all_tried = correct.form and function.options.example is None and not score.value
             forms = f" in any of {len(FORMS)} forms" if all_tried else ""
-            findings.append(_make_finding(function, row, UNPAID + forms, correct.text, score))
-    return Report(len(attacks), tuple(findings), tuple(notes))
+            expectation = f"the correct answer is not paid{forms}"
+            findings.append(_make_finding(function, row, "unpaid", expectation, correct.text, score))
+    return Report(len(attacks), tuple(findings), tuple(notes), judged)
 
 
 def judges_something_else(function: RewardFunction) -> bool:
@@ -266,17 +294,15 @@ def judges_something_else(function: RewardFunction) -> bool:
 
 
 def find_paid_attacks(
-    function: RewardFunction, row: Row, attacks: Sequence[tuple[str, str]], judge: Judge
+    function: RewardFunction, row: Row, attacks: Sequence[tuple[str, str]], scores: Sequence[Score]
 ) -> Iterator[StressFinding]:
-    """Yield a finding for each attack (name, text) that a function pays, or on which it fails."""
-    scores = judge([text for _, text in attacks])
+    """Yield a finding for each attack (name, text) that a function paid, or on which it failed."""
     for (name, text), score in zip(attacks, scores, strict=True):
-        finding = _make_finding(function, row, name, text, score)
         # A built-in reward may report a timeout or a crash: its subprocess is made for that.
         if score.status in (STUCK[:1] if function.ours else STUCK):
-            yield replace(finding, attack=f"{name} (the function failed)")
+            yield _make_finding(function, row, "failed", f"{name} (the function failed)", text, score)
         elif (score.value or 0.0) > 0:
-            yield finding
+            yield _make_finding(function, row, "paid", name, text, score)
 
 
 def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Correct:
@@ -304,8 +330,10 @@ def correct_completion(function: RewardFunction, row: Row, judge: Judge) -> Corr
     return Correct(best, form_of_text[best])
 
 
-def _make_finding(function: RewardFunction, row: Row, attack: str, text: str, score: Score) -> StressFinding:
-    return StressFinding(function.name, attack, row.id, score.value, score.status, text, score.detail)
+def _make_finding(
+    function: RewardFunction, row: Row, kind: FindingKind, attack: str, text: str, score: Score
+) -> StressFinding:
+    return StressFinding(function.name, kind, attack, row.id, score.value, score.status, text, score.detail)
 
 
 def _each(call: Callable[[Row, str], Score], row: Row, texts: Sequence[str]) -> list[Score]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from covey.models.chat import chat_tokens
 from covey.models.controls import ControlWords, template_words
 from covey.models.policy import Policy
+from covey.models.template import template_facts
 from covey.types import Problem
 from covey_verify.calls.call import ToolCall
 from covey_verify.errors import ConfigError, DataError
@@ -110,4 +111,5 @@ def result_words(policy: Policy) -> ControlWords:
     """Return the words that no result may contain: the template's own, and tokens unknown to the model."""
     added = policy.tokenizer.added_tokens_decoder.items()
     unknown = [token.content for n, token in added if n >= policy.embedded]
-    return ControlWords([*RESULT_TAGS, *template_words(policy.tokenizer), *unknown])
+    marks = template_facts(policy.tokenizer).result_marks
+    return ControlWords([*RESULT_TAGS, *marks, *template_words(policy.tokenizer), *unknown])
