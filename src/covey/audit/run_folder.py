@@ -149,7 +149,8 @@ def write_run(record: AuditRecord, source: Path, folder: Path, grows: bool = Fal
             _write_step(record, folder, step)
     _append(folder / "metrics.jsonl", metrics)
     written_ids = {line["id"] for line in lines["findings"]}
-    _append(folder / "findings.jsonl", [f for f in _findings(record, grows) if f["id"] not in written_ids])
+    rows = _findings(record, source, grows)
+    _append(folder / "findings.jsonl", [row for row in rows if row["id"] not in written_ids])
     if tokenizer_file(source).is_file():
         (folder / "final").mkdir(exist_ok=True)
         shutil.copyfile(tokenizer_file(source), folder / "final" / "tokenizer.json")
@@ -200,7 +201,7 @@ def _write_step(record: AuditRecord, folder: Path, step: int) -> None:
     write_file(path, "".join(sealed_line({**row, **facts}) for row in log.rows))
 
 
-def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, object]]:
+def _findings(record: AuditRecord, source: Path, grows: bool) -> Iterator[dict[str, object]]:
     """Yield the findings of the audit and on the metrics, with evidence that points to places on the pages.
 
     The number of checks that apply is known only once a record is complete.
@@ -215,12 +216,17 @@ def _findings(record: AuditRecord, grows: bool) -> Iterator[dict[str, object]]:
             fields["evidence"] |= page
         yield fields
     if grows:
-        sentence = "this record is still being written; the pages follow it, and more findings may appear"
-        yield Finding("audit_follows", 0, "note", sentence).record()
+        sentence = f"{source} was still being written when this page was made; the pages follow it"
+        yield _note("audit_follows", sentence)
         return
     sentence = f"{report.judged} of {len(CHECKS)} checks apply"
-    sentence += f"; the others need {', '.join(report.unjudged)}" if report.unjudged else ""
-    yield Finding("audit", 0, "note", sentence).record()
+    sentence += f"; covey audit {source} lists the fields that the others need" if report.unjudged else ""
+    yield _note("audit", sentence)
+
+
+def _note(name: str, sentence: str) -> dict[str, object]:
+    """Return a note on the whole record: no page shows a step below 0."""
+    return Finding(name, -1, "note", sentence).record()
 
 
 def _places(record: AuditRecord) -> dict[tuple[int, int], dict[str, int]]:

@@ -89,8 +89,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 class serving:  # noqa: N801 - reads as a verb
     """A server for a folder, in a thread."""
 
-    def __init__(self, root: Path | None, read_only: bool = False) -> None:
-        self.site = build_site(root, read_only)
+    def __init__(self, root: Path | None, read_only: bool = False, source: Path | None = None) -> None:
+        self.site = build_site(root, read_only, source)
 
     def __enter__(self) -> str:
         import socket

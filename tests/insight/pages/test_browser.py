@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from covey.audit.run_folder import readable
 from covey.insight.pages.copy import write_copy
 from covey.insight.pages.drawings import lab_texts
 from covey.runs.folder import RunFolder
@@ -115,7 +116,7 @@ def test_half_written_and_damaged_runs_show_what_is_left_of_them(site, page) -> 
     page.wait_for_selector(".pill.state")
     assert page.locator(".strip a").count() == 3, "the half line of step 3 is no step"
     page.goto(site.at("#/run/two"))
-    page.wait_for_selector("text=metrics.jsonl: 1 lines cannot be read")
+    page.wait_for_selector("text=metrics.jsonl: 1 line cannot be read")
     assert page.locator(".strip a").count() == 3
     page.goto(site.at("#/run/two/step/1/group/0"))
     page.wait_for_selector(".completion")
@@ -169,6 +170,10 @@ def test_three_curves_are_large_and_the_rest_unfolds(site, page) -> None:
     head, *points = downloaded(page, "figure:has-text('Accuracy') >> button:text-is('CSV')")
     assert head[0] == "tokens"
     assert {x for x, *_ in points} >= {"500", "1000", "1500"}
+    page.select_option("select[aria-label='Any other metric']", "time:elapsed")
+    page.wait_for_selector(".charts.large .chart:first-child figcaption:has-text('time:elapsed')")
+    assert page.locator(".charts.large .chart").count() == 3
+    assert page.locator("select[aria-label='Any other metric']").input_value() == "time:elapsed"
 
 
 def test_all_metrics_are_saved_as_csv_and_json(site, page) -> None:
@@ -206,16 +211,24 @@ def test_completions_of_a_group_are_searched_and_compared(site, page) -> None:
 def test_siblings_are_compared_word_by_word(page, tmp_path) -> None:
     folder = made_run(tmp_path / "run")
     texts = ["2 + 2 is 4, so the answer is 4.", "2 + 2 is 5, so the answer is 5.", "4"]
-    log_step(folder, 0, [made_group([1, 0, 0], texts)])
+    log_step(folder, 0, [made_group([1, 0, 0], texts, prompt="a long question " * 500)])
     folder.close()
     with serving(tmp_path) as url:
         page.goto(f"{url}?token=right#/run/run/step/0/group/0")
         page.wait_for_selector(".completion >> nth=2")
         page.check(".choices input[type=checkbox]")
+        assert page.locator(".prompt").bounding_box()["height"] < 500, "completions are in sight below"
         second = page.locator(".completion >> nth=1")
-        assert second.locator(".text").inner_text() == texts[1]
         assert second.locator(".differs").all_inner_texts() == ["5", "5"]
-        assert page.locator(".completion >> nth=0").locator(".same, .differs").count() == 0
+        assert second.locator("del").all_inner_texts() == ["4", "4"]
+        shown = second.locator(".text").evaluate(
+            "t => [...t.childNodes].map(n => n.localName === 'del' ? '' : n.textContent)"
+        )
+        assert "".join(shown) == texts[1], "without what is missing, the text is whole"
+        assert second.locator(".text").inner_text().startswith("2 + 2 is 45, so"), (
+            "what is missing comes first"
+        )
+        assert page.locator(".completion >> nth=0").locator(".same, .differs, del").count() == 0
         page.goto("about:blank")
 
 
@@ -312,6 +325,30 @@ def test_two_runs_are_compared(site, page) -> None:
     page.wait_for_selector("canvas")
 
 
+def test_two_runs_are_subtracted_in_the_order_that_the_page_names(page, tmp_path) -> None:
+    seeds(tmp_path)
+    with serving(tmp_path) as url:
+        page.goto(f"{url}?token=right#/compare/y/x%2Cseed%3D1")
+        page.wait_for_selector("h2:text-is('The same held-out problems: x,seed=1 minus y')")
+        page.goto("about:blank")
+
+
+def test_a_record_of_another_trainer_is_listed_with_what_it_has(page, tmp_path) -> None:
+    record = tmp_path / "history.csv"
+    record.write_text("_step,train/reward,train/loss\n0,0.1,0.2\n1,0.3,0.1\n")
+    with readable(record) as folder, serving(folder, source=record) as url:
+        page.goto(f"{url}?token=right#/")
+        page.wait_for_selector(".run")
+        words = page.inner_text("main")
+        assert str(record) in words and "null" not in words and "· ·" not in words
+        assert page.locator(".facts dd").all_inner_texts() == ["2", "–", "–"]
+        page.click(".cover")
+        page.wait_for_selector(".finding >> text=checks apply")
+        assert "after" not in page.locator(".finding").inner_text(), "the note is on the whole record"
+        assert str(folder) not in page.inner_text("main"), "a copy that goes when the pages end"
+        page.goto("about:blank")
+
+
 def test_the_curves_of_more_runs_are_in_one_chart(site, page) -> None:
     shutil.copytree(site.root / "two", site.root / "three")
     page.goto(site.at("#/"))
@@ -352,6 +389,11 @@ def test_seeds_are_one_curve_with_a_band_and_open_to_single_ones(page, tmp_path)
         bundle.locator("summary >> text=3 seeds").wait_for()
         assert page.locator("input[data-run]:visible").count() == 1  # of the run that is alone
         assert "50 % [25, 75]" in bundle.locator("summary").inner_text()
+        (tmp_path / "x,seed=2" / ".owner").unlink()
+        page.reload()
+        bundle.locator("summary >> text=3 seeds").wait_for()
+        states = bundle.locator("summary .pills .state").all_inner_texts()
+        assert sorted(states) == ["1 interrupted", "2 training"], "each state with its number of seeds"
         conclusion = bundle.locator("summary .pills .pill:not(.state)").all_inner_texts()
         assert len(conclusion) == 1, conclusion
         page.check("input[data-runs]")

@@ -39,6 +39,18 @@ from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.insight.pages.conftest import TOKEN, log_step, made_group, made_run, serving
 
 
+def test_a_run_that_trains_again_is_listed_without_its_last_end(tmp_path) -> None:
+    folder = made_run(tmp_path / "run")
+    folder.close()
+    end = {"exit_code": 75, "error": "stopped by SIGTERM", "resume_command": "covey resume run"}
+    (tmp_path / "run" / "exit.json").write_text(json.dumps(end))
+    (row,) = run_list(Runs(tmp_path))["runs"]
+    assert row["state"] == "interrupted" and "stopped by SIGTERM" in row["ended"]
+    (tmp_path / "run" / ".owner").write_text("")  # names this process, which is at work
+    (row,) = run_list(Runs(tmp_path))["runs"]
+    assert row["state"] == "training" and row["ended"] == ""
+
+
 def test_the_pages_start_without_the_libraries_of_models() -> None:
     # They took two seconds of every start.
     code = "import sys, covey.insight.pages.server; assert not {'transformers', 'pandas'} & set(sys.modules)"

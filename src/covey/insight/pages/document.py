@@ -54,6 +54,7 @@ def document(
 <body>
 <a class="skip" href="#main">Skip to the content</a>
 <header id="bar"></header>
+<noscript>This page needs JavaScript.</noscript>
 <main id="main" tabindex="-1"></main>
 <script type="application/json" id="answers" data-refusal="{html.escape(refusal)}">{stored}</script>
 <script>{library}</script>

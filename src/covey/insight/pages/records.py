@@ -55,8 +55,10 @@ MEASURED = (*CURVES, "evals")
 class Runs:
     """The runs below a folder, by the names that their addresses use."""
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, source: Path | None = None) -> None:
         self.root = root and root.resolve()
+        self.source = source and source.resolve()
+        """The path that the folder is a copy of; a copy goes when the pages end, so its own is not shown."""
         self.writable = False
         """Whether the pages offer tags and the trash."""
 
@@ -81,7 +83,8 @@ class Runs:
         folder = self.folder(name)
         stages = stages_in(folder.parent) if folder.name.partition("-")[0].isdecimal() else []
         names = {path: run for run, path in self.folders().items()}
-        return run_page(name, folder) | {"stages": [names[stage] for stage in stages if stage in names]}
+        page = run_page(name, folder) | {"stages": [names[stage] for stage in stages if stage in names]}
+        return page | ({"folder": str(self.source)} if self.source else {})
 
     def _below(self, folder: Path, depth: int) -> Iterator[Path]:
         with suppress(PermissionError):  # somebody else's
@@ -164,12 +167,18 @@ def run_list(runs: Runs) -> Record:
 
 
 def _row(name: str, folder: Path) -> Record:
-    row: Record = {"run": name, "state": run_state(folder), "changed": _time_of_change(folder), "model": ""}
-    row |= {"tags": read_tags(folder), "ended": read_ending(folder), "elsewhere": host_elsewhere(folder)}
+    state = run_state(folder)
+    row: Record = {"run": name, "state": state, "changed": _time_of_change(folder), "model": ""}
+    row |= {"tags": read_tags(folder), "ended": _ending(folder, state), "elsewhere": host_elsewhere(folder)}
     try:
         return row | _details(folder)
     except CoveyError as error:
         return row | {"error": str(error)}
+
+
+def _ending(folder: Path, state: str) -> str:
+    """Return why a run ended early; empty for one that trains again, whose folder still has the last end."""
+    return read_ending(folder) if state in ("stopped", "interrupted") else ""
 
 
 def _details(folder: Path) -> Record:
@@ -302,8 +311,7 @@ def run_page(name: str, folder: Path) -> Record:
     seconds = _unless_damaged(notes, 0.0, seconds_of, folder, records["timings"])
     conclusion = _unless_damaged(notes, None, run_conclusion, folder, records["evals"], seconds)
     state = run_state(folder)
-    if state in ("stopped", "interrupted"):
-        notes.append(read_ending(folder))
+    notes.append(_ending(folder, state))
     notes.append(_unless_damaged(notes, "", read_remark, folder))
     positions = {kind: tail.at for kind, tail in run.tails.items()}
     remarks: list[Finding] = []
@@ -330,7 +338,10 @@ def _notes(run: RunStreams) -> list[str]:
     """Return why streams, or lines of them, are not read, and whether a stream ends before its record."""
     tails = run.tails.values()
     notes = [*run.refused.values()]
-    notes += [f"{tail.path}: {tail.unreadable} lines cannot be read" for tail in tails if tail.unreadable]
+    for tail in tails:
+        if tail.unreadable:
+            lines = "1 line" if tail.unreadable == 1 else f"{tail.unreadable} lines"
+            notes.append(f"{tail.path}: {lines} cannot be read")
     with suppress(CoveyError):  # of a damaged result, or of what was refused
         notes += [ended_otherwise(run.folder, tail.path.name) for tail in tails]
     return notes

@@ -157,9 +157,12 @@ def json_answer(value: object, status: int = 200) -> Response:
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
 
-def build_site(root: Path | None, read_only: bool = False) -> Starlette:
-    """Return the site without its gate; without a folder it has the lab only."""
-    runs = Runs(root)
+def build_site(root: Path | None, read_only: bool = False, source: Path | None = None) -> Starlette:
+    """Return the site without its gate; without a folder it has the lab only.
+
+    ``source``: the path that the pages show for the folder, if the folder is a copy of it.
+    """
+    runs = Runs(root, source)
     runs.writable = not read_only
     changes = () if read_only else _change_routes(Changes(runs))
     routes = [Route(f"/api/{name}", _endpoint(partial(answer, runs))) for name, answer in ANSWERS.items()]
@@ -244,7 +247,7 @@ def _folder(runs: Runs, request: Request, name: str = "run") -> Path:
 
 
 def _runs(runs: Runs, _: Request) -> object:
-    return {"root": str(runs.root or ""), "writable": runs.writable, **run_list(runs)}
+    return {"root": str(runs.source or runs.root or ""), "writable": runs.writable, **run_list(runs)}
 
 
 def _run_page(runs: Runs, request: Request) -> object:
@@ -327,16 +330,26 @@ def _read_all(streams: Mapping[str, Tail]) -> dict[str, list[Record]]:
 
 
 def serve_pages(
-    root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool, read_only: bool = True
+    root: Path | None,
+    port: int,
+    open_browser: bool,
+    fragment: str,
+    as_json: bool,
+    read_only: bool = True,
+    source: Path | None = None,
 ) -> None:
-    """Show the pages until Ctrl-C. ``port`` 0 takes any free one. Raises ConfigError if a port is taken."""
+    """Show the pages until Ctrl-C. ``port`` 0 takes any free one. Raises ConfigError if a port is taken.
+
+    ``source`` as in ``build_site``.
+    """
     if root is not None and not root.is_dir():
         raise ConfigError(f"{root}: there is no such folder. Give a run's folder, or one with runs in it")
     with listen(ADDRESS, port) as listener, TemporaryDirectory(prefix="covey-") as private:
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
-        server = Server(TokenGate(build_site(root, read_only), token, port), "critical", PromptProtocol)
+        site = build_site(root, read_only, source)
+        server = Server(TokenGate(site, token, port), "critical", PromptProtocol)
         print(json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it", flush=True)
         if open_browser and _has_display():
             webbrowser.open(_doorway(Path(private), url).as_uri())

@@ -50,7 +50,7 @@ export async function compare(a, b, ...others) {
   const node = h("div", {},
     crumbs(link("#/", "Runs"), "Compared"),
     h("h1", {}, link(at("run", a), written(a)), " and ", link(at("run", b), written(b))),
-    h("section", {}, h("h2", {}, "The same held-out problems"),
+    h("section", {}, h("h2", {}, "The same held-out problems", held.length ? [": ", h("bdi", {}, written(b)), " minus ", h("bdi", {}, written(a))] : null),
       held.length ? h("div", { class: "tiles" }, held.map((e) => h("div", { class: "tile" }, h("h3", {}, term(e.name, hintOf(found.b.hints, e.name === "sampled" ? "pass@1" : e.name))), h("strong", { class: "num", "data-value": e.value }, e.is_fraction ? `${fmt(100 * e.value, 0, true)} points` : fmt(e.value, 3, true)),
         h("span", { class: "muted num" }, e.is_fraction ? `95 %: ${fmt(100 * e.low, 0, true)} to ${fmt(100 * e.high, 0, true)}` : `95 %: ${fmt(e.low, 3, true)} to ${fmt(e.high, 3, true)}`)))) : null,
       found.why_not ? h("p", { class: "muted" }, asSentence(found.why_not)) : null),

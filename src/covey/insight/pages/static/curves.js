@@ -102,7 +102,7 @@ export function curves(source) {
     const moved = list.filter((c) => !nothing(c) && !(source.compare && /function|Seconds|Tokens per second|Gradient by/.test(c[0])));
     const chosen = source.compare ? oneMetricEach(moved).filter((c) => !nothing(c)) : moved;
     zero.textContent = silent.length && !source.compare ? `Zero so far: ${silent.join(" · ")}.` : "";
-    if (extra && names.includes(extra)) chosen.push([extra, [known(extra, extra)]]);
+    if (extra && names.includes(extra)) chosen.unshift([extra, [known(extra, extra)]]);
     return { chosen, names: names.filter((n) => n !== "step" && !/\/(low|high)$/.test(n)).sort() };
   }
 
@@ -121,7 +121,8 @@ export function curves(source) {
     }
     drawn = shape;
     for (const p of plots) p.destroy();
-    more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, label(n))));
+    more.replaceChildren(h("option", { value: "" }, "any other metric …"), ...names.map((n) => h("option", { value: n }, label(n))));
+    more.value = extra ?? "";
     // All figures stand in the grid before one is measured: columns follow from their number and captions.
     const hosts = chosen.map(([title, series], i) => h("figure", { class: "chart" }, h("figcaption", {}, term(label(title), hintsOf(series)), csvButton(title, () => rowsOfPlot(plots[i])))));
     large.replaceChildren(...hosts.slice(0, LARGE));
@@ -188,14 +189,14 @@ export function curves(source) {
 
   const again = () => { drawn = ""; draw(); };
   const watch = new ResizeObserver(() => draw());
-  more.addEventListener("change", () => { extra = more.value; rest.open = true; again(); });
+  more.addEventListener("change", () => { extra = more.value; again(); });
   for (const choice of [across, mean, seeds]) choice.addEventListener("change", again);
   rest.addEventListener("toggle", again);
   window.addEventListener("covey-theme", again);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", again);
   return {
-    node: h("div", {}, h("p", { class: "choices" }, across, " ", mean, several ? [" ", seeds] : null), said, large, rest, zero, h("p", {}, more)),
+    node: h("div", {}, h("p", { class: "choices" }, across, mean, several ? seeds : null, more), said, large, rest, zero),
     draw: () => { watch.observe(large); draw(); },
     leave: () => { watch.disconnect(); window.removeEventListener("covey-theme", again); scheme.removeEventListener("change", again); for (const p of plots) p.destroy(); },
   };

@@ -3,7 +3,7 @@
 import { ask, failure, fmt, h, hintOf, holds, isStatic, pageLink, percent, seconds, term, trail, withToken, written } from "./dom.js";
 import { curves } from "./curves.js";
 import { csvButton, metricButtons, rowsOf } from "./download.js";
-import { completion, prompt } from "./step.js";
+import { completion, counted, prompt } from "./step.js";
 
 const WORDS = { learned: "good", "did not learn": "bad", "got worse": "bad", "cannot tell": "unsure" };
 
@@ -19,9 +19,10 @@ const MEANINGS = {
 };
 
 // `opens`: the meaning opens by a tap or a key as well; in a list the whole row is a link.
-const pill = (tone, word, opens) => h("span", { class: `pill ${tone}`, title: MEANINGS[word] }, opens ? term(word, MEANINGS[word]) : word);
-export const conclusionPill = (conclusion, opens = false) => (conclusion ? pill(WORDS[conclusion.word], conclusion.word, opens) : null);
-export const statePill = (state, opens = false) => pill(`state ${state}`, state, opens);
+// `count`: of how many seeds it is true, if not of all.
+const pill = (tone, word, opens, count) => h("span", { class: `pill ${tone}`, title: MEANINGS[word] }, count, opens ? term(word, MEANINGS[word]) : word);
+export const conclusionPill = (conclusion, opens = false, count = "") => (conclusion ? pill(WORDS[conclusion.word], conclusion.word, opens, count) : null);
+export const statePill = (state, opens = false, count = "") => pill(`state ${state}`, state, opens, count);
 
 // The sentence of a conclusion without its word, which is beside the title; a number stays with its sign and its unit.
 const evidenceOf = ({ word, sentence }) => sentence.replace(`${word}: `, "").replaceAll("->", "→").replace(/(?<=[[ ])-(?=\d)/g, "−").replace(/(?<=\d) (?=%)/g, "\u00a0");
@@ -59,7 +60,7 @@ export async function runPage(name, part = false) {
     ].filter(Boolean));
     for (const hint of hintsIn(head, tiles)) if (open.includes(hint.textContent)) hint.previousElementSibling.click();
     found.replaceChildren(...findings(run, name));
-    held.replaceChildren(...evaluations(run).flat());
+    held.replaceChildren(...evaluations(run, held.querySelector("details")?.open));
     steps.replaceChildren(...stepStrip(run, name));
     noted.replaceChildren(...events(run, noted.querySelector("details")?.open));
     node.classList.toggle("unbegun", !run.metrics.length && !run.evals.length);
@@ -67,7 +68,7 @@ export async function runPage(name, part = false) {
   }
 
   const unbegun = h("p", { class: "muted no-step" }, "No step has ended yet. Curves begin with the first one.");
-  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, unbegun, h("section", { class: "curves" }, h("h2", {}, "Curves"), charts.node, isStatic() ? null : h("p", { class: "choices muted small" }, "All metrics and times of every step: ", metricButtons(name))), steps, held, shown, noted,
+  const node = h("div", { class: part ? "stage" : "" }, head, tiles, found, unbegun, h("section", { class: "curves" }, h("h2", {}, "Curves"), charts.node, isStatic() ? null : h("p", { class: "choices muted small" }, "All metrics and times of every step: ", metricButtons(name))), steps, shown, held, noted,
     h("section", { class: "facts-of" }, facts(run), h("p", { class: "muted path" }, written(run.folder)), run.report ? h("p", { class: "muted" }, run.report) : null));
   redraw();
   examples(run, name).then((nodes) => shown.replaceChildren(...nodes));
@@ -84,7 +85,7 @@ function table(name, heads, rows, rest = "") {
 }
 
 // Every estimate with its 95 % interval: a record has its ends under /low and /high.
-function evaluations({ evals, hints }) {
+function evaluations({ evals, hints }, open) {
   const names = [...new Set(evals.flatMap((e) => Object.keys(e)))].filter((n) => evals.some((e) => `${n}/low` in e));
   if (!names.length) return [];
   const said = (e, name) => {
@@ -93,8 +94,8 @@ function evaluations({ evals, hints }) {
     const show = name === "reward" ? (v) => fmt(v, 3) : (v) => fmt(100 * v, 0);
     return `${show(value)}${name === "reward" ? "" : " %"} [${show(low)}, ${show(high)}]`;
   };
-  return [h("h2", {}, "Held-out problems"), h("p", { class: "muted" }, `${evals.length} evaluations of ${evals.at(-1).problems ?? "some"} problems, with ${evals.at(-1).samples ?? "some"} samples of each and 95 % intervals.`),
-    table("held-out problems", ["step", ...names.map((n) => term(written(n), hintOf(hints, n)))], evals.map((e) => h("tr", {}, h("th", { scope: "row", class: "num" }, fmt(e.step, 0)), names.map((n) => h("td", { class: "num" }, said(e, n))))), "scroll")];
+  return [h("details", { open }, h("summary", {}, `Held-out evaluations (${evals.length})`), h("p", { class: "muted" }, `On ${evals.at(-1).problems ?? "some"} problems, with ${counted(evals.at(-1).samples ?? "some", "sample")} of each and 95 % intervals; the newest first.`),
+    table("held-out problems", ["step", ...names.map((n) => term(written(n), hintOf(hints, n)))], [...evals].reverse().map((e) => h("tr", {}, h("th", { scope: "row", class: "num" }, fmt(e.step, 0)), names.map((n) => h("td", { class: "num" }, said(e, n))))), "scroll"))];
 }
 
 // Of the first and of the last step the group that teaches most: its best and its worst completion.
@@ -125,8 +126,8 @@ function facts(run) {
     return h("tr", {}, h("th", { scope: "row" }, term(written(phase), hintOf(run.hints, `seconds/${phase}`))), [s < 60 ? `${fmt(s, 1)} s` : seconds(s), percent(whole ? s / whole : 0), tokens ? fmt(Math.round(tokens), 0) : "–", tokens ? fmt(Math.round(tokens / s), 0) : "–"].map((t) => h("td", { class: "num" }, t)));
   });
   return [
-    part(`Settings that differ from the defaults (${differing.length})`, table("settings that differ", [], differing.map((s) => pair(s.setting, s.value, s.says)))),
-    part(`All other settings (${others.length})`, table("other settings", [], others.map((s) => pair(s.setting, s.value, "", s.says)), "scroll")),
+    !differing.length ? null : part(`Settings that differ from the defaults (${differing.length})`, table("settings that differ", [], differing.map((s) => pair(s.setting, s.value, s.says)))),
+    !others.length ? null : part(`All other settings (${others.length})`, table("other settings", [], others.map((s) => pair(s.setting, s.value, "", s.says)), "scroll")),
     spent.length ? part("Time and memory", table("time by phase", ["phase", "time", "of all", "tokens", "tokens per second"], spent), h("p", { class: "muted" }, `The process took ${fmt(Math.round(most), 0)} MiB at most.`)) : null,
     run.environment.length ? part("Environment: versions, machine, files", table("environment", [], run.environment.map(([key, value]) => pair(key, value)), "scroll")) : null,
   ];
@@ -180,7 +181,7 @@ function stepStrip(run, name) {
   const every = Math.max(1, Math.ceil(run.logged.length / 240));
   const shown = run.logged.filter((s, i) => i % every === 0 || s === run.logged.at(-1));
   return [h("h2", {}, "Look into a step"),
-    h("p", { class: "muted" }, "Each cell is a step; the taller it is filled, the more of its groups had something to teach."),
+    h("p", { class: "muted" }, `Each cell is a step, from ${run.logged[0]} to ${run.logged.at(-1)}; the taller it is filled, the more of its groups had something to teach.`),
     h("div", { class: "strip" }, shown.map((s) => {
       const live = 1 - (dead.get(s) ?? 1);
       return pageLink({ run: name, step: s }, { title: `step ${s}: ${percent(live)} of the groups teach`, "aria-label": `Step ${s}, ${percent(live)} of the groups teach` }, h("i", { vars: { "--part": live } }));

@@ -82,7 +82,7 @@ function parts(runs, by) {
   return [...found];
 }
 
-const kindOf = (run) => written([run.algorithm || run.method, shortModel(run.model)].join(" · "));
+const kindOf = (run) => written([run.algorithm || run.method, shortModel(run.model)].filter(Boolean).join(" · "));
 const COURSE = "The course of the reward, or of the loss";
 const SEEDS_HELD = "Of several seeds: their mean, with the lowest and the highest at the end.";
 const heldHint = (hints) => `${hintOf(hints, "greedy")}\n${SEEDS_HELD}`;
@@ -91,32 +91,37 @@ const heldHint = (hints) => `${hintOf(hints, "greedy")}\n${SEEDS_HELD}`;
 const heads = (hints) => h("div", { class: "heads" }, h("span", { class: "who" }, "run"), h("span", {}, "conclusion"), h("span", {}, term("course", COURSE)),
   h("dl", { class: "facts" }, h("dt", {}, "steps"), h("dt", {}, term("held out", heldHint(hints))), h("dt", {}, term("time", hintOf(hints, "elapsed")))));
 
+// The slowest of several seeds; a record of another trainer may lack the number of steps and the time.
+const stepsOf = (runs) => [Math.min(...runs.map((run) => run.done)), runs[0].steps].filter((n) => n !== null).join(" / ");
+const timeOf = (runs) => { const spent = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0); return spent ? seconds(spent) : "–"; };
 const fact = (name, hint, value) => h("div", {}, h("dt", {}, term(name, hint)), h("dd", { class: "num", title: name }, value));
 
 function row(run, pick, hints) {
   return h("article", { class: "run" },
     h("input", { type: "checkbox", "data-run": run.run, "aria-label": `Choose ${run.run}`, onchange: (e) => pick([run.run], e.target.checked) }),
     h("div", { class: "who" }, h("a", { class: "cover", href: at("run", run.run) }, written(run.run)), run.tags.map((tag) => h("span", { class: "tag" }, written(tag))),
-      h("div", { class: "muted" }, run.error ? written(run.error) : [kindOf(run), ` · ${dateOf(run.changed)}`]), run.ended ? h("div", { class: "muted why", title: label(run.ended) }, written(run.ended)) : null),
+      h("div", { class: "muted" }, run.error ? written(run.error) : [kindOf(run), ` · ${dateOf(run.changed)}`])),
     h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), conclusionPill(run.conclusion)),
     spark(run.course ?? [], COURSE),
     h("dl", { class: "facts" },
-      fact("steps", "", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held out", hintOf(hints, "greedy"), heldOut([run])), fact("time", hintOf(hints, "elapsed"), run.error ? "–" : seconds(run.seconds))));
+      fact("steps", "", run.error ? "–" : stepsOf([run])), fact("held out", hintOf(hints, "greedy"), heldOut([run])), fact("time", hintOf(hints, "elapsed"), timeOf([run]))),
+    run.ended ? h("div", { class: "muted why", title: label(run.ended) }, written(run.ended)) : null);
 }
 
 // Runs of several seeds as one row, which opens to a row for each.
 function bundleRow({ name, runs }, pick, hints) {
-  const names = runs.map((run) => run.run), words = [...new Set(runs.map((run) => run.conclusion?.word))], states = [...new Set(runs.map((run) => run.state))];
+  const names = runs.map((run) => run.run), words = [...new Set(runs.map((run) => run.conclusion?.word))].filter(Boolean), states = [...new Set(runs.map((run) => run.state))].filter((s) => s !== "finished");
+  const times = (kind, word) => { const n = runs.filter((run) => kind(run) === word).length; return n < runs.length ? `${n} ` : ""; };
   const shortest = Math.min(...runs.map((run) => run.course?.length ?? 0)), at0 = (i) => runs.map((run) => run.course[i]).filter((v) => typeof v === "number");
   const course = Array.from({ length: shortest }, (_, i) => (at0(i).length ? at0(i).reduce((sum, v) => sum + v, 0) / at0(i).length : null));
   return h("details", { class: "bundle" },
     h("summary", { class: "run" },
       h("input", { type: "checkbox", "data-runs": JSON.stringify(names), "aria-label": `Choose all seeds of ${name}`, onchange: (e) => pick(names, e.target.checked) }),
       h("div", { class: "who" }, h("b", { class: "opens" }, written(name)), h("div", { class: "muted" }, kindOf(runs[0]), ` · ${runs.length} seeds · `, link(at("compare", ...names), "curves"))),
-      h("div", { class: "pills" }, states.filter((s) => s !== "finished").map(statePill), words.map((word) => conclusionPill(runs.find((run) => run.conclusion?.word === word)?.conclusion))),
+      h("div", { class: "pills" }, states.map((s) => statePill(s, false, times((run) => run.state, s))), words.map((word) => conclusionPill({ word }, false, times((run) => run.conclusion?.word, word)))),
       spark(course, `${COURSE}: the mean over the seeds`),
       h("dl", { class: "facts" },
-        fact("steps", "", `${Math.min(...runs.map((run) => run.done))} / ${runs[0].steps}`), fact("held out", heldHint(hints), heldOut(runs)), fact("time", hintOf(hints, "elapsed"), seconds(runs.reduce((sum, run) => sum + run.seconds, 0))))),
+        fact("steps", "", stepsOf(runs)), fact("held out", heldHint(hints), heldOut(runs)), fact("time", hintOf(hints, "elapsed"), timeOf(runs)))),
     h("div", { class: "runs inside" }, runs.map((run) => row(run, pick, hints))));
 }
 

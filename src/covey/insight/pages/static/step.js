@@ -36,7 +36,7 @@ export async function stepPage(run, number) {
   return { title: `${run}, step ${number}`, node };
 }
 
-const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+export const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
 // Words in a prompt or a completion -> only the groups that have them stay.
 function search(run, step) {
@@ -86,10 +86,13 @@ export async function groupPage(run, step, number) {
 
 const textOf = (c) => (c.turns ? c.turns.map((m) => (typeof m.content === "string" ? m.content : JSON.stringify(m.content))).join("\n") : c.completion);
 
+// The elements of a difference; a screen reader says which words are added or missing.
+const MARKS = { same: "span", differs: "ins", missing: "del" };
+
 // Controls over the completions of a group: which are shown, and what of them.
 function sieve(g) {
   const find = h("input", { type: "search", placeholder: "Text in a completion", "aria-label": "Text in a completion" });
-  const kind = h("select", { "aria-label": "Completions shown" }, [["", "all"], ["paid", "above the mean"], ["unpaid", "at or below the mean"], ["length", "truncated"]].map(([value, text]) => h("option", { value }, text)));
+  const kind = h("select", { "aria-label": "Completions shown" }, [["", "all completions"], ["paid", "above the mean"], ["unpaid", "at or below the mean"], ["length", "truncated"]].map(([value, text]) => h("option", { value }, text)));
   const differ = h("input", { type: "checkbox" });
   const wanted = { "": () => true, paid: (c) => c.reward > g.mean, unpaid: (c) => c.reward !== null && c.reward <= g.mean, length: (c) => c.finish === "length" };
   const count = h("span", { class: "muted", role: "status" });
@@ -103,12 +106,12 @@ function sieve(g) {
       const text = node.querySelector(":scope > .text"), c = g.completions[i];
       if (!text) return;
       const parts = differ.checked && i !== first && first >= 0 ? differingParts(c.completion, g.completions[first].completion) : [["", c.completion]];
-      text.replaceChildren(...parts.flatMap(([mark, words]) => (mark ? [h("span", { class: mark }, written(words))] : written(words))));
+      text.replaceChildren(...parts.flatMap(([mark, words]) => (mark ? [h(MARKS[mark], { class: mark }, written(words))] : written(words))));
     });
   };
   find.addEventListener("input", apply);
   for (const control of [kind, differ]) control.addEventListener("change", apply);
-  return h("p", { class: "choices" }, find, " ", kind, " ", h("label", {}, differ, " mark what differs from the first"), " ", count);
+  return h("p", { class: "choices" }, find, " ", kind, " ", h("label", {}, differ, " mark the changes from the first"), " ", count);
 }
 
 export const prompt = (given) => (typeof given === "string" ? prose(given, { class: "prompt" })
