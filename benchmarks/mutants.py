@@ -554,8 +554,10 @@ MUTANTS = [
         ("finished completions are not kept", "        store.add(tickets[number], requests[number], params, renumbered)\n", ""),
     ),
     *of(
-        "rollouts/loop.py",
-        ("one step more is begun ahead", "self._steps_ahead(step) * self", "(self._steps_ahead(step) + 1) * self"),
+        "rollouts/sources.py",
+        ("one step more is begun ahead", "self._steps_ahead(sampling_round.step) * self", "(self._steps_ahead(sampling_round.step) + 1) * self"),
+        ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
+        ("draws alike in every epoch", "prompted.problem.id, choice.occasion)", "prompted.problem.id)"),
     ),
     *of(
         "rollouts/segments.py",
@@ -593,9 +595,7 @@ MUTANTS = [
         "rollouts/loop.py",
         ("a resumed run measures every problem again", "self.position == BEGINNING:", "step >= 0:"),
         ("a cursor that forgets resampling", "position.cursor + sampled.used,", "position.cursor + min(sampled.used, self.rollout.prompts_per_step),"),
-        ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("continuations share a seed", '"continue", cut.end, number)', '"continue", cut.end)'),
-        ("draws alike in every epoch", "prompted.problem.id, choice.occasion)", "prompted.problem.id)"),
         ("rejected groups trained", "(sampled.kept if passes else sampled.filtered)", "(sampled.kept if passes or sampled.rounds else sampled.filtered)"),
         ("rejected problems not remembered", "                sampled.numbered.append((choice.problem, group))\n                passes = passes_filter(group, self.algorithm)\n", "                passes = passes_filter(group, self.algorithm)\n                if passes:\n                    sampled.numbered.append((choice.problem, group))\n"),
         ("one refill too many", "sampled.rounds <= self.rollout.max_resampling_rounds", "sampled.rounds <= self.rollout.max_resampling_rounds + 1"),

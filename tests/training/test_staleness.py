@@ -100,7 +100,10 @@ def test_without_training_nothing_depends_on_when(tmp_path: Path) -> None:
     for name in logs[0]:
         if name.endswith("jsonl") and name.startswith("rollouts"):
             texts = [
-                [(r["problem"], r["completion"], r["reward"]) for r in rows(tmp_path / n, 3)[int(name[-7])]]
+                [
+                    (r["problem"], r["completion"], r["reward"])
+                    for r in rows(tmp_path / n, 3)[int(name[-7]) - 1]
+                ]
                 for n in ("one", "two")
             ]
             assert texts[0] == texts[1]

@@ -177,13 +177,13 @@ def _unbegun_header(template: _Template, answer_header: str, plain: str) -> str:
 
 def _result_marks(template: _Template) -> tuple[str, ...]:
     """The marks that a result of a tool brings into a conversation, such as `<tool_response>`."""
-    asked = [*ASKED, _call()]
-    without = template.conversation(asked)
-    before, shown, after = template.conversation([*asked, _message("tool")]).partition(RESULT)
+    messages = [*ASKED, _call()]
+    without = template.conversation(messages)
+    before, shown, after = template.conversation([*messages, _message("tool")]).partition(RESULT)
     marks = dict.fromkeys(MARK.findall(before) + MARK.findall(after)) if shown and without else {}
     # The name and the id of a call are not the template's words.
-    own = ("look_up", "call00000")
-    return tuple(mark for mark in marks if mark not in without and not any(word in mark for word in own))
+    ours = ("look_up", "call00000")
+    return tuple(mark for mark in marks if mark not in without and not any(word in mark for word in ours))
 
 
 def _controls(

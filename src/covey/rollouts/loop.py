@@ -6,12 +6,10 @@ follow from the seed, so a run that resumes at a cursor continues exactly as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-
-import torch
 
 from covey.config.sampling import Rollout
 from covey.objective.algorithms import Algorithm
@@ -22,21 +20,18 @@ from covey.rollouts.batch import BEGINNING, Position, RolloutBatch
 from covey.rollouts.choose import Chooser, ProblemChoice
 from covey.rollouts.finish import finish_group, passes_filter, with_running_means
 from covey.rollouts.groups import (
-    GroupRequest,
     GroupSampler,
     OnProgress,
-    PendingGroup,
     gather_groups,
     sampling_params,
     score_all,
-    share,
     with_greedy_twins,
 )
 from covey.rollouts.metrics import drawable_tokens, staleness, tool_metrics
-from covey.rollouts.prefetch import Prefetcher
 from covey.rollouts.segments import Cut, SegmentSettings, with_segments
+from covey.rollouts.sources import AheadSource, GroupSource, RequestMaker, SamplingRound, StepSource
 from covey.rollouts.store import CompletionStore
-from covey.sampling.base import Request, Sampler
+from covey.sampling.base import Sampler
 from covey.sampling.prompts import EncodedProblem
 from covey.sampling.tools.turns import seconds_waited
 from covey.system.processes import gather, on_rank_zero
@@ -62,9 +57,7 @@ class StepGroups:
 class Rollouts:
     """Samples and scores groups from a list of problems, epoch after epoch.
 
-    Under ``rollout.staleness`` a thread samples groups ahead of their step, at most that many steps, and only
-    groups that a step is certain to use. Prefetching does not change which groups a step uses. A
-    group's ticket is its place in the data, epoch after epoch; both threads name groups by it.
+    Under ``rollout.staleness`` a thread samples groups ahead of their step (``sources.py:AheadSource``).
     """
 
     def __init__(
@@ -92,22 +85,32 @@ class Rollouts:
         self.rollout = rollout
         self.algorithm = algorithm
         self.seed = seed
-        self.steps = steps
         self.store = store
         self.chooser = Chooser(len(problems), rollout, seed)
         self.params = sampling_params(rollout)
         group_sampler = GroupSampler(sampler, self.params, store)
         is_twinned = "greedy_reward" in algorithm.needs
-        self.sample_groups = with_greedy_twins(group_sampler) if is_twinned else group_sampler
+        sample_groups = with_greedy_twins(group_sampler) if is_twinned else group_sampler
         self.segments = SegmentSettings.of(algorithm)
         self.progress = progress
         self.position = position
-        # The thread that samples ahead reads step and cursor as one tuple, so that they always belong
-        # together; for that no lock is needed.
-        self.step_and_cursor = (first_step, position.cursor)
+        self.first_step = first_step
         self.difficulty = Difficulty(len(problems))
         self.difficulty.load(position.difficulty)
-        self.prefetcher = Prefetcher(self._sample_ahead, position.cursor) if rollout.staleness else None
+        self.maker = RequestMaker(problems, seed)
+        self.source: GroupSource = StepSource(self.maker, sampler, sample_groups, progress)
+        if rollout.staleness:
+            self.source = AheadSource(
+                self.maker,
+                sampler,
+                sample_groups,
+                progress,
+                chooser=self.chooser,
+                rewards=rewards,
+                rollout=rollout,
+                steps=steps,
+                cursor=position.cursor,
+            )
         self._waited_for_tools = seconds_waited(sampler)
 
     def batches(self) -> Generator[RolloutBatch, None, None]:
@@ -118,15 +121,13 @@ class Rollouts:
         # Only a run that begins measures; a resumed one has the rates in its position.
         if self.rollout.prepass and self.position == BEGINNING:
             self._measure()
-        first_step, _ = self.step_and_cursor
         try:
-            for step in count(first_step):
+            for step in count(self.first_step):
                 batch = self._sample(step, self.position)
                 self.position = batch.position
                 yield batch
         finally:
-            if self.prefetcher is not None:
-                self.prefetcher.close()
+            self.source.close()
 
     def _measure(self) -> None:
         """Sample every problem before the first step, so that its pass rate is known."""
@@ -146,7 +147,6 @@ class Rollouts:
 
     def _sample(self, step: int, position: Position) -> RolloutBatch:
         """Sample the batch of a step: its groups, the checks of its rewards and the next position."""
-        self.step_and_cursor = (step, position.cursor)
         if self.store is not None:
             self.store.begin_step(step, position.cursor)
         scorer = Scorer(self.rewards, step)
@@ -211,12 +211,10 @@ class Rollouts:
             missing = needed - len(sampled.kept)
             earlier = {problem for problem, _ in sampled.numbered}
             chosen = self.chooser.choose(step, cursor, sampled.used, missing, earlier, self.difficulty)
-            sample = partial(self._sample_now, step, chosen.choices, scorer)
-            if self.prefetcher is not None:
-                ticket = cursor + sampled.used
-                sample = partial(self._take_sampled, self.prefetcher, step, range(ticket, ticket + missing))
+            sizes = self.chooser.sizes(chosen.choices, self.difficulty)
+            sampling_round = SamplingRound(step, cursor, cursor + sampled.used, chosen.choices, sizes, scorer)
             prompted = [self.problems[choice.problem] for choice in chosen.choices]
-            groups = gather_groups(prompted, partial(self._sample_and_score, sample, scorer))
+            groups = gather_groups(prompted, partial(self._draw_and_score, sampling_round))
             if self.segments is not None:
                 groups, tokens = self._with_segments(step, chosen.choices, groups, self.segments, scorer)
                 sampled.continued_tokens += tokens
@@ -228,49 +226,13 @@ class Rollouts:
             sampled.rounds += 1
         return sampled
 
-    def _sample_now(
-        self, step: int, choices: Sequence[ProblemChoice], scorer: Scorer
-    ) -> dict[int, PendingGroup]:
-        """Sample this process' part of a round in the step that uses it."""
-        sizes = self.chooser.sizes(choices, self.difficulty)
-        numbers = share(len(choices), self.sampler)
-        group_requests = [GroupRequest(self._request(choices[n], sizes[n], step), scorer) for n in numbers]
+    def _draw_and_score(self, sampling_round: SamplingRound) -> dict[int, Group]:
+        """Return this process' groups of a round with their scores, by number in the round."""
+        credit = self.algorithm.credit
         return {
-            numbers[place]: pending for place, pending in self.sample_groups(group_requests, self.progress)
+            n: finish_group(group, sampling_round.scorer, credit)
+            for n, group in self.source.draw(sampling_round).items()
         }
-
-    def _sample_ahead(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, PendingGroup]]:
-        """Sample this process' part of some places of the data before their step, in the sampling thread."""
-        torch.set_num_threads(torch.get_num_threads())  # OpenMP has a thread count of its own for each thread
-        step, cursor = self.step_and_cursor
-        own_tickets = self._own_tickets(tickets)
-        group_requests = []
-        for ticket in own_tickets:
-            choice = self.chooser.at(ticket)
-            # A filter may move this group to another step. Rewards get the step it would have without one.
-            expected_step = step + (ticket - cursor) // self.rollout.prompts_per_step
-            request = self._request(choice, self.rollout.group_size, step=None)
-            group_requests.append(GroupRequest(request, Scorer(self.rewards, expected_step), ticket))
-        # ``ended`` raises when the prefetcher is closed, which ends this thread's sampling.
-        for number, pending in self.sample_groups(group_requests, lambda *_: ended()):
-            yield own_tickets[number], pending
-
-    def _take_sampled(
-        self, prefetcher: Prefetcher[PendingGroup], step: int, tickets: range
-    ) -> dict[int, PendingGroup]:
-        """Take this process' part of a round sampled ahead, and let the thread continue."""
-        own_tickets = self._own_tickets(tickets)
-        # This round and the first rounds of the steps ahead are certain to be used, whatever is filtered.
-        until = tickets.stop + self._steps_ahead(step) * self.rollout.prompts_per_step
-        pending = zip(own_tickets, prefetcher.take(own_tickets, until, self.progress), strict=True)
-        # Places of the data -> numbers in the round.
-        return {ticket - tickets.start: group for ticket, group in pending}
-
-    def _sample_and_score(
-        self, sample: Callable[[], Mapping[int, PendingGroup]], scorer: Scorer
-    ) -> dict[int, Group]:
-        """Return this process' groups with their scores, by number in the round."""
-        return {n: finish_group(pending, scorer, self.algorithm.credit) for n, pending in sample().items()}
 
     def _with_segments(
         self,
@@ -282,7 +244,7 @@ class Rollouts:
     ) -> tuple[list[Group], int]:
         """Return groups with the value of each segment of their completions, and the tokens it took."""
         pairs = zip(choices, groups, strict=True)
-        requests = [self._request(choice, len(group.completions), step) for choice, group in pairs]
+        requests = [self.maker.request(choice, len(group.completions), step) for choice, group in pairs]
 
         def stream(cut: Cut, number: int) -> int:
             return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
@@ -291,27 +253,6 @@ class Rollouts:
         return with_segments(
             groups, settings, self.sampler, self.params, self.rewards.reader.decode, stream, score
         )
-
-    def _request(self, choice: ProblemChoice, samples: int, step: int | None) -> Request:
-        """Return the request of a group, with a key for each completion.
-
-        A group sampled ahead does not know its step for certain, so its key has none.
-        """
-        prompted = self.problems[choice.problem]
-        steps = () if step is None else (step,)
-        identity = (self.seed, "rollout", *steps, prompted.problem.id, choice.occasion)
-        return prompted.request([key(*identity, sample) for sample in range(samples)])
-
-    def _own_tickets(self, tickets: range) -> list[int]:
-        """Return the places of the data that this process samples."""
-        # Shared by place of the data, not by round, so that both threads agree on who samples it.
-        assigned = set(share(tickets.stop, self.sampler))
-        return [ticket for ticket in tickets if ticket in assigned]
-
-    def _steps_ahead(self, step: int) -> int:
-        """Return for how many later steps groups may be sampled; each uses at least ``prompts_per_step``."""
-        later = self.rollout.staleness if self.steps is None else self.steps - step - 1
-        return max(0, min(self.rollout.staleness, later))
 
     def _tool_seconds(self) -> float | None:
         """Return the seconds of waiting for tools since the last step; None without tools."""

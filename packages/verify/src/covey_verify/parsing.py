@@ -47,6 +47,8 @@ def _place(error: json.JSONDecodeError) -> str:
     if error.pos >= len(text):
         hint = "" if several_lines else "; write each object on one line"
         return f"at its end: something is missing{hint}"
-    place = f"at line {error.lineno}, column {error.colno}" if several_lines else f"at column {error.colno}"
+    position = (
+        f"at line {error.lineno}, column {error.colno}" if several_lines else f"at column {error.colno}"
+    )
     hint = "; write each object on a line of its own" if error.msg == "Extra data" else ""
-    return f"{place}: {error.msg}{hint}"
+    return f"{position}: {error.msg}{hint}"

@@ -224,8 +224,8 @@ def findings_of(
 ) -> list[StressFinding]:
     """Return the findings of one function's reports, one per row; only one if it judged no row."""
     if rows and not any(report.judged for report in reports):
-        seen = ", ".join(row.id for row in rows)
-        reason = f"it returned None for every text on {seen}; attack it with rows that it judges"
+        names = ", ".join(row.id for row in rows)
+        reason = f"it returned None for every text on {names}; attack it with rows that it judges"
         score = Score(None, "not_applicable", detail=reason)
         return [_make_finding(function, rows[0], "unscored", "no text gets a score", "", score)]
     return [finding for report in reports for finding in report.findings]
