@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from covey_verify.attacks import HACKS
 from covey_verify.loading import load
 from covey_verify.sandbox.choice import choose
-from covey_verify.stress import HACKS
 
 Text = tuple[str, str]
 BY_FORM = ("language_consistency", "think_format", "answer_format")

@@ -12,7 +12,8 @@ from covey.cli import main
 from covey.commands.stress import attack_rewards
 from covey.rewards.loading import BUILT_IN, load_rewards
 from covey.types import Problem
-from covey_verify.stress import HACKS, StressFinding
+from covey_verify.attacks import HACKS
+from covey_verify.stress import StressFinding
 from covey_verify.texts.judge import endpoint
 
 __all__ = ["stub"]

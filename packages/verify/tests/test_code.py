@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from covey_verify.attacks import HACKS
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.programs.code import bad_tests, cases_of, code_tests, compiles, same_output
 from covey_verify.sandbox.base import Outcome, SandboxBackend
 from covey_verify.sandbox.choice import choose
 from covey_verify.sandbox.confine import Limits
-from covey_verify.stress import HACKS
 from covey_verify.types import Score
 
 SQUARE = [{"input": [n], "output": n * n} for n in range(4)]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey.rewards.scorer import completion_of
 from covey.types import Completion, Problem
+from covey_verify.attacks import FORGED
 from covey_verify.calls.call import ToolCall, as_message
 from covey_verify.errors import CoveyError
 from covey_verify.extract import TAGS, Thoughts
-from covey_verify.stress import FORGED
 
 if TYPE_CHECKING:
     from covey.sampling.tools.definitions import Tool
