@@ -129,7 +129,11 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
     ("changes", "code", "says"),
     [
         ({"rewards": [{"rewards.py:fine": 0}]}, 2, "rewards: every weight is 0"),
-        ({"data__train": "absent.jsonl"}, 3, "error: absent.jsonl: no such file"),
+        (
+            {"data__train": "absent.jsonl"},
+            3,
+            "absent.jsonl: no such file next to the config or in the working",
+        ),
         (
             {"data__prompt": "question"},
             3,

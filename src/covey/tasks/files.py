@@ -83,14 +83,15 @@ def rows(file: Path) -> NumberedRows:
     yield from readers[file.suffix](file)
 
 
-def absence(file: Path) -> str:
-    """Return the message for a path that is no file."""
+def absence(file: Path, of_config: bool = False) -> str:
+    """Return the message for a path that is no file. ``of_config``: a config names it, so in two folders."""
     if any((file.parent / name).is_file() for name in SAVED):
         return (
             f"{file.parent}: this is a folder of `datasets`; write a file with its to_json('train.jsonl'), "
             "or give the dataset from Python"
         )
-    return f"{file}: {'this is not a file' if file.exists() else 'no such file'}"
+    places = " next to the config or in the working directory" if of_config and not file.is_absolute() else ""
+    return f"{file}: {'this is not a file' if file.exists() else f'no such file{places}'}"
 
 
 def _jsonl(file: Path) -> NumberedRows:

@@ -37,7 +37,7 @@ def refuse_missing(stages: Sequence[ResolvedConfig]) -> None:
         for file in files:
             if not STAGE.fullmatch(file.name) and not file.is_file():
                 where = f"stage {folder}: " if len(stages) > 1 else ""
-                raise DataError(f"{where}{absence(file)}")
+                raise DataError(f"{where}{absence(file, of_config=True)}")
         earlier[folder] = stage.config.method
 
 

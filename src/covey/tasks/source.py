@@ -15,11 +15,11 @@ from covey.config.schema import Data
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
 from covey.tasks.examples import Example, examples_of
-from covey.tasks.files import given_problems, read_problems
+from covey.tasks.files import absence, given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.tasks.hub import fetch_rows, is_hub
 from covey.types import Problem
-from covey_verify.errors import ConfigError
+from covey_verify.errors import ConfigError, DataError
 
 ROW_SETTINGS = ("prompt", "answer", "columns", "template", "chat", "system", "chat_template_kwargs")
 """Settings of the layout of a file's rows, which a built-in task does not use."""
@@ -157,7 +157,10 @@ def _problems_of(where: Path | RowsObject, resolved: ResolvedConfig, split: str 
     answered = not METHODS[method].learns_from or (split == "test" and method == "sft")
     if isinstance(where, RowsObject):
         return given_problems(where, data, answered)
-    return read_problems(_resolve(where, resolved.folder, split), data, answered)
+    file = _resolve(where, resolved.folder, split)
+    if not file.is_file():
+        raise DataError(absence(file, of_config=True))
+    return read_problems(file, data, answered)
 
 
 def data_files(resolved: ResolvedConfig) -> list[Path]:
