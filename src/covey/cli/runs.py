@@ -244,6 +244,6 @@ def command_ui(
 
     with readable(runs, follow=True) as folder:
         # A record of another framework is shown from a copy, which nobody keeps.
-        copied = folder != runs
-        serve_pages(folder, port, open_browser, "#/", as_json, read_only or copied, runs if copied else None)
+        source = runs if folder != runs else None
+        serve_pages(folder, port, open_browser, "#/", as_json, read_only or source is not None, source)
     return 0

@@ -43,12 +43,14 @@ export async function runPage(name, part = false) {
     const open = hintsIn(head, tiles).filter((hint) => !hint.hidden).map((hint) => hint.textContent);
     const total = setting("train.steps");
     const done = run.metrics.length ? run.metrics.at(-1).step : 0;
+    const lead = run.conclusion ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(evidenceOf(run.conclusion))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No conclusion: held-out problems were not measured before the first step and after the last." : "No conclusion yet: held-out problems are measured before the first step and after the last.");
+    const stages = run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null;
+    const notes = run.notes.map((n) => h("div", { class: "note" }, written(n)));
+    // Without a conclusion, why the run ended comes first.
     head.replaceChildren(...[
       part ? null : trail({ run: name }),
       h("div", { class: "title" }, h(part ? "h2" : "h1", {}, written(name)), statePill(run.state, true), conclusionPill(run.conclusion, true), h("span", { class: "muted" }, written([setting("algorithm.name") ?? setting("method"), shortModel(setting("model") ?? "")].filter(Boolean).join(" · ")))),
-      run.conclusion ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(evidenceOf(run.conclusion))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No conclusion: held-out problems were not measured before the first step and after the last." : "No conclusion yet: held-out problems are measured before the first step and after the last."),
-      run.stages?.length > 1 ? h("p", { class: "stages" }, h("span", { class: "muted" }, "Stages: "), run.stages.map((s) => [s === name ? h("b", {}, written(lastPart(s))) : pageLink({ run: s }, {}, written(lastPart(s))), " "])) : null,
-      ...run.notes.map((n) => h("div", { class: "note" }, written(n)))].filter(Boolean));
+      ...(run.conclusion ? [lead, stages, ...notes] : [...notes, lead, stages])].filter(Boolean));
     const tile = (title, metric, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, term(title, hintOf(run.hints, metric))), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));
     const share = (key) => (last(key) === undefined ? [] : [percent(last(key)), `from ${percent(first(key))}`]);
     tiles.replaceChildren(...[
