@@ -108,6 +108,13 @@ def test_adapters_that_would_not_be_trained_are_refused() -> None:
         policy_of_given(ModelObject(biased, tokenizer))
 
 
+def test_a_frozen_adapter_is_refused_with_the_argument_that_peft_has_for_it() -> None:
+    adapter = get_peft_model(sharpened(CONFIGS["qwen3"]), LoraConfig(r=4, target_modules=["q_proj"]))
+    adapter.requires_grad_(False)  # as PeftModel.from_pretrained leaves it
+    with pytest.raises(ConfigError, match=r"PeftModel.from_pretrained\(..., is_trainable=True\)"):
+        policy_of_given(ModelObject(adapter, policy_of("qwen3").tokenizer))
+
+
 @pytest.mark.parametrize(("module", "layer"), [("lm_head", "output layer"), ("embed_tokens", "embedding")])
 def test_adapters_that_merging_would_put_into_another_layer_too_are_refused(module: str, layer: str) -> None:
     layers = LoraConfig(r=4, target_modules=["q_proj", module])

@@ -69,6 +69,16 @@ def test_a_model_with_its_rows_is_trained_in_place_and_continued(tmp_path: Path,
     assert same(last["model"], run / "final")  # nothing was left to train
 
 
+def test_a_compiled_model_is_trained_as_the_model_that_it_wraps(tmp_path: Path) -> None:
+    given = live()
+    model: PreTrainedModel = given["model"]
+    before = weights(model)
+    given["model"] = torch.compile(model, backend="eager")
+    covey.train(**given, **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run")
+    assert any(not torch.equal(before[name], weight) for name, weight in weights(model).items())
+    assert same(model, tmp_path / "run" / "final")
+
+
 def test_a_run_that_is_continued_with_the_objects_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     def begin(folder: str, **settings: Any) -> Path:
         run = tmp_path / folder

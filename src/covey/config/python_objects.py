@@ -46,12 +46,21 @@ class ModelObject(PythonObject):
     """
 
     def __init__(self, model: object, tokenizer: object, reference: Any = None) -> None:
+        model = without_compilation(model)
         super().__init__(name_of(model))
         self.model = model
         self.tokenizer = tokenizer
         self.reference = reference
         self.source = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
         """The folder or hub id that it was loaded from, or ""."""
+
+
+def without_compilation(model: Any) -> Any:
+    """Return a model without the wrapper of `torch.compile`, which shares its weights.
+
+    The wrapper would compile the modules' passes, which covey does not use where it has its own.
+    """
+    return getattr(model, "_orig_mod", model)
 
 
 MAX_STREAMED = 1_000_000
@@ -63,8 +72,8 @@ class RowsObject(PythonObject):
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
         self.key = key
-        table = _as_sequence(key, rows)
-        self.stream = None if table is not None else iter(rows)
+        table = listed(key, rows)
+        self.stream = None if table is not None else iter(without_format(rows))
         """The iterator, if it is one."""
         self.rows: Sequence[object] = [] if table is None else table
         """The rows; those of an iterator once ``read`` was called."""
@@ -91,8 +100,8 @@ class RowsObject(PythonObject):
         return has_more
 
 
-def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object] | None:
-    """Return rows, columns, or a pandas or polars table, as a sequence of rows.
+def listed(key: str, rows: Any) -> Sequence[Any] | None:
+    """Return rows, columns, or a table of pandas, polars or pyarrow, as a sequence of rows.
 
     Returns None for an iterator, which may be endless. Raises ConfigError for columns that form no rows.
     """
@@ -102,6 +111,8 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object] | None:
         return _joined_columns(key, rows)
     if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars
         return list(rows.to_dicts())
+    if hasattr(rows, "columns") and hasattr(rows, "to_pylist"):  # pyarrow
+        return list(rows.to_pylist())
     if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
         repeated = [name for name, count in Counter(rows.columns).items() if count > 1]
         if repeated:
@@ -109,7 +120,23 @@ def _as_sequence(key: str, rows: Iterable[object]) -> Sequence[object] | None:
                 f"{key}: several columns are named {repeated[0]!r}; rename or remove all but one"
             )
         return [{name: _cell(value) for name, value in row.items()} for row in rows.to_dict(orient="records")]
-    return list(rows) if hasattr(rows, "__len__") else None
+    if not hasattr(rows, "__len__"):
+        return None
+    if isinstance(rows, Iterable):
+        return list(without_format(rows))
+    return [rows[n] for n in range(len(rows))]  # torch's data sets with an index
+
+
+def without_format(rows: Any) -> Any:
+    """Return a data set of `datasets` that gives plain values, not the tensors or frames of its format.
+
+    A transform of the user's is kept: it makes the rows.
+    """
+    shown = getattr(rows, "format", None)
+    if isinstance(shown, Mapping):
+        kept = {name: shown[name] for name in ("columns", "output_all_columns")}
+        return rows if shown["type"] in (None, "custom") else rows.with_format(None, **kept)
+    return rows.with_format(None) if hasattr(rows, "with_format") else rows
 
 
 def _joined_columns(key: str, columns: Mapping[str, Any]) -> list[object]:
@@ -192,6 +219,12 @@ def _data(data: object) -> object:
                 "dict of lists. If it holds tables, give one of them, or, if they are named train and test, "
                 "the dict as data"
             )
+    unread = [str(key) for key, value in data.items() if key not in ("train", "test") and _is_table(value)]
+    if unread:
+        raise ConfigError(
+            f"data.{unread[0]}: a run reads the tables train and test, and not this one. Give "
+            f'data={{"train": tables["train"], "test": tables["{unread[0]}"]}}'
+        )
     return {
         key: RowsObject(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
         for key, value in data.items()
@@ -201,10 +234,18 @@ def _data(data: object) -> object:
 def _are_rows(value: object) -> TypeGuard[Iterable[object]]:
     """Whether a value is rows, or a mapping of columns that are not all tables themselves."""
     if not isinstance(value, Mapping):
-        return isinstance(value, Iterable) and not isinstance(value, str | bytes | PythonObject)
+        indexed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+        has_rows = isinstance(value, Iterable) or indexed
+        return has_rows and not isinstance(value, str | bytes | PythonObject)
     columns = [column for column in value.values() if _is_column(column)]
     tables = [column for column in columns if isinstance(next(iter(column), None), Mapping)]
     return bool(value) and len(columns) == len(value) and len(tables) < len(value)
+
+
+def _is_table(value: object) -> bool:
+    """Whether a value is a table by its class, or a list of dicts."""
+    first = value[0] if isinstance(value, list | tuple) and value else None
+    return isinstance(first, Mapping) or hasattr(value, "column_names") or hasattr(value, "columns")
 
 
 def _is_column(value: object) -> TypeGuard[Collection[object]]:

@@ -77,11 +77,16 @@ def checked_model(model_object: ModelObject) -> tuple[PreTrainedModel, PreTraine
         )
     # A caller may freeze some weights; without any left there would be nothing to train.
     if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError(
-            f"model: every weight of {model_object.name} is frozen; set requires_grad where it should train"
-        )
+        raise ConfigError(f"model: every weight of {model_object.name} is frozen; {_unfreezing(adapter)}")
     check_finite(model, model_object.name)
     return model, tokenizer
+
+
+def _unfreezing(adapter: PeftModel | None) -> str:
+    """Return how the weights of a model become trainable."""
+    if adapter is not None:
+        return "load its adapter by PeftModel.from_pretrained(..., is_trainable=True)"
+    return "set requires_grad where it should train"
 
 
 def _check_adapter(adapter: PeftModel) -> None:

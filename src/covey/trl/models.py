@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from covey.config.python_objects import without_compilation
 from covey.models.load import load_named
 from covey.models.pretrained import load_exclusively, pretrained_tokenizer, unreachable
 from covey.models.tiny import build_model, build_tokenizer
@@ -61,8 +62,8 @@ def reward_model_of(
         except (OSError, ValueError) as error:
             raise Refused(f"{model}: the model cannot be loaded: {str(error).splitlines()[0]}") from None
         model = _in_dtype(loaded, options)
-    _module(model)
-    labels = model.config.num_labels  # type: ignore[attr-defined]
+    model = _module(model)
+    labels = model.config.num_labels  # type: ignore[union-attr]
     if labels != 1:
         raise Refused(
             f"The model has `num_labels={labels}`, but reward models require `num_labels=1`: load it so"
@@ -74,6 +75,7 @@ def reward_model_of(
 
 
 def _module(model: object) -> nn.Module:
+    model = without_compilation(model)
     if not isinstance(model, PreTrainedModel) and not hasattr(model, "get_base_model"):
         raise Refused(f"model: {name_of(model)} is not a name, a model of transformers or a PeftModel")
     assert isinstance(model, nn.Module)

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from covey.config.python_objects import MAX_STREAMED
+from covey.config.python_objects import MAX_STREAMED, listed, without_format
 from covey.models.chat import assistant_spans
 from covey.models.policy import vocabulary_hash
 from covey.rng import key, permutation
@@ -46,13 +46,13 @@ def list_rows(rows: object, what: str, most: int | None = None) -> list[Row]:
     """Return rows as a list, at most ``most`` of a stream. Raises Refused for an endless stream."""
     if isinstance(rows, Mapping):
         raise Refused(f"{what}: this is a mapping of tables; give one of them, as rows['train']")
-    if not isinstance(rows, Iterable):
+    if isinstance(rows, str | bytes) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
         raise Refused(f"{what}: give a table of rows, not {type(rows).__name__}")
-    if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
-        return [dict(row) for row in rows.to_dict(orient="records")]
-    if hasattr(rows, "__len__"):
-        return [dict(row) for row in rows]
-    streamed = [dict(row) for row in islice(rows, MAX_STREAMED + 1 if most is None else most)]
+    table = listed(what, rows)
+    if table is not None:
+        return [dict(row) for row in table]
+    stream = without_format(rows)
+    streamed = [dict(row) for row in islice(stream, MAX_STREAMED + 1 if most is None else most)]
     if len(streamed) > MAX_STREAMED:
         raise Refused(f"{what}: the stream has more than {MAX_STREAMED:,} rows: give it `.take(n)` of them")
     return streamed
