@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -45,7 +44,7 @@ def load_language_model(
     return _checked_model(model), _checked_tokenizer(tokenizer or _own_tokenizer(model))
 
 
-def load_reward_model(
+def load_text_classifier(
     model: object, tokenizer: object, options: Mapping[str, object] | None = None
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return a model that gives one number per text, and its tokenizer. Raises UnsupportedArgument.
@@ -135,11 +134,6 @@ def expert_notes(model: PreTrainedModel, args: TrainerArguments) -> list[str]:
         return []
     why = f"TRL would add {coef:g} times a loss that spreads tokens over the experts; covey adds none"
     return [f"router_aux_loss_coef: {why}"]
-
-
-def frozen_copy(model: object) -> object:
-    """Return a copy of a model with its current weights."""
-    return copy.deepcopy(model)
 
 
 def with_adapters(model: object, peft_config: object) -> Any:

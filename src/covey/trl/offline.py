@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from covey.trl import rows
 from covey.trl.configs import DPOConfig, KTOConfig, RewardConfig, SFTConfig, TrainerArguments
 from covey.trl.meanings import UnsupportedArgument
-from covey.trl.models import frozen_copy, load_language_model, load_reward_model
+from covey.trl.models import load_language_model, load_text_classifier
 from covey.trl.predictions import Sequences, in_trl_order, predict, sequence_reader
 from covey.trl.rows import Row, RowReader, as_table, covey_row, list_rows
 from covey.trl.settings import Schedule
@@ -159,7 +160,7 @@ class DPOTrainer(GivenTrainer):
         "preference/chosen": "rewards/chosen",
         "preference/rejected": "rewards/rejected",
     }
-    form = RowForm(rows.pair_row, rows.truncate_pair, rows.pair_tokens, "prompt_ids")
+    form = RowForm(rows.pair_row, rows.truncate_pair, rows.answer_tokens, "prompt_ids")
 
     def __init__(self, model: Any, ref_model: object = None, args: Any = None, **others: Any) -> None:
         if ref_model is not None and ref_model is model:
@@ -175,7 +176,7 @@ class DPOTrainer(GivenTrainer):
 
     def _keep_reference(self) -> None:
         if self.reference is None and self.eval_dataset is not None:
-            self.reference = frozen_copy(self.model)
+            self.reference = deepcopy(self.model)
 
     def _measure(self, prepared: Sequence[Row]) -> dict[str, float]:
         if self.reference is None and self.state.global_step:
@@ -201,7 +202,7 @@ class KTOTrainer(DPOTrainer):
         "preference/accuracy": "rewards/accuracies",
         "preference/reference_point": "kl",
     }
-    form = RowForm(rows.judged_row, rows.truncate_judged, rows.judged_tokens, "prompt_ids")
+    form = RowForm(rows.judged_row, rows.truncate_judged, rows.answer_tokens, "prompt_ids")
 
     def _rows_of(self, row: Row) -> Sequence[Row]:
         return rows.pair_as_judged(row) if {"chosen", "rejected"} <= set(row) else [row]
@@ -219,6 +220,6 @@ class RewardTrainer(GivenTrainer):
     form = RowForm(rows.scored_row, rows.drop_long_pair, rows.scored_tokens, "chosen_ids", rows.no_labels)
 
     def _load_model(self, model: Any, tokenizer: Any, _rows: object) -> tuple[Any, PreTrainedTokenizerBase]:
-        loaded, loaded_tokenizer = load_reward_model(model, tokenizer, self.args.model_init_kwargs)
+        loaded, loaded_tokenizer = load_text_classifier(model, tokenizer, self.args.model_init_kwargs)
         self.reader = RowReader(loaded_tokenizer, self.args)
         return loaded, loaded_tokenizer

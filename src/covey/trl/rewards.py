@@ -12,7 +12,7 @@ from torch import nn
 from covey.rewards.contract import Reward
 from covey.trl.configs import TrainerArguments
 from covey.trl.meanings import UnsupportedArgument
-from covey.trl.models import load_reward_model
+from covey.trl.models import load_text_classifier
 
 NEUTRAL_COLUMNS = frozenset({"prompt", "prompts", "completion", "completions"})
 """Columns that say nothing about the correct answer."""
@@ -51,7 +51,7 @@ def reward_entries(
 def _reward_function(function: object, tokenizer: object) -> tuple[Callable[..., object], str]:
     """Return a reward function and its name; a reward model becomes a function."""
     if isinstance(function, str | Path | nn.Module):
-        model, loaded_tokenizer = load_reward_model(function, tokenizer)
+        model, loaded_tokenizer = load_text_classifier(function, tokenizer)
         source = str(getattr(model.config, "_name_or_path", "") or "reward_model")
         return ModelReward(model.eval(), loaded_tokenizer), source.rpartition("/")[2]
     if not callable(function):

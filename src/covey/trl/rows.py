@@ -373,14 +373,10 @@ def _all_drawn(ids: Sequence[int]) -> AnswerTokens:
     return AnswerTokens(tuple(ids), (True,) * len(ids))
 
 
-def pair_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
-    """Return the prompt and the two answers of a pair."""
-    return row["prompt_ids"], {name: _all_drawn(row[f"{name}_ids"]) for name in ("chosen", "rejected")}
-
-
-def judged_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
-    """Return the prompt and the answer of a judged row."""
-    return row["prompt_ids"], {"completion": _all_drawn(row["completion_ids"])}
+def answer_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:
+    """Return the prompt and the answers of a prepared row: a pair's two, or a judged row's one."""
+    names = [name for name in ("chosen", "rejected", "completion") if f"{name}_ids" in row]
+    return row["prompt_ids"], {name: _all_drawn(row[f"{name}_ids"]) for name in names}
 
 
 def scored_tokens(row: Row) -> tuple[list[int], dict[str, AnswerTokens]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from covey.config.usercode import spec_of
 from covey.trl.configs import GRPOConfig, RLOOConfig, TrainerArguments
 from covey.trl.meanings import UnsupportedArgument
-from covey.trl.models import frozen_copy, load_language_model
+from covey.trl.models import load_language_model
 from covey.trl.rewards import mark_verdict, reward_entries
 from covey.trl.rows import Row, list_rows
 from covey.trl.trainer import LOGGER, SHARED_METRICS, Trainer
@@ -70,7 +71,7 @@ class GRPOTrainer(Trainer):
         super().__init__(model, config, train_dataset=train_dataset, **others)
         # With adapters the reference is the model without them.
         if config.beta and not hasattr(self.model, "get_base_model"):
-            self.ref_model = self.reference = frozen_copy(self.model)
+            self.ref_model = self.reference = deepcopy(self.model)
         if getattr(config, "importance_sampling_level", "") == "sequence" and config.loss_type != "grpo":
             LOGGER.warning(
                 "importance_sampling_level='sequence' with loss_type=%r weights each sequence by its "

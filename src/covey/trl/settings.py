@@ -18,19 +18,26 @@ NEVER = 10**9
 NO_CLIP = 1e9
 VLLM = "vllm_importance_sampling_"
 LossSettings = dict[str, float | str]
+
+
+def _beta(args: TrainerArguments) -> LossSettings:
+    """Return the settings of a loss that has beta alone."""
+    return {"beta": args.beta}
+
+
 DPO_LOSSES: Mapping[str, tuple[str, Callable[[TrainerArguments], LossSettings]]] = {
-    "sigmoid": ("dpo", lambda a: {"beta": a.beta}),
-    "sigmoid_norm": ("ln_dpo", lambda a: {"beta": a.beta}),
-    "hinge": ("hinge", lambda a: {"beta": a.beta}),
+    "sigmoid": ("dpo", _beta),
+    "sigmoid_norm": ("ln_dpo", _beta),
+    "hinge": ("hinge", _beta),
     "ipo": ("ipo", lambda a: {"tau": a.beta}),
     "robust": ("robust_dpo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing}),
     # TRL divides by log 0 without smoothing, and recommends this value.
     "exo_pair": ("exo", lambda a: {"beta": a.beta, "label_smoothing": a.label_smoothing or 1e-3}),
-    "nca_pair": ("nca", lambda a: {"beta": a.beta}),
-    "bco_pair": ("bco", lambda a: {"beta": a.beta}),
-    "sppo_hard": ("sppo", lambda a: {"beta": a.beta}),
-    "apo_zero": ("apo_zero", lambda a: {"beta": a.beta}),
-    "apo_down": ("apo_down", lambda a: {"beta": a.beta}),
+    "nca_pair": ("nca", _beta),
+    "bco_pair": ("bco", _beta),
+    "sppo_hard": ("sppo", _beta),
+    "apo_zero": ("apo_zero", _beta),
+    "apo_down": ("apo_down", _beta),
     "discopop": ("discopop", lambda a: {"beta": a.beta, "tau": a.discopop_tau}),
 }
 """DPOConfig's loss_type -> (covey's method, a function from the config to the settings of its loss)."""
