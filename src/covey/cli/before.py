@@ -78,6 +78,7 @@ def command_check(
         of a model, whose chat template is tried on made-up conversations without loading weights.
     :param steps: Number of steps of a run to repeat.
     """
+    # A model, unlike a run or a config, has a tokenizer at its top.
     is_gguf = config.suffix.lower() == ".gguf"
     if is_gguf or (config / "tokenizer_config.json").is_file():
         from covey.models.gguf import folder_of_gguf

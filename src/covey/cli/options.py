@@ -87,6 +87,7 @@ def load_resolved(
 
     ``trust`` and ``names_only`` are passed to ``load_run``.
     """
+    # Imported only here, as in all commands, so that `covey --help` does not wait for pydantic or torch.
     if config.is_dir():
         from covey.runs.reader import load_for_reading, load_run
 

@@ -57,6 +57,7 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     from covey.audit.sources import is_foreign
 
     path = Path(what)
+    # A word without a suffix, such as `train`, is a setting even where a file has that name.
     if what and (path.is_dir() or path.suffix) and is_foreign(path):
         from covey.audit.table import audit, audit_as_json, audit_lines
 

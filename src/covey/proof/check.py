@@ -177,6 +177,7 @@ def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch
     learner.micro_tokens = tokens
     learner.forward_backward(batch, objective)
     masters = learner.optimizer.masters
+    # Zeros for weights without a gradient, so that the gradients of all splits have the same length.
     gradients = [m.grad if m.grad is not None else torch.zeros_like(m) for m in masters]
     flat = torch.cat([g.flatten().float() for g in gradients])
     learner.clear()

@@ -139,6 +139,7 @@ class Base:
         self._samplers: dict[AdapterShape | None, LocalSampler] = {}
         self._mounted: dict[AdapterShape | None, object] = {}
         head = policy.model.get_output_embeddings()
+        # Name of each linear layer -> the field of AdapterShape that selects it.
         self._linears = {
             n: "unembed" if m is head else "attention" if "attn" in n or "attention" in n else "mlp"
             for n, m in policy.model.named_modules()
@@ -165,6 +166,7 @@ class Base:
 
     def new_adapter(self, shape: AdapterShape, seed: int | None) -> Adapter:
         """Return a new adapter, with A drawn at random and B = 0. Raises ConfigError or DataError."""
+        # Drawn on the CPU, so that a seed gives the same adapter on every device.
         generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
         tensors = []
         for name, like in self._named_weights(shape).items():
@@ -181,6 +183,7 @@ class Base:
         assert weights.shape is not None, "the base model is not saved"
         adapter = self._sampler_for(weights.shape).policy.adapter
         assert adapter is not None, "a policy of a shape has an adapter"
+        # peft writes its settings; the tensors are written here, so that they can be read back and compared.
         adapter.peft_config["default"].save_pretrained(str(folder))
         named = dict(zip(map(_saved_name, self._named_weights(weights.shape)), weights.tensors, strict=True))
         for name, tensors in ((ADAPTER, named), (OPTIMIZER, moments)):

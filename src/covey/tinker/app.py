@@ -89,6 +89,7 @@ class TinkerServer:
             for method, handlers in (("POST", post), ("GET", get), ("DELETE", delete))
             for path, handler in handlers.items()
         ]
+        # All other paths get an error with our own message.
         other = self._guard_handler(self.refuse_unknown)
         return Starlette(
             routes=[*routes, Route("/{path:path}", other, methods=["GET", "POST", "PUT", "DELETE"])]
@@ -101,6 +102,7 @@ class TinkerServer:
                 return await handler(request)
             except Refusal as error:
                 return _error_response(error.status, str(error))
+            # pydantic's error is a ValueError too, so it comes first.
             except ValidationError as error:
                 return _error_response(422, bodies.first_mistake(error))
             except (ConfigError, DataError, ValueError) as error:
@@ -164,6 +166,7 @@ class TinkerServer:
             client.adapter = self.base.new_adapter(shape, lora.seed)
             return {"type": "create_model", "model_id": client.id}
 
+        # The client's own requests have numbers from 1 on.
         return self.registry.queue(f"{client.id}:0", make, model_id=client.id)
 
     async def info(self, request: Request) -> Response:
@@ -219,6 +222,7 @@ class TinkerServer:
             client.snapshots.append(sampler)
             if len(client.snapshots) > MAX_SNAPSHOTS:
                 client.snapshots.popleft().weights = None
+            # A client's id is SESSION:train:NUMBER.
             session = client.id.partition(":")[0]
             name = f"{session}:sample:{call.sampling_session_seq_id}"
             self.registry.samplers[name] = sampler
@@ -250,6 +254,7 @@ class TinkerServer:
         if path is None:
             self.registry.samplers[name] = SamplerWeights(weights=self.base.plain)
         else:
+            # The checkpoint is loaded with the first completion, by the compute thread.
             sampler = self.registry.samplers[name] = SamplerWeights()
             sampler.load = partial(self._load_sampler, sampler, path)
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": name})
@@ -418,6 +423,7 @@ def _draw(base: Base, call: bodies.SampleBody, sampler: SamplerWeights) -> DrawR
     texts = tuple(x for x in stop or [] if isinstance(x, str))
     if "" in texts:
         raise DataError("stop: an empty text would end every completion at once")
+    # Without a seed, repeated requests must differ. Tinker's top_k of -1 is covey's 0: no limit.
     return DrawRequest(
         sampler.get,
         prompt,

@@ -66,6 +66,7 @@ def forward_backward(base: Base, adapter: Adapter, call: ForwardBackward) -> byt
         if not call.forward_only:
             _add_gradient(policy, adapter)
     finally:
+        # The adapter has its own gradients; the policy's are only scratch space.
         for parameter in policy.parameters:
             parameter.grad = None
     return write_forward_backward(outputs, total)

@@ -109,6 +109,7 @@ def _read_tensor(tensor: Fields, where: str) -> np.ndarray:
 def _read_array(tensor: Fields, dtype: type[np.generic], shape: list[int]) -> np.ndarray:
     if 2 not in tensor:
         return _read_numbers(_as_bytes(_last_value(tensor, 1, b"")), dtype).reshape(shape or (-1,))
+    # CSR: the values in order, the bounds of the rows among them, and the column of each value.
     sparse = read_fields(_as_bytes(tensor[2][-1]))
     values = _read_numbers(_as_bytes(_last_value(sparse, 1, b"")), dtype)
     ends, columns = (_read_numbers(_as_bytes(_last_value(sparse, n, b"")), np.int64) for n in (2, 3))
@@ -126,6 +127,7 @@ def write_forward_backward(outputs: Sequence[Mapping[str, np.ndarray]], loss: fl
     start = 0
     widths = [{name: array.shape[1:] for name, array in output.items()} for output in outputs]
     for end in range(1, len(outputs) + 1):
+        # A record ends where the next datum has arrays of another width.
         if end < len(outputs) and widths[end] == widths[start]:
             continue
         part = outputs[start:end]

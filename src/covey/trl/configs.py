@@ -129,6 +129,7 @@ def _make_dataclass(name: str, rows: Fields, base: type = TrainerArguments) -> A
         for name, (kind, default) in rows.items()
     ]
     config_class = make_dataclass(name, lines, bases=(base,))
+    # The name under which pickle finds the class.
     config_class.__module__ = __name__
     config_class.__doc__ = f"TRL's {name}: its fields and defaults."
     return config_class

@@ -143,6 +143,7 @@ class GRPOTrainer(Trainer):
         for entry in self.rewards:
             for settings in entry.values():
                 name = settings["name"]
+                # A single reward function has no metrics of its own: they are those of the total reward.
                 metric_of_part = {"mean": f"reward/{name}/mean", "std": f"reward/{name}/std"}
                 alone = (
                     {"mean": "reward/mean", "std": "reward/std"} if len(self.rewards) == 1 else metric_of_part

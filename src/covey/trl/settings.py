@@ -131,6 +131,7 @@ def shared_settings(args: TrainerArguments, schedule: Schedule) -> dict[str, obj
         "train.optimizer": covey_value("optim", enum_value(args.optim)),
         "train.betas": [args.adam_beta1, args.adam_beta2],
         "train.weight_decay": args.weight_decay,
+        # TRL reads 0 as no clipping.
         "train.grad_clip": args.max_grad_norm or NO_CLIP,
         "train.save_every": saves or NEVER,
     }
@@ -278,6 +279,7 @@ def given_settings(
         **shared_settings(args, schedule),
         "method": method,
         "train.batch_size": schedule.rows,
+        # A trainer evaluates on its eval_dataset only.
         "data.held_out": 0.0,
         **({"loss": loss} if loss else {}),
     }

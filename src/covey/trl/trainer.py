@@ -269,6 +269,7 @@ class Trainer(Observer):
 
     def _refuse_arguments(self, others: Mapping[str, object]) -> None:
         for name, value in others.items():
+            # (None, None) is the default of transformers' argument `optimizers`.
             if value is not None and value != (None, None):
                 raise UnsupportedArgument(
                     f"{type(self).__name__}: {name} has no counterpart in covey; remove it"
