@@ -29,7 +29,7 @@ except ImportError:
 
 from covey.models.gguf import folder_of_gguf
 from covey.tasks.facts import FACTS, same_facts
-from covey.tasks.generated import problems
+from covey.tasks.generated import generate_problems
 from covey_verify.adapters import for_trl
 
 RECIPE = Path(__file__).parents[1] / "src/covey/config/recipes/demo_real.yaml"
@@ -37,7 +37,9 @@ RECIPE = Path(__file__).parents[1] / "src/covey/config/recipes/demo_real.yaml"
 
 def train(model: str, seed: int, steps: int, folder: Path) -> None:
     """Train with TRL, and save the merged model into ``folder``."""
-    rows = [{"prompt": p.prompt, "facts": p.columns["facts"]} for p in problems(FACTS, "train", 1000)]
+    rows = [
+        {"prompt": p.prompt, "facts": p.columns["facts"]} for p in generate_problems(FACTS, "train", 1000)
+    ]
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"),
         seed=seed,

@@ -1,4 +1,4 @@
-"""What many tests share: tiny models of known shapes, and problems."""
+"""Fixtures and helpers of all tests: tiny models of every architecture, prompts, sandboxes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SMALL = {
     "pad_token_id": 0,
 }
 WIDE = {**SMALL, "hidden_size": 128}
-# Shorter than the sequences of the tests, so that it acts.
+# The window is shorter than the sequences of the tests, so that it takes effect.
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -80,7 +80,7 @@ IMAGES = {
     "image_size": 28,
     "patch_size": 14,
 }
-# Heads of 32 let the compiled operations be used, where there is a compiler; narrower ones do not.
+# The compiled operations need heads of width 32 or more; narrower heads are computed by torch.
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SMALL, head_dim=32, attention_bias=True, mlp_bias=True),
     "llama3_rope": LlamaConfig(
@@ -116,7 +116,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "smollm3": SmolLM3Config(**WIDE, no_rope_layers=[1, 0]),
     "gemma": GemmaConfig(**SMALL, head_dim=32),
-    # Caps so low that scores and logits are at them.
+    # The caps are so low that they change most scores and logits.
     "gemma2": Gemma2Config(
         **SMALL,
         head_dim=32,
@@ -195,15 +195,15 @@ EXACT = (
     "olmo2",
     "olmo3",
 )
-"""Those whose widths the compiled operations take."""
+"""Architectures here whose widths the compiled operations support."""
 
-# A busy machine makes examples slowly, which is no fault of a test.
+# On a busy machine, generating examples is slow, which must not fail a test.
 settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 
 def sharpened(config: PretrainedConfig) -> torch.nn.Module:
-    """A random model whose distributions are far from uniform, so that mistakes show."""
+    """Return a random model whose distributions are far from uniform, so that mistakes show."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -216,25 +216,25 @@ def sharpened(config: PretrainedConfig) -> torch.nn.Module:
 
 
 def policy_of(name: str) -> Policy:
-    """A tiny policy of one architecture."""
+    """Return a tiny policy of an architecture in ``CONFIGS``."""
     return Policy(sharpened(CONFIGS[name]), full_tokenizer())
 
 
 def full_tokenizer(size: int = 300) -> PreTrainedTokenizerFast:
-    """A tokenizer with a word for every id of a model: one that lacks some is not drawn from there."""
+    """Return a tokenizer with a word for every id of a model, since ids without a word are never drawn."""
     tokenizer = build_tokenizer(["1+2=3"] * 3, vocab_size=size)
     tokenizer.add_tokens([f"<unused{n}>" for n in range(size - len(tokenizer))])
     return tokenizer
 
 
 def random_prompts(*lengths: int, seed: int = 0) -> list[np.ndarray]:
-    """Prompts of random ids."""
+    """Return prompts of random ids."""
     rng = np.random.default_rng(seed)
     return [rng.integers(5, 300, size=n) for n in lengths]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what could not be tested on this machine, and how to get it."""
+    """Print which tests could not run on this machine, and what they need."""
     stats = terminalreporter.stats
     skipped = [str(report.longrepr[2]) for report in stats.get("skipped", ())]
     marks = [[mark.name for mark in item.iter_markers()] for item in stats.get("deselected", ())]
@@ -244,33 +244,33 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Give a parametrized test an id that a reader takes in: no whole sentence, no mere index."""
+    """Return a short, readable id of a parameter, instead of a whole sentence or an index."""
     return id_of(val)
 
 
 def pytest_configure() -> None:
-    """Let no test wait for the disk: a power loss is tried by `benchmarks/reliability/power.py` alone."""
+    """Make fsync do nothing: only `benchmarks/reliability/power.py` tests a power loss."""
     pytest.MonkeyPatch().setattr(os, "fsync", lambda _: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let slow tests take half an hour: on a busy machine they need ten times as long, and do not hang."""
+    """Give slow tests half an hour, because on a busy machine they take ten times as long."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(1800))
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what was imported, half a million objects, from every garbage collection."""
+    """Exclude the imported modules, half a million objects, from all garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def own_process() -> Iterator[None]:
-    """Threads, seed and determinism are the whole process's; no test shall depend on the one before.
+    """Restore threads, seed and determinism of the process, so that no test depends on an earlier one.
 
-    Nor on the processor: `precision: auto` is float32 here, also where rounding products would pay.
+    So that none depends on the processor, `precision: auto` means float32 in tests.
     """
     torch.set_num_threads(1)
     follow(None, rounding=False)
@@ -280,13 +280,13 @@ def own_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def policy() -> Policy:
-    """A policy on our own forward."""
+    """Return a policy that computes with our own forward pass."""
     return policy_of("qwen3")
 
 
 @pytest.fixture(params=["bwrap", "landlock"])
 def sandbox(request: pytest.FixtureRequest) -> ProcessSandbox:
-    """Each backend that works on this machine."""
+    """Return a sandbox of each backend that works on this machine."""
     try:
         chosen = choose(request.param).sandbox
     except SandboxUnavailable as error:

@@ -1,4 +1,4 @@
-"""Hand-written stand-ins for the slow parts."""
+"""Hand-written fakes of slow parts, and writers of records of runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from covey_verify.types import Score, StepRewards
 
 
 def completion(text: str = "x", length: int = 3, finish: str = "stop", first: int = 10) -> Completion:
-    """A completion of some tokens with log-probs -0.1, -0.2, ..."""
+    """Return a completion of ``length`` tokens with the log-probs -0.1, -0.2, ..."""
     tokens = np.arange(first, first + length)
     return Completion(tokens, -0.1 * np.arange(1, length + 1, dtype=np.float32), text, finish)
 
 
 def group(rewards: Sequence[float], lengths: Sequence[int] | None = None, name: str = "p") -> Group:
-    """A scored group with one component called `answer`."""
+    """Return a scored group with one component, `answer`."""
     lengths = lengths or [3] * len(rewards)
     values = np.array(rewards, dtype=np.float64)
     completions = tuple(completion(f"{name}{i}", n) for i, n in enumerate(lengths))
@@ -39,28 +39,30 @@ def component(
     steps: tuple[StepRewards, ...] = (),
     verdict: bool = False,
 ) -> Component:
-    """The part of a reward function that gave each completion one of these values."""
-    own = np.array(values, dtype=np.float64)
-    scores = tuple(Score(None if np.isnan(v) else v) for v in own.tolist())
-    return Component(own, weight, scores, steps, verdict)
+    """Return the component of a reward function that gave these values to the completions."""
+    array = np.array(values, dtype=np.float64)
+    scores = tuple(Score(None if np.isnan(v) else v) for v in array.tolist())
+    return Component(array, weight, scores, steps, verdict)
 
 
 def prompted(count: int) -> list[EncodedProblem]:
-    """Problems p0, p1, ... whose answer is their number."""
+    """Return the problems p0, p1, ..., each with its number as the answer."""
     return [
         EncodedProblem(Problem(f"p{i}", f"p{i}", {"answer": str(i)}), np.array([i + 1])) for i in range(count)
     ]
 
 
 class ScriptedSampler:
-    """Answers every request by a function of (prompt tokens, stream); yields in reverse order."""
+    """A sampler that answers with a function of (prompt tokens, stream), in reverse order."""
 
     def __init__(self, answer: Callable[[np.ndarray, int], str]) -> None:
         self.answer = answer
-        self.version, self.bit_exact, self.samples_on_every_rank = 0, False, True
+        self.version = 0
+        self.bit_exact = False
+        self.samples_on_every_rank = True
         self.streams: list[int] = []
         self.greedy = False
-        """Whether the likeliest tokens are asked for now; an answer may depend on it."""
+        """Whether the current request is greedy; the function may look at it."""
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[SampledCompletion]:
         """Yield the scripted completions, last first."""
@@ -73,12 +75,12 @@ class ScriptedSampler:
 
 
 def as_stream(records: Iterable[Mapping[str, object]]) -> str:
-    """Records as the logs of a run hold them."""
+    """Return records as a log of a run has them, each line with its seal."""
     return "".join(map(sealed_line, records))
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The records of such a file, without their seals."""
+    """Read the records of a log, without their seals."""
     return [unsealed_line(line) for line in path.read_bytes().splitlines()]
 
 
@@ -88,7 +90,7 @@ def rewrite_rollouts(
     rows: Sequence[Mapping[str, object]],
     arrays: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Let a step of a run's log hold other rows, or arrays, and seal them: as somebody else can."""
+    """Replace the rows, or the arrays, of a step in the rollout log, and seal them as anybody could."""
     path = folder / "rollouts" / f"step_{step:06d}.npz"
     if arrays is not None:
         np.savez(path, **arrays)
@@ -97,14 +99,14 @@ def rewrite_rollouts(
 
 
 def rewrite_config(path: Path, old: str, new: str) -> None:
-    """Change a recorded config, and seal it again."""
+    """Replace a text in a recorded config, and seal the config again."""
     text = unsealed_text(path.read_bytes()).decode()
     assert old in text
     path.write_text(sealed_text(text.replace(old, new)))
 
 
 def rewrite_evaluations(run: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Let an ended run hold other evaluations, as one that has not sealed them in its result."""
+    """Replace the evaluations of a run that has ended, as if its result had not sealed them."""
     (run / "evals.jsonl").write_text(as_stream(records))
     result = run / RESULT
     record = {name: value for name, value in unsealed(result.read_bytes()).items() if name != WRITTEN}

@@ -1,4 +1,4 @@
-"""Short ids of parametrized tests: values of all kinds by what tells them apart."""
+"""Short ids of parametrized tests, made of the parts in which their values differ."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 LONGEST = 40
-"""Characters of an id that a reader still takes in."""
+"""Largest number of characters of an id."""
 NAMED_BY_PYTEST = (int, float, complex, bytes, Enum, re.Pattern, type, FunctionType)
 
 
 def id_of(value: object) -> str | None:
-    """Return a value's id; None for one that pytest names well, or that has no words of its own."""
+    """Return a value's id; None if pytest's own id is good, or if the value has no stable text."""
     if value is None or isinstance(value, NAMED_BY_PYTEST):
         return None
     # pytest writes ids to a file, which half of a surrogate pair would break.
     words = " ".join(_words(value).split()).encode("unicode_escape").decode()
     if " at 0x" in words:  # an address differs in each process
         return None
-    # Templates and messages that begin alike differ at their ends.
+    # Templates and messages with the same beginning differ at their ends, so both ends are shown.
     return words if len(words) <= LONGEST else f"{words[:24].rstrip()}..{words[-14:].lstrip()}"
 
 

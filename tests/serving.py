@@ -1,4 +1,4 @@
-"""An ASGI application behind a port of this machine, as long as a test needs it."""
+"""A server for an ASGI application on a local port, for the duration of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvicorn
 
 @contextmanager
 def served(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
-    """The address of an application; ``options`` are uvicorn's."""
+    """Serve an application and yield its address; ``options`` are uvicorn's."""
     listener = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **options))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -1,4 +1,4 @@
-"""What a test run could not look at, and what it would take: a few lines at its end."""
+"""The summary at the end of a test run: which tests did not run, and what they need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKERS = {
 
 
 def remedy(reason: str) -> str:
-    """What would let a test run that was skipped for a reason; the reason itself if nobody knows."""
+    """Return what a skipped test needs to run; the reason itself if no pattern matches it."""
     for pattern, words in REMEDIES:
         if match := re.search(pattern, reason):
             return words.format(next(filter(None, match.groups()), ""))
@@ -32,7 +32,7 @@ def remedy(reason: str) -> str:
 
 
 def lines(skipped: Iterable[str], deselected: Iterable[Iterable[str]]) -> list[str]:
-    """A line per thing that is missing; from reasons of skipped tests and marks of deselected ones."""
+    """Return a line per remedy, from the reasons of skipped tests and the marks of deselected ones."""
     missing = Counter(map(remedy, skipped))
     left = Counter(mark for marks in deselected for mark in MARKERS if mark in marks)
     found = [f"{count} skipped: {what}" for what, count in missing.items()]

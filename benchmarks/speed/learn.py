@@ -32,7 +32,7 @@ import yaml
 
 from covey.models.tiny import build_model, build_tokenizer
 from covey.tasks import TASKS
-from covey.tasks.generated import problems
+from covey.tasks.generated import generate_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks/results/learn.md"
@@ -70,7 +70,7 @@ def common(folder: Path, seed: int) -> dict[str, Any]:
 
 def untrained(folder: Path, seed: int, width: int) -> Path:
     """A model like the demo's of another width."""
-    examples = problems(TASKS[DEMO["data"]["task"]], "train", 2000)
+    examples = generate_problems(TASKS[DEMO["data"]["task"]], "train", 2000)
     tokenizer = build_tokenizer(f"{p.prompt}{p.columns['completion']}" for p in examples)
     build_model(tokenizer, seed, hidden=width).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -115,7 +115,7 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     torch.set_num_threads(1)
     task = TASKS[DEMO["data"]["task"]]
     tokenizer = AutoTokenizer.from_pretrained(model)
-    train, held_out = problems(task, "train", 2000), problems(task, "test", 256)
+    train, held_out = generate_problems(task, "train", 2000), generate_problems(task, "test", 256)
     rows = [{"prompt": p.prompt, "answer": p.columns["answer"]} for p in train]
 
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:

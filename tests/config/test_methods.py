@@ -13,7 +13,7 @@ from covey.config.algorithm import rows_of
 from covey.config.load import load_config
 from covey.config.methods import EXAMPLE_SAMPLERS, METHODS, ExampleKind, Method
 from covey.objective.preference import PREFERENCES
-from covey.proof.losses import AnswerLogprob, lone_loss, pair_loss
+from covey.proof.losses import AnswerLogprob, judged_loss, pair_loss
 from covey.tasks.examples import COLUMNS_OF
 from covey.training.example_sampling import SELECTIONS
 from covey.training.pipeline import LOOPS
@@ -52,7 +52,7 @@ def shadow_knows(name: str) -> bool:
     settings = {row.key.removeprefix("loss."): row.default for row in rows_of(PREFERENCES[name], "loss")}
     try:
         if METHODS[name].learns_from[0] == "judged":
-            lone_loss(name, answer, good=True, point=0.0, s=settings)
+            judged_loss(name, answer, good=True, point=0.0, s=settings)
         else:
             pair_loss(name, answer, answer, settings)
     except KeyError:

@@ -21,7 +21,7 @@ from covey.runs.folder import WRITTEN
 from covey.runs.rollouts import read_rollouts
 from covey.system.console import RunConsole
 from covey.system.integrity import sealed, unsealed
-from covey.system.text import inert
+from covey.system.text import escape_controls
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.training.runs import start
 
@@ -66,7 +66,7 @@ def test_show_a_run_a_step_a_group(runs, capsys) -> None:
     for place in log.groups[0]:
         assert f"{log.rows[place]['advantage']:+.3g}" in text
         for line in log.rows[place]["completion"].split("\n"):
-            assert f"  | {inert(line)}" in text
+            assert f"  | {escape_controls(line)}" in text
 
 
 def test_show_repeats_what_the_run_has_found(runs, capsys) -> None:
@@ -303,7 +303,7 @@ def test_no_command_lets_a_completion_break_or_colour_a_line(runs, tmp_path: Pat
         assert not ACTS.search(outputs[-1]), command
         assert not re.search("^faked", outputs[-1], re.MULTILINE), command
     completions = [line for line in outputs[1].split("\n") if line.startswith("  | ")]
-    assert completions == ["  | " + inert(text)] * sum(row["group"] == 0 for row in rows)
+    assert completions == ["  | " + escape_controls(text)] * sum(row["group"] == 0 for row in rows)
     assert "ValueError: a\\x0bfaked" in outputs[-1]
 
 
@@ -338,7 +338,9 @@ def test_score_takes_a_config_with_its_settings(tmp_path: Path, capsys) -> None:
 
 
 def test_inert_spells_out_what_would_act() -> None:
-    assert inert("a\tb\nc é 文") == "a\tb\nc é 文"
-    assert inert("\x1b[31m\u202e\x9b") == "\\x1b[31m\\u202e\\x9b"
-    assert inert("4\u200b2 a\u200db \ufeff\U000e0041") == "4\\u200b2 a\\u200db \\ufeff\\U000e0041"
-    assert inert("می\u200cخواهم 👩\u200d🎓") == "می\u200cخواهم 👩\u200d🎓", "these scripts need joiners"
+    assert escape_controls("a\tb\nc é 文") == "a\tb\nc é 文"
+    assert escape_controls("\x1b[31m\u202e\x9b") == "\\x1b[31m\\u202e\\x9b"
+    assert escape_controls("4\u200b2 a\u200db \ufeff\U000e0041") == "4\\u200b2 a\\u200db \\ufeff\\U000e0041"
+    assert escape_controls("می\u200cخواهم 👩\u200d🎓") == "می\u200cخواهم 👩\u200d🎓", (
+        "these scripts need joiners"
+    )

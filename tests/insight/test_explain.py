@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli import main
-from covey.cli.settings import loss_rows, settings, show
+from covey.cli.settings import entry_lines, find_entries, loss_rows
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_rows, rows_of
 from covey.config.rows import SettingRow, key_paths, schema_rows
@@ -108,9 +108,9 @@ FUNCTIONS = sorted({f.__name__ for functions in AXES.values() for f in functions
     "name", [*METRICS, *FUNCTIONS, *PRESETS, *BUILT_IN, *(rule.name for rule in RULES), *sorted(trl.NAMES)]
 )
 def test_every_metric_function_preset_reward_finding_and_name_of_trl_answers(name: str) -> None:
-    found = settings(name)
+    found = find_entries(name)
     assert all(str(row["effect"]).strip() for row in found), found
-    assert list(show(found))
+    assert list(entry_lines(found))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 
 from covey.models.tiny import build_tokenizer
 from covey.rewards.loading import load_rewards
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import LEARNED
 from covey.types import Completion, Group, Problem
@@ -28,7 +28,7 @@ def judged_by(rewards: Rewards, texts: list[str], prompt: Any = "1+2+4=") -> Gro
     """A group that these rewards have scored."""
     tokenizer = build_tokenizer([WORKED] * 3)
     rewards = replace(
-        rewards, reader=Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
+        rewards, reader=ReplyReader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
     )
     completions = []
     for text in texts:

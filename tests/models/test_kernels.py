@@ -118,7 +118,7 @@ def test_a_full_disk_costs_only_the_cache(cache: Path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(library_cache, "keep_file", full)
+    monkeypatch.setattr(library_cache, "write_private_file", full)
     assert compiled()[0] == compiled()[0]
     assert build.builds == [1, 1]
 

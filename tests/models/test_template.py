@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from covey.models.controls import ControlWords
 from covey.models.template import template_facts, thoughts_of
 from covey.rewards.loading import load_rewards
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.scorer import completion_of
 from covey.sampling.notes import unseen_by_model
 from covey.sampling.prompts import encode, encode_examples
@@ -159,7 +159,7 @@ def judged(chat_template: str, text: str, spec: Any) -> tuple[float | None, str]
     tokens = np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
     completion = Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
     rewards = load_rewards([spec], Path.cwd())
-    rewards = replace(rewards, reader=Reader(policy.decode))
+    rewards = replace(rewards, reader=ReplyReader(policy.decode))
     group = rewards.score_group(prompted.problem, prompted.tokens, [completion])
     (score,) = group.components[rewards[0].name].scores
     return score.value, score.status

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.proof.check_run import AS_TWINS
+from covey.proof.check_run import TWIN_FACTOR
 from tests.proof.cases import Case, Model, covering_cases, every_case, repeat
 from tests.training.runs import metrics_of
 
@@ -32,7 +32,7 @@ def agree(case: Case, output: Path, model: Model, twin: bool = False) -> None:
     for name, limit in limits.items():
         of_rounding = accumulate((getattr(step.apart, name, 0.0) for step in steps), max)
         for step, apart in zip(steps, of_rounding, strict=True):
-            assert (getattr(step, name) or 0.0) < max(limit, AS_TWINS * apart), (name, step)
+            assert (getattr(step, name) or 0.0) < max(limit, TWIN_FACTOR * apart), (name, step)
 
 
 @pytest.mark.parametrize("case", covering_cases())

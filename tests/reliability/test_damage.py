@@ -263,7 +263,7 @@ def test_a_read_that_fails_once_is_tried_again_and_else_named(tmp_path: Path, mo
             raise OSError(failures.pop(), "Stale file handle")
 
     monkeypatch.setattr("covey.system.opening._check_regular", stale)
-    monkeypatch.setattr("covey.system.opening.PAUSE", 0)
+    monkeypatch.setattr("covey.system.opening.PAUSE_SECONDS", 0)
     assert read_stream(tmp_path, "metrics.jsonl") == [{"step": 0, "loss": 1.0}]
     failures += [errno.ESTALE] * 3
     with pytest.raises(OSError, match="Stale file handle") as caught:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.types import Completion, Problem, Transcript
 from covey_verify.extract import Thoughts
 
@@ -24,5 +24,5 @@ def test_thoughts_that_the_header_behind_a_tool_opens_have_to_end(last: str, ans
         drawn_mask=np.array([1, 1, 0, 0, 1, 1]) > 0,
     )
     problem = Problem("p", "?", {}, thoughts=Thoughts(begun=True))
-    reply = Reader(lambda inserted: "8<think>\n").read(problem, completion)
+    reply = ReplyReader(lambda inserted: "8<think>\n").read(problem, completion)
     assert reply.answer == answer

@@ -20,7 +20,7 @@ from covey.config.load import load_config
 from covey.models.tiny import build_tokenizer
 from covey.rewards.ends import token_ends
 from covey.rewards.loading import load_rewards
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.reward_checks import ask_canaries, check_references, rehearse
 from covey.rewards.scorer import Scorer
 from covey.tasks.gym import gym_problems
@@ -213,7 +213,7 @@ def test_steps_reach_the_group_as_token_ends() -> None:
     tokenizer = build_tokenizer([WORKED] * 3, vocab_size=300)
     rewards = load_rewards(["calculations"], Path())
     rewards = replace(
-        rewards, reader=Reader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
+        rewards, reader=ReplyReader(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
     )
     texts = (WORKED, WORKED.replace("=72>>", "=73>>"), "no steps")
     completions = []

@@ -18,7 +18,7 @@ from covey.config.load import load_config
 from covey.config.sampling import Rollout
 from covey.rewards.contract import Reward
 from covey.rewards.loading import load_rewards
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.reward_checks import MAX_REFUSALS
 from covey.rewards.scorer import Rewards
 from covey.rollouts.batch import Position, RolloutBatch
@@ -323,7 +323,7 @@ def test_continuations_from_cuts_give_values() -> None:
     def batch_of() -> RolloutBatch:
         source = rollouts(sampler, prompted(3), spec)
         source.rewards = replace(
-            source.rewards, reader=Reader(lambda tokens: "0")
+            source.rewards, reader=ReplyReader(lambda tokens: "0")
         )  # of every whole completion
         return first(source)
 

@@ -21,7 +21,7 @@ from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.proof import check_run as repeating
 from covey.proof.agreement import Agreement
-from covey.proof.check import check
+from covey.proof.check import check_config
 from covey.proof.check_run import check_run, coarsely_computed
 from covey.runs.arithmetic import any_step_rounded
 from covey.runs.reader import load_run, read_environment
@@ -143,7 +143,7 @@ def test_the_step_that_is_checked_computes_as_the_run(run: Path, monkeypatch) ->
 
     load_policy = models.load_policy
     monkeypatch.setattr(models, "load_policy", watched)
-    assert all(claim.holds for claim in check(load_run(run), QUIET))
+    assert all(claim.holds for claim in check_config(load_run(run), QUIET))
     assert seen == [rounds(run)]
 
 

@@ -69,7 +69,7 @@ def test_a_pass_before_the_first_step_measures_every_problem_once() -> None:
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(2, 16))
 def test_an_allocation_spends_the_budget_within_its_bounds(rates: list[float], size: int) -> None:
     total = size * len(rates)
-    sizes = allocate(rates, total, most=8 * size)
+    sizes = allocate(rates, total, max_size=8 * size)
     assert sum(sizes) == total
     assert all(2 <= s <= 8 * size for s in sizes)
     for a, b in zip(rates, sizes, strict=True):

@@ -55,7 +55,7 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '[{"prompt": "a"}]',
-            "a.jsonl:1: a row must be a JSON object, not a list; a file that is one list must be called",
+            "a.jsonl:1: a row must be a JSON object, not a list; a file that holds one list must be named",
         ),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", '{"prompt": "a"}\n[1]\n', "a.jsonl:2: a row must be a JSON object"),

@@ -17,7 +17,7 @@ from covey.config.python_objects import MAX_STREAMED, with_objects
 from covey.config.schema import Data
 from covey.rewards.contract import Context
 from covey.rewards.loading import load_rewards
-from covey.tasks.columns import own_systems, print_readers, readers
+from covey.tasks.columns import find_readers, print_readers, system_notes
 from covey.tasks.examples import UNTRAINED, examples_of
 from covey.tasks.files import read_problems
 from covey.tasks.source import load_source
@@ -99,7 +99,7 @@ def test_an_input_that_the_settings_pass_over_is_named(tmp_path: Path) -> None:
     row = {"instruction": "Add.", "input": "3 and 1", "output": "4"}
     data = Data(**settings)
     problems = read(tmp_path, row, **settings)
-    found = readers(problems, examples_of(problems, "sft", data, 0.0), data, (), {})
+    found = find_readers(problems, examples_of(problems, "sft", data, 0.0), data, (), {})
     assert found == {"input": [], "output": ["the answers to learn from"]}
     said: list[tuple[str, str]] = []
     print_readers(found, lambda text, style="": said.append((text, style)))
@@ -108,7 +108,7 @@ def test_an_input_that_the_settings_pass_over_is_named(tmp_path: Path) -> None:
     settings["template"] = "{prompt}\n\n{input}"
     problems = read(tmp_path, row, **settings)
     assert problems[0].prompt == "Add.\n\n3 and 1"
-    assert readers(problems, (), Data(**settings), (), {})["input"] == ["data.template"]
+    assert find_readers(problems, (), Data(**settings), (), {})["input"] == ["data.template"]
 
 
 def test_sharegpts_conversations_are_messages(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_a_rows_own_system_message_wins_and_is_named(tmp_path: Path) -> None:
     problems = read(tmp_path, own, {"prompt": "2+2="}, system="Config's.")
     systems = [[m["content"] for m in p.prompt if m["role"] == "system"] for p in problems]
     assert systems == [["Row's."], ["Config's."]]
-    (note,) = own_systems(problems, Data(system="Config's."))
+    (note,) = system_notes(problems, Data(system="Config's."))
     assert "rows.jsonl:1" in note
-    assert not own_systems(problems, Data())
+    assert not system_notes(problems, Data())
 
 
 def test_a_template_never_tells_the_answer(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_who_reads_what_is_known_of_rewards_tools_and_copies(tmp_path: Path) -> 
         tmp_path, {"prompt": "1+1=", "gold": "2", "scale": 1, "secret": 3, "source": "me"}, answer="gold"
     )
     rewards = load_rewards(["math_answer", "r.py:near"], tmp_path)
-    found = readers(problems, (), data, rewards, {"Walk.reset": ["secret"]})
+    found = find_readers(problems, (), data, rewards, {"Walk.reset": ["secret"]})
     assert found["gold"] == ["copied to answer"]
     assert "math_answer" in found["answer"]
     assert (found["scale"], found["secret"], found["source"]) == (["near"], ["Walk.reset"], [])
@@ -275,7 +275,7 @@ def test_a_config_reads_verls_rows_to_the_end(tmp_path: Path) -> None:
 def test_a_column_without_a_name_is_refused() -> None:
     """A table of pandas that was made from lists numbers its columns."""
     settings = with_objects({"data": {"train": [{0: "1+1=", 1: "2"}]}})
-    with pytest.raises(DataError, match=r"data\.train: row 1: the column 0 has a name that is no text"):
+    with pytest.raises(DataError, match=r"data\.train: row 1: the column 0 has a name that is not text"):
         load_source(load_config(values=settings))
 
 
@@ -318,5 +318,5 @@ def test_a_conversation_asks_its_last_question_where_the_model_answers(
 def test_the_model_s_text_is_no_column_that_a_reward_reads(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("def near(completion, answer):\n    return 1.0\n")
     problems = read(tmp_path, {"prompt": "1+1=", "completion": "2", "answer": "2"})
-    found = readers(problems, (), Data(), load_rewards(["r.py:near"], tmp_path), {})
+    found = find_readers(problems, (), Data(), load_rewards(["r.py:near"], tmp_path), {})
     assert found == {"completion": [], "answer": ["near"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from covey.config.load import load_config
 from covey.system.console import RunConsole
-from covey.tasks.preflight import trained_on
+from covey.tasks.preflight import find_leaks
 from covey.tasks.source import Source, load_source
 from covey.training.options import RunOptions
 from covey.training.task import checked_task
@@ -29,13 +29,13 @@ def test_all_pairs_of_a_prompt_are_held_out_or_none(tmp_path: Path) -> None:
     )
     source = load_source(load_config(config))
     assert (len(source.examples), len(source.held_out)) == (32, 8)  # two prompts of four pairs
-    assert not trained_on(source)
+    assert not find_leaks(source)
 
 
 def test_held_out_prompts_that_are_trained_on_are_found() -> None:
     train = [Problem("a:1", "What is  2+2?"), Problem("a:2", "what is 2+2? "), Problem("a:3", "x")]
     test = [Problem("b:1", "What is 2+2?"), Problem("b:2", "What is 2+3?")]
-    assert trained_on(Source(train, test)) == {"b:1": "a:1"}
+    assert find_leaks(Source(train, test)) == {"b:1": "a:1"}
 
 
 def test_what_a_setting_does_not_do_is_said_before_a_run(tmp_path: Path, capsys) -> None:
@@ -50,5 +50,5 @@ def test_what_a_setting_does_not_do_is_said_before_a_run(tmp_path: Path, capsys)
     )
     checked_task(load_config(tmp_path / "run.yaml"), RunConsole(), RunOptions())
     said = capsys.readouterr().out
-    assert "data.train_size: a generated task has that many problems" in said
+    assert "data.train_size is for generated tasks" in said
     assert "brief counts wherever right gives a number, also 0; for correct answers only: gated_by:" in said

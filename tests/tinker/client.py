@@ -14,9 +14,9 @@ import numpy as np
 
 from covey.models.policy import Policy
 from covey.tinker.adapters import Base
-from covey.tinker.app import Tinker
-from covey.tinker.checkpoints import Store
-from covey.tinker.wire import PROTOBUF, read_fields, written_field
+from covey.tinker.app import TinkerServer
+from covey.tinker.checkpoints import CheckpointStore
+from covey.tinker.wire import PROTOBUF, encode_field, read_fields
 from tests.serving import served
 
 DATUM = Mapping[str, Any]
@@ -25,7 +25,7 @@ DATUM = Mapping[str, Any]
 @contextmanager
 def serving(policy: Policy, folder: Path, token: str = "", tokens: int = 4096) -> Iterator[str]:
     """The address of a local Tinker of this model."""
-    app = Tinker(Base(policy, "tiny", "tiny", tokens), Store(folder), token).app()
+    app = TinkerServer(Base(policy, "tiny", "tiny", tokens), CheckpointStore(folder), token).app()
     with served(app, lifespan="off") as address:
         yield address
 
@@ -186,25 +186,25 @@ def training_message(
 ) -> bytes:
     """A request for a loss as the SDK writes it."""
     message = (
-        written_field(1, model.encode())
-        + written_field(2, turn)
-        + written_field(4, loss.encode())
-        + written_field(6, int(forward))
+        encode_field(1, model.encode())
+        + encode_field(2, turn)
+        + encode_field(4, loss.encode())
+        + encode_field(6, int(forward))
     )
     for datum in data:
         arrays = dict(datum)
         tokens = np.asarray(arrays.pop("tokens"), np.int32).tobytes()
-        body = written_field(1, written_field(1, written_field(1, tokens)))
+        body = encode_field(1, encode_field(1, encode_field(1, tokens)))
         for name, values in arrays.items():
             array = np.asarray(values, np.int64 if name == "target_tokens" else np.float32)
             code = 2 if array.dtype == np.int64 else 1
-            shape = b"".join(written_field(4, n) for n in array.shape)
-            tensor = written_field(1, array.tobytes()) + written_field(3, code) + shape
-            body += written_field(2, written_field(1, name.encode()) + written_field(2, tensor))
-        message += written_field(3, body)
+            shape = b"".join(encode_field(4, n) for n in array.shape)
+            tensor = encode_field(1, array.tobytes()) + encode_field(3, code) + shape
+            body += encode_field(2, encode_field(1, name.encode()) + encode_field(2, tensor))
+        message += encode_field(3, body)
     for name, value in config.items():
-        message += written_field(
-            7, written_field(1, name.encode()) + written_field(2, written_field(1, float(value)))
+        message += encode_field(
+            7, encode_field(1, name.encode()) + encode_field(2, encode_field(1, float(value)))
         )
     return message
 

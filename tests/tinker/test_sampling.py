@@ -175,7 +175,7 @@ def test_misattributed_and_unknown_names_are_refused(policy: Policy, url: str, t
         ("retrieve_future", {"request_id": "x"}, "there is no such request"),
         ("copy_weights", {}, "a local Tinker has no POST /api/v1/copy_weights"),
         ("forward_backward", b"\x0f\x01", "no protobuf message"),
-        ("forward_backward", b"\x08\x01", "a number where fields should be"),
+        ("forward_backward", b"\x08\x01", "a number in place of a submessage"),
     ):
         with pytest.raises(Refused, match=words):
             call(url, path, body)

@@ -16,7 +16,7 @@ from transformers import AutoModelForTokenClassification
 from covey.config.load import load_config
 from covey.config.schema import Guards
 from covey.objective.value import gae
-from covey.proof.check import check
+from covey.proof.check import check_config
 from covey.runs.checkpoint import GuardMemory
 from covey.system.console import RunConsole
 from covey.training.guards import Warn, apply_guards
@@ -128,7 +128,7 @@ def test_micro_batches_do_not_change_what_is_learned(tmp_path: Path, trunk: str)
 def test_a_step_with_a_critic_passes_its_own_checks(tmp_path: Path) -> None:
     settings = {"data": {"task": "last_digit", "train_size": 64}, "rollout": {"max_tokens": 12}}
     resolved = load_config(values={**settings, **ppo("own"), "output": tmp_path / "run", "threads": 1})
-    assert [c for c in check(resolved, RunConsole(quiet=True)) if not c.holds] == []
+    assert [c for c in check_config(resolved, RunConsole(quiet=True)) if not c.holds] == []
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from covey.learner.batching import collate, micro_batches
 from covey.models.load import load_policy
 from covey.models.sharded import copy_into, full_tensor, local_part
 from covey.rewards.scorer import ScoringStats
-from covey.system.processes import gather, interleave, peers_lost, portable_error, run_on_all
+from covey.system.processes import as_peers_lost, gather, interleave, portable_error, run_on_all
 from covey_verify.errors import CoveyError
 
 ROOT = Path(__file__).parents[2]
@@ -175,10 +175,10 @@ def test_a_launched_command_ends_as_the_process_that_failed_first(
 
 def test_an_error_of_the_transport_is_the_loss_of_a_process_only_where_there_are_several(monkeypatch) -> None:
     reset = RuntimeError("gloo/transport/tcp/pair.cc: Connection reset by peer")
-    assert peers_lost(reset) is reset
+    assert as_peers_lost(reset) is reset
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert isinstance(peers_lost(reset), PeersLost)
-    assert not isinstance(peers_lost(RuntimeError("shapes differ")), PeersLost)
+    assert isinstance(as_peers_lost(reset), PeersLost)
+    assert not isinstance(as_peers_lost(RuntimeError("shapes differ")), PeersLost)
 
 
 # --- with one --------------------------------------------------------------------------------------

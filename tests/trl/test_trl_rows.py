@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from covey.models.tiny import build_tokenizer
-from covey.trl.meanings import Refused
-from covey.trl.rows import RowReader, preference_row
+from covey.trl.meanings import UnsupportedArgument
+from covey.trl.rows import RowReader, pair_row
 
 WORDS = {"a": 1, "b": 2, "ab": 3, "e": 4}
 
@@ -34,16 +34,16 @@ def test_an_answer_begins_where_its_tokens_part_from_the_prompts(caplog) -> None
     """`ba` with `bb` is b, ab, b: the answer begins at ab, and the prompt's `a` is left out."""
     reader = RowReader(Merging(), SimpleNamespace())
     row = {"prompt": "ba", "chosen": "bb", "rejected": "a"}
-    assert preference_row(reader, row) == {
+    assert pair_row(reader, row) == {
         "prompt_ids": [2],
         "chosen_ids": [3, 2, 4],
         "rejected_ids": [1, 1, 4],
     }
-    assert preference_row(reader, row)["prompt_ids"] == [2]
+    assert pair_row(reader, row)["prompt_ids"] == [2]
     (said,) = caplog.messages
     assert "'a' at its end is left out" in said
-    with pytest.raises(Refused, match="has other tokens than before its answer"):
-        preference_row(reader, {**row, "prompt": "a"})
+    with pytest.raises(UnsupportedArgument, match="has other tokens than before its answer"):
+        pair_row(reader, {**row, "prompt": "a"})
 
 
 def test_a_column_is_no_variable_of_the_chat_template() -> None:

@@ -18,8 +18,8 @@ from covey.objective.axis_function import AnyAxisFunction
 COLUMNS = ("advantage", "whiten", "ratio", "surrogate", "kl", "reduce", "extra")
 
 
-def show_all(as_json: bool) -> int:
-    """Print every preset, one row each."""
+def print_presets(as_json: bool) -> int:
+    """Print a table with a row for each preset."""
     if as_json:
         print(json.dumps({name: describe(a) for name, a in PRESETS.items()}))
         return 0
@@ -35,39 +35,39 @@ def show_all(as_json: bool) -> int:
 
 
 def _row(algorithm: Algorithm) -> Iterator[str]:
-    yield _short(algorithm.advantage)
-    yield _short(algorithm.whiten)
-    yield _short(algorithm.ratio)
-    yield _short(algorithm.surrogate)
+    yield _format_function(algorithm.advantage)
+    yield _format_function(algorithm.whiten)
+    yield _format_function(algorithm.ratio)
+    yield _format_function(algorithm.surrogate)
     kl = algorithm.kl
     yield f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else "-"
-    yield _short(algorithm.reduce)
+    yield _format_function(algorithm.reduce)
     extra = [*algorithm.correction, algorithm.select_tokens, *algorithm.token_weights, algorithm.filter]
-    yield " ".join(_short(c) for c in extra if c) or "-"
+    yield " ".join(_format_function(c) for c in extra if c) or "-"
 
 
-def _short(part: AnyAxisFunction | None) -> str:
+def _format_function(part: AnyAxisFunction | None) -> str:
     if part is None:
         return "-"
     values = [f"{v:g}" if isinstance(v, float) else str(v) for v in part.settings.values()]
     return " ".join([part.name, "/".join(values)]).strip()
 
 
-def show_one(name: str, as_json: bool, dialect: str | None = None) -> int:
-    """Print an algorithm's paper, the formula of each axis, and its YAML."""
+def print_algorithm(name: str, as_json: bool, dialect: str | None = None) -> int:
+    """Print an algorithm's paper, the function of each axis, and its YAML."""
     algorithm = build_algorithm({"name": name, "dialect": dialect})
     if as_json:
         print(json.dumps(describe(algorithm)))
         return 0
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/bold]  {algorithm.paper}\n")
-    for axis, part in _choices(algorithm):
+    for axis, part in _functions_by_axis(algorithm):
         console.print(f"[bold]{axis}[/bold]: {part.name}")
         console.print(f"    {' '.join((inspect.getdoc(part.function) or '').split())}\n", markup=False)
     for note in notes_on(algorithm, updates=1):
         console.print(f"{note}\n", markup=False)
     console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
-    # Empty axes are left out, unless a dialect emptied them.
+    # Empty axes are left out, unless the preset has a value that the dialect removed.
     usual = describe(PRESETS[name])
     axes = {
         axis: value
@@ -79,7 +79,7 @@ def show_one(name: str, as_json: bool, dialect: str | None = None) -> int:
     return 0
 
 
-def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyAxisFunction]]:
+def _functions_by_axis(algorithm: Algorithm) -> Iterator[tuple[str, AnyAxisFunction]]:
     for axis in (
         "advantage",
         "whiten",

@@ -10,12 +10,12 @@ from cyclopts import Parameter
 from covey.cli.groups import BEFORE
 from covey.cli.options import (
     Json,
-    Settings,
+    SettingArguments,
     Trust,
     app,
-    load,
+    load_resolved,
+    print_remarks,
     print_result,
-    tell,
 )
 from covey_verify.errors import ConfigError
 
@@ -23,13 +23,13 @@ from covey_verify.errors import ConfigError
 @app.command(name="preview", group=BEFORE)
 def command_preview(
     config: Path,
-    *settings: Settings,
+    *settings: SettingArguments,
     groups: int = 0,
     samples: int = 0,
     temperature: list[float] | None = None,
     as_json: Json = False,
 ) -> int:
-    """Estimate whether a run can learn, the best group size, time and memory. Trains nothing.
+    """Estimate whether a run can learn, its best group size, time and memory, without training.
 
     Ctrl-C shows the results so far. Exit code 1 if every group is dead, 130 after Ctrl-C.
 
@@ -45,19 +45,20 @@ def command_preview(
         )
     if groups < 0 or groups == 1 or samples < 0 or samples == 1:
         raise ConfigError(f"--groups {groups} --samples {samples}: both must be at least 2, or 0")
-    wrong = [t for t in temperature or () if not 0 < t <= 100]
-    if wrong:
-        raise ConfigError(f"--temperature {wrong[0]:g} must be above 0 and at most 100")
-    resolved = load(config, settings, as_json)
-    tell(as_json, [f"previewing {config}: loading ..."])
+    invalid = [t for t in temperature or () if not 0 < t <= 100]
+    if invalid:
+        raise ConfigError(f"--temperature {invalid[0]:g} must be above 0 and at most 100")
+    resolved = load_resolved(config, settings, as_json)
+    print_remarks(as_json, [f"previewing {config}: loading ..."])
     from covey.commands.preview import Extent, preview, rl_stage
     from covey.insight.preview_report import lines, record
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
 
-    noted = len(resolved.notes)
+    notes_before = len(resolved.notes)
     stage = rl_stage(resolved)
-    tell(as_json, (f"note: {note}" for note in resolved.notes[noted:]))
+    # `rl_stage` may have added notes; the earlier ones have been printed.
+    print_remarks(as_json, (f"note: {note}" for note in resolved.notes[notes_before:]))
     extent = Extent(samples or None, groups or None, temperature)
     result = preview(stage, RunConsole(quiet=as_json), StopSignal(), extent)
     print_result(as_json, record(result), lines(result))
@@ -66,7 +67,7 @@ def command_preview(
 
 @app.command(name="check", group=BEFORE)
 def command_check(
-    config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
+    config: Path, *settings: SettingArguments, steps: int = 2, trust: Trust = False, as_json: Json = False
 ) -> int:
     """Check that a training step is correct on your model and data, or describe a chat template.
 
@@ -77,17 +78,18 @@ def command_check(
         of a model, whose chat template is tried on made-up conversations without loading weights.
     :param steps: Number of steps of a run to repeat.
     """
-    gguf = config.suffix.lower() == ".gguf"
-    if gguf or (config / "tokenizer_config.json").is_file():
+    # A model, unlike a run or a config, has a tokenizer at its top.
+    is_gguf = config.suffix.lower() == ".gguf"
+    if is_gguf or (config / "tokenizer_config.json").is_file():
         from covey.models.gguf import folder_of_gguf
         from covey.proof.check_template import check_template
 
-        report = check_template(folder_of_gguf(config) if gguf else config)
+        report = check_template(folder_of_gguf(config) if is_gguf else config)
         print_result(as_json, report.record(), report.lines())
         return 0
-    resolved = load(config, settings, as_json, trained=True, trust=trust, names_only=False)
-    tell(as_json, [f"checking {config}: loading ..."])
-    from covey.proof.check import check as measure
+    resolved = load_resolved(config, settings, as_json, trained=True, trust=trust, names_only=False)
+    print_remarks(as_json, [f"checking {config}: loading ..."])
+    from covey.proof.check import check_config as measure
     from covey.proof.check_run import check_run
     from covey.system.console import RunConsole
 
@@ -146,9 +148,8 @@ def command_recommend(
     """
     from covey.insight.recommendation import Resources, recommend
 
-    print_result(
-        as_json, *recommend(Resources(worked, pairs, judged, verifier, steps, budget), parameters, memory)
-    )
+    resources = Resources(worked, pairs, judged, verifier, steps, budget)
+    print_result(as_json, *recommend(resources, parameters, memory))
     return 0
 
 
@@ -160,7 +161,7 @@ def command_migrate(
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("run.yaml"),
     as_json: Json = False,
 ) -> int:
-    """Translate a config of TRL, verl or axolotl, and list the settings without a counterpart.
+    """Translate a config of TRL, verl or axolotl, and list settings that covey does not have.
 
     :param file: A YAML file, verl's shell script, or TRL's Python script, which is not run.
     :param from_: The trainer that the file is for; by default it is recognized by its settings.

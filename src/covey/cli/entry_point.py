@@ -15,21 +15,21 @@ from covey.errors import as_error, disk_error, is_panic
 from covey.system.console import Output, tolerant_output
 from covey.system.parent import CRASHED
 from covey.system.processes import reported_by_another
-from covey.system.text import inert
+from covey.system.text import escape_controls
 from covey_verify.errors import ConfigError, CoveyError
 
 TRAINING_COMMANDS = {"demo", "train", "resume", "sweep"}
-"""Commands whose result is in a folder, whatever becomes of what they print."""
+"""Commands whose result is in a folder, so that lost output does not matter."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
-    if os.environ.get("COLUMNS") == "0":  # some terminals say this for "unknown", and rich cannot wrap to it
+    if os.environ.get("COLUMNS") == "0":  # some terminals mean "unknown", but rich would wrap at 0
         del os.environ["COLUMNS"]
     with tolerant_output():
         try:
             code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-            # A training's result is in its folder: lost output must not turn its exit code into an error.
+            # The result of a training is in its folder, so lost output is not an error.
             if not TRAINING_COMMANDS.intersection(arguments[:1]):
                 _check_output()
             return int(code or 0)
@@ -45,14 +45,14 @@ def main(arguments: Sequence[str]) -> int:
                 return error.code
             if "--json" in arguments:
                 print_result(True, {"error": str(error), "exit_code": error.code}, ())
-            print(f"{'' if error.code == 75 else 'error: '}{inert(str(error))}", file=sys.stderr)
+            print(f"{'' if error.code == 75 else 'error: '}{escape_controls(str(error))}", file=sys.stderr)
             return error.code
 
 
 def _check_output() -> None:
-    """Raise OutOfRoom if printed output, the whole result of the command, could not be written.
+    """Raise OutOfRoom if output could not be written, as it is the only result of the command.
 
-    A reader that has seen enough (`| head`) is no error.
+    It is no error if the reader closed the pipe, as `| head` does.
     """
     if isinstance(sys.stdout, Output):
         sys.stdout.flush()
@@ -62,7 +62,7 @@ def _check_output() -> None:
 
 
 def _as_covey_error(caught: BaseException) -> CoveyError:
-    """Return the exception that ended a command as a CoveyError."""
+    """Return an exception that ended a command as a CoveyError."""
     if isinstance(caught, CycloptsError):
         return _usage_error(caught)
     return _exit_error(caught) if isinstance(caught, SystemExit) else as_error(caught)

@@ -7,10 +7,10 @@ from pathlib import Path
 from covey.cli.groups import LEARN
 from covey.cli.options import (
     Json,
-    Open,
+    OpenBrowser,
     app,
+    print_remarks,
     print_result,
-    tell,
 )
 
 
@@ -21,9 +21,9 @@ def command_algorithms(name: str | None = None, *, dialect: str | None = None, a
     :param name: An algorithm such as dapo; without it all are listed.
     :param dialect: The framework whose conventions the algorithm takes, such as trl-1.16.
     """
-    from covey.cli.algorithms import show_all, show_one
+    from covey.cli.algorithms import print_algorithm, print_presets
 
-    return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
+    return print_algorithm(name or "grpo", as_json, dialect) if name or dialect else print_presets(as_json)
 
 
 @app.command(name="lab", group=LEARN)
@@ -31,7 +31,7 @@ def command_lab(
     runs: Path = Path("runs"),
     *,
     port: int = 0,
-    open_browser: Open = True,
+    open_browser: OpenBrowser = True,
     static: Path | None = None,
     as_json: Json = False,
 ) -> int:
@@ -47,7 +47,7 @@ def command_lab(
         page = write_copy(static)
         print_result(as_json, {"page": str(page)}, [str(page)])
         return 0
-    tell(as_json, ["the lab: loading ..."])
+    print_remarks(as_json, ["the lab: loading ..."])
     from covey.insight.pages.server import serve_pages
 
     serve_pages(runs if runs.is_dir() else None, port, open_browser, "#/lab", as_json)

@@ -10,33 +10,34 @@ from cyclopts import Parameter
 from covey.cli.groups import MODELS
 from covey.cli.options import (
     Json,
-    Settings,
+    SettingArguments,
     Trust,
     app,
     json_object,
-    load,
+    load_resolved,
+    print_remarks,
     print_result,
-    tell,
 )
 from covey_verify.errors import ConfigError
 
 
 @app.command(name="eval", group=MODELS)
-def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as_json: Json = False) -> int:
+def command_evaluate(
+    config: Path, *settings: SettingArguments, trust: Trust = False, as_json: Json = False
+) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
     :param config: A YAML file, or the folder of a run, to measure its final model, or its newest checkpoint
         if it has not ended. Of several stages the last one counts.
     """
-    resolved = load(config, settings, as_json, trained=True, trust=trust)
-    tell(as_json, [f"measuring {config}: loading ..."])
+    resolved = load_resolved(config, settings, as_json, trained=True, trust=trust)
+    print_remarks(as_json, [f"measuring {config}: loading ..."])
     from covey.commands.inference import evaluate_once
     from covey.system.console import RunConsole
 
     result = evaluate_once(resolved, RunConsole(quiet=as_json))
-    print_result(
-        as_json, result.record(), (f"{name:<10}{estimate}" for name, estimate in result.summary().items())
-    )
+    lines = (f"{name:<10}{estimate}" for name, estimate in result.summary().items())
+    print_result(as_json, result.record(), lines)
     return 0
 
 
@@ -66,15 +67,15 @@ def command_sample(
     :param system: With --chat: the system message before them.
     :param chat_template_kwargs: With --chat: JSON for the template, such as '{"enable_thinking": false}'.
     :param tools: Tools that the model may call, such as python,tools.py:look_up.
-    :param seed: Another one gives other completions; the same one gives the same.
+    :param seed: The same seed gives the same completions.
     :param precision: As in a config; auto: as in the run that made the model, else the fastest here.
     """
     from covey import api
     from covey.commands.inference import transcripts
 
     arguments = json_object(chat_template_kwargs, "--chat-template-kwargs")
-    called = [name.strip() for name in tools.split(",") if name.strip()]
-    tell(as_json, [f"sampling from {model}: loading ..."])
+    tool_names = [name.strip() for name in tools.split(",") if name.strip()]
+    print_remarks(as_json, [f"sampling from {model}: loading ..."])
     completions = api.sample(
         model,
         prompts,
@@ -85,12 +86,12 @@ def command_sample(
         seed=seed,
         system=system,
         chat_template_kwargs=arguments,
-        tools=called,
+        tools=tool_names,
         precision=precision,
         quiet=as_json,
     )
     pairs = list(zip(prompts, completions, strict=True))
-    # The same prompt may be given twice; JSON has one key for it.
+    # A prompt that is given twice has one key, with the completions of both.
     by_prompt = {prompt: [text for p, texts in pairs if p == prompt for text in texts] for prompt in prompts}
     print_result(as_json, by_prompt, transcripts(by_prompt, chat, system))
     return 0
@@ -99,7 +100,7 @@ def command_sample(
 @app.command(name="serve", group=MODELS)
 def command_serve(
     model: str,
-    *settings: Settings,
+    *settings: SettingArguments,
     host: str = "127.0.0.1",
     port: int = 8000,
     weights: Path | None = None,
@@ -118,7 +119,8 @@ def command_serve(
     from covey.cluster.serving.run import serve_http
     from covey.tinker.run import serve_tinker
 
-    (serve_tinker if tinker else serve_http)(model, host, port, weights, name, settings)
+    serve = serve_tinker if tinker else serve_http
+    serve(model, host, port, weights, name, settings)
     return 0
 
 

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter, validators
 
 from covey.cli.groups import OPTIONS
 from covey.system.console import say_aside
-from covey.system.text import as_line, inert
+from covey.system.text import escape_controls, json_line
 from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ app = App(
 )
 app.register_install_completion_command(help="Complete commands and options in this shell.", group=OPTIONS)
 
-Settings = Annotated[
+SettingArguments = Annotated[
     str,
     Parameter(
         allow_leading_hyphen=True,
-        help="Any setting of the config, as --section.key value; it holds in every stage. "
+        help="A setting of the config, as --section.key value, for every stage. "
         "For one stage: --stages.2.section.key value.",
     ),
 ]
-Rewarding = Annotated[
+RewardArguments = Annotated[
     str,
     Parameter(
         allow_leading_hyphen=True,
@@ -54,7 +54,7 @@ Trust = Annotated[
 ]
 
 
-Open = Annotated[
+OpenBrowser = Annotated[
     bool, Parameter(name="--open", negative="--no-open", help="Open a browser, where there is one.")
 ]
 
@@ -65,17 +65,17 @@ class RunFlags:
     """Command-line options that are not part of the config."""
 
     max_minutes: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
-    """Save the state and end after this many minutes (exit code 75)."""
+    """Save the state and stop after this many minutes (exit code 75)."""
     strict: bool = False
     """Refuse a damaged checkpoint, or anything else that would not continue exactly."""
     inject: str = ""
-    """Fail on purpose, for example reward.hang@7,save.enospc@3: see docs/reliability.md."""
+    """Inject faults, such as reward.hang@7,save.enospc@3: see docs/reliability.md."""
 
 
 NO_FLAGS = RunFlags()
 
 
-def load(
+def load_resolved(
     config: Path,
     settings: Sequence[str],
     as_json: bool,
@@ -87,6 +87,7 @@ def load(
 
     ``trust`` and ``names_only`` are passed to ``load_run``.
     """
+    # Imported only here, as in all commands, so that `covey --help` does not wait for pydantic or torch.
     if config.is_dir():
         from covey.runs.reader import load_for_reading, load_run
 
@@ -99,12 +100,12 @@ def load(
         from covey.config.load import load_config
 
         resolved = load_config(config, settings)
-    tell(as_json, (f"note: {note}" for note in resolved.notes))
+    print_remarks(as_json, (f"note: {note}" for note in resolved.notes))
     return resolved
 
 
 def json_object(text: str, option: str) -> dict[str, object]:
-    """Return the object of a JSON text that was given to ``option``; empty text: an empty one."""
+    """Return the JSON object given to ``option``; an empty text gives an empty object. Raises ConfigError."""
     try:
         value = json.loads(text or "{}")
     except ValueError:
@@ -115,12 +116,13 @@ def json_object(text: str, option: str) -> dict[str, object]:
 
 
 def print_result(as_json: bool, value: object, lines: Iterable[str]) -> None:
-    """Print a command's result: one JSON object, or lines for people."""
-    for line in [as_line(value)] if as_json else lines:
-        print(inert(line))
+    """Print a command's result: one JSON object, or lines of text."""
+    for line in [json_line(value)] if as_json else lines:
+        print(escape_controls(line))
 
 
-def tell(as_json: bool, lines: Iterable[str]) -> None:
-    """Print remarks on standard error, for people only."""
-    for line in () if as_json else lines:
-        say_aside(line)
+def print_remarks(as_json: bool, lines: Iterable[str]) -> None:
+    """Print remarks on standard error; with ``as_json`` print none, as a program reads the output."""
+    if not as_json:
+        for line in lines:
+            say_aside(line)

@@ -8,18 +8,18 @@ from pathlib import Path
 from covey.cli.groups import REWARDS
 from covey.cli.options import (
     Json,
-    Rewarding,
+    RewardArguments,
     Trust,
     app,
+    print_remarks,
     print_result,
-    tell,
 )
-from covey.system.text import as_line
+from covey.system.text import json_line
 from covey_verify.errors import ConfigError
 
 
 @app.command(name="score", group=REWARDS)
-def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
+def command_score(file: Path, *rewards: RewardArguments, trust: Trust = False, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions. Exit code 1 if any reward judged no row.
 
     :param file: Rows with a `completion` and the columns that the rewards ask for.
@@ -29,17 +29,17 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
 
     notes = list[str]()
     rows, means = score_file(file, rewards, trust, notes.append)
-    tell(as_json, (f"note: {note}" for note in notes))
-    print_result(as_json, {"means": means, "rows": rows, "notes": notes}, map(as_line, rows))
+    print_remarks(as_json, (f"note: {note}" for note in notes))
+    print_result(as_json, {"means": means, "rows": rows, "notes": notes}, map(json_line, rows))
     names = [name for name in means if name != "reward"]
-    tell(as_json, table(rows, names))
+    print_remarks(as_json, table(rows, names))
     if len(names) > 1:
-        tell(as_json, [f"reward: mean {means['reward']:.3f}"])
+        print_remarks(as_json, [f"reward: mean {means['reward']:.3f}"])
     return int(any(map(math.isnan, means.values())))
 
 
 @app.command(name="stress", group=REWARDS)
-def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
+def command_stress(file: Path, *rewards: RewardArguments, trust: Trust = False, as_json: Json = False) -> int:
     """Attack rewards before training: list incorrect texts that they pay. Exit code 1 if there are any.
 
     :param file: A config with rewards, tools and data; or a data file, followed by rewards.
@@ -48,23 +48,23 @@ def command_stress(file: Path, *rewards: Rewarding, trust: Trust = False, as_jso
     from covey.commands.stress import attack_rewards
 
     report = attack_rewards(*load_for_stress(file, rewards, trust))
-    tell(as_json, (f"not tested: {note}" for note in report.notes))
+    print_remarks(as_json, (f"not tested: {note}" for note in report.notes))
     accepted = [vars(f) for f in report.findings]
     value = {"tried": report.tried, "accepted": accepted, "notes": report.notes}
     print_result(as_json, value, map(str, report.findings))
-    tell(as_json, [report.summary])
+    print_remarks(as_json, [report.summary])
     return int(bool(report.findings))
 
 
 @app.command(name="rescore", group=REWARDS)
 def command_rescore(
     run: Path,
-    *rewards: Rewarding,
+    *rewards: RewardArguments,
     steps: int = 8,
     trust: Trust = False,
     as_json: Json = False,
 ) -> int:
-    """Apply other rewards to the completions of a run, and show which groups change sign, die or come alive.
+    """Apply other rewards to the completions of a run, and show whose advantages change sign or vanish.
 
     :param run: Folder of the run, whose data give the columns; or whatever `covey audit` reads, if it has
         texts and columns.

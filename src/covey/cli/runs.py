@@ -11,11 +11,11 @@ from cyclopts import Parameter
 from covey.cli.groups import RUNS
 from covey.cli.options import (
     Json,
-    Open,
+    OpenBrowser,
     Trust,
     app,
+    print_remarks,
     print_result,
-    tell,
 )
 from covey_verify.errors import ConfigError
 
@@ -57,6 +57,7 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     from covey.audit.readers.sources import is_foreign
 
     path = Path(what)
+    # A word without a suffix, such as `train`, is a setting even where a file has that name.
     if what and (path.is_dir() or path.suffix) and is_foreign(path):
         from covey.audit.table import audit, audit_as_json, audit_lines
 
@@ -76,16 +77,16 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
             remarks.append(f"to try what would help: covey diagnose {shell_word(what)}")
         lines: Iterable[str] = [conclusion, *remarks] if conclusion else remarks
     else:
-        from covey.cli.algorithms import show_one
-        from covey.cli.settings import settings, show
+        from covey.cli.algorithms import print_algorithm
+        from covey.cli.settings import entry_lines, find_entries
 
-        entries = settings(what)
+        entries = find_entries(what)
         presets = [str(entry["setting"]) for entry in entries if entry["of"] == "algorithm"]
         if presets and not as_json:  # formulas and YAML instead of a line
-            print_result(False, None, show([entry for entry in entries if entry["of"] != "algorithm"]))
-            return show_one(presets[0], as_json=False)
+            print_result(False, None, entry_lines([entry for entry in entries if entry["of"] != "algorithm"]))
+            return print_algorithm(presets[0], as_json=False)
         output = entries
-        lines = show(entries)
+        lines = entry_lines(entries)
     print_result(as_json, output, lines)
     return 0
 
@@ -137,7 +138,7 @@ def command_diagnose(
     from covey.system.signals import StopSignal
 
     plan = plan_trials(run, change or (), start, steps, trust)
-    tell(as_json, [outlook(plan)])
+    print_remarks(as_json, [outlook(plan)])
     trials, unchanged = diagnose(plan, RunConsole(quiet=as_json), StopSignal())
     answers = answers_of_others(plan)
     record = {**record_of_trials(trials, unchanged), "answers": answers or None}
@@ -147,9 +148,9 @@ def command_diagnose(
 
 @app.command(name="audit", group=RUNS)
 def command_audit(run: Path, *, as_json: Json = False) -> int:
-    """Find mistakes in a run of any framework: masks, log-probs, advantages, rewards, loss.
+    """Find mistakes in a run of any framework: in masks, log-probs, advantages, rewards or the loss.
 
-    covey computes all of these again from the trainer's record. Exit code 1 if it finds a severe mistake.
+    covey recomputes all of them from the trainer's record. Exit code 1 if it finds a severe mistake.
 
     :param run: A record (JSONL; `covey.audit.writers.trl.record_run` writes one for TRL), an output
         folder of TRL, prime-rl or covey, `trainer_state.json`, verl's rollout dumps, or a log: an export of
@@ -171,6 +172,7 @@ def command_verify(run: Path, *, as_json: Json = False) -> int:
     from covey.runs.verify import verify_run
 
     files = verify_run(run)
+    # An unsealed file has no checksum yet, which is no damage.
     whole = all(v.state in ("whole", "unsealed") for v in files)
     print_result(as_json, {"whole": whole, "files": [vars(v) for v in files]}, map(str, files))
     return 0 if whole else 4
@@ -190,8 +192,8 @@ def command_pairs(
     :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
     :param output: The file to write, one pair per line, as `method: dpo` and TRL read it; by default
         `pairs.jsonl` in the run's folder.
-    :param margin: Least difference of the two rewards.
-    :param per_problem: Most pairs per group: the best against the worst, then the next of each.
+    :param margin: Smallest difference of the two rewards.
+    :param per_problem: Largest number of pairs per group: first the best against the worst, then the next.
     """
     from covey.runs.examples import write_pairs
 
@@ -208,7 +210,7 @@ def command_report(
     *,
     as_json: Json = False,
 ) -> int:
-    """Write a run into one HTML file that loads nothing: conclusion, curves, findings, completions, settings.
+    """Write a run as one self-contained HTML file: conclusion, curves, findings, completions, settings.
 
     :param run: Folder of a run or a pipeline, or whatever `covey audit` reads.
     :param output: The file to write.
@@ -227,7 +229,7 @@ def command_ui(
     runs: Path = Path("runs"),
     *,
     port: int = 0,
-    open_browser: Open = True,
+    open_browser: OpenBrowser = True,
     read_only: bool = False,
     as_json: Json = False,
 ) -> int:
@@ -236,14 +238,14 @@ def command_ui(
     :param runs: The folder of a run, or one with runs in it; or whatever `covey audit` reads, and a folder of
         its records, even while they are being written.
     :param port: Port on 127.0.0.1; 0 takes any free one.
-    :param read_only: No run can be tagged or deleted from the pages.
+    :param read_only: Do not let the pages tag or delete runs.
     """
-    tell(as_json, [f"pages of {runs}: loading ..."])
+    print_remarks(as_json, [f"pages of {runs}: loading ..."])
     from covey.audit.run_folder import readable
     from covey.insight.pages.server import serve_pages
 
     with readable(runs, follow=True) as folder:
-        # A record of another framework is shown from a copy, which nobody keeps.
+        # The record of another framework is shown from a temporary copy, so changing it would be lost.
         source = runs if folder != runs else None
         serve_pages(folder, port, open_browser, "#/", as_json, read_only or source is not None, source)
     return 0

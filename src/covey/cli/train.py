@@ -14,12 +14,12 @@ from covey.cli.options import (
     NO_FLAGS,
     Json,
     RunFlags,
-    Settings,
+    SettingArguments,
     Trust,
     app,
-    load,
+    load_resolved,
+    print_remarks,
     print_result,
-    tell,
 )
 from covey.errors import Stopped, resume_command
 from covey.system.processes import environment_rank, started_together
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @app.command(name="demo", group=TRAIN)
 def command_demo(
-    *settings: Settings, real: bool = False, flags: RunFlags = NO_FLAGS, as_json: Json = False
+    *settings: SettingArguments, real: bool = False, flags: RunFlags = NO_FLAGS, as_json: Json = False
 ) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes.
 
@@ -42,26 +42,26 @@ def command_demo(
     """
     recipe = Path(str(files("covey") / "config" / "recipes" / ("demo_real.yaml" if real else "demo.yaml")))
     start = _start(recipe, settings)
-    # Otherwise the user has named another model, on the command line or in the environment.
+    # The pretrained model is fetched only if neither the command line nor the environment names another one.
     recipe_names_model = start.load().origins.get("model", "").startswith(str(recipe))
     if real and recipe_names_model:
         from covey.commands.real_model import real_model
 
-        model = real_model(lambda line: tell(as_json, [line]))
+        model = real_model(lambda line: print_remarks(as_json, [line]))
         start = start.with_settings(("--model", str(model)))
     code = _train(start, flags, as_json)
     if not as_json and not started_together():
         from covey.commands.demonstration import demonstrate
         from covey.system.console import RunConsole
 
-        # A pretrained model's greedy answers are mostly correct before; sampled ones show what it learns.
+        # A pretrained model's greedy answers are mostly correct from the start; samples show what it learns.
         demonstrate(start.load().config.output, RunConsole(), greedily=not real)
     return code
 
 
 @app.command(name="train", group=TRAIN)
 def command_train(
-    config: Path, *settings: Settings, flags: RunFlags = NO_FLAGS, as_json: Json = False
+    config: Path, *settings: SettingArguments, flags: RunFlags = NO_FLAGS, as_json: Json = False
 ) -> int:
     """Train as a YAML file says. After an interruption, the same command continues.
 
@@ -72,7 +72,11 @@ def command_train(
 
 @app.command(name="resume", group=TRAIN)
 def command_resume(
-    run: Path, *settings: Settings, flags: RunFlags = NO_FLAGS, trust: Trust = False, as_json: Json = False
+    run: Path,
+    *settings: SettingArguments,
+    flags: RunFlags = NO_FLAGS,
+    trust: Trust = False,
+    as_json: Json = False,
 ) -> int:
     """Continue an interrupted run. Settings given here are changed, and the consequences are shown.
 
@@ -90,11 +94,11 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 
 
 def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = None) -> int:
-    # The folder may have been moved since; its config still names the old place.
+    # The folder may have been moved, but its config still names the old place.
     output = ("--output", str(resumed)) if resumed is not None else ()
     resolved = start.with_settings(output).load()
     quiet = as_json or environment_rank() > 0
-    tell(quiet, (f"note: {note}" for note in resolved.notes))
+    print_remarks(quiet, (f"note: {note}" for note in resolved.notes))
     if resolved.config.launch.processes > 1 and not started_together():
         from covey.cluster.launcher import launch
 
@@ -103,7 +107,7 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
 
     faults = Faults(flags.inject)
     home = resolved.config.output
-    tell(quiet, [f"training, in {home}: loading ..."])
+    print_remarks(quiet, [f"training, in {home}: loading ..."])
     from covey.system.console import RunConsole
     from covey.system.signals import StopSignal
     from covey.training.options import RunOptions
@@ -126,7 +130,7 @@ def _train(start: Start, flags: RunFlags, as_json: bool, resumed: Path | None = 
 
 
 def _next_commands(resolved: ResolvedConfig, last: Result) -> Iterator[str]:
-    """Yield the result of the last stage, and the commands to try it and to see it."""
+    """Yield the result of the last stage, and commands to try it and to look at it."""
     from covey.insight.sample_command import sample_command
     from covey.runs.folder import CURVE
     from covey.system.text import shell_word
@@ -136,7 +140,8 @@ def _next_commands(resolved: ResolvedConfig, last: Result) -> Iterator[str]:
         called = resolved.stages()[-1].config.rollout.tools
         tools = called.functions if called is not None else ()
         yield f"curve   {last.folder / CURVE}"
-        if called is None or called.environment is None:  # which needs a row of the data
+        # An environment needs a row of the data, which `covey sample` does not have.
+        if called is None or called.environment is None:
             yield f"try it  {sample_command(last.product, last.example, last.template, tools)}"
     yield f"see it  covey ui {shell_word(str(resolved.config.output))}"
 
@@ -144,13 +149,13 @@ def _next_commands(resolved: ResolvedConfig, last: Result) -> Iterator[str]:
 @app.command(name="launch", group=TRAIN)
 def command_launch(
     config: Path,
-    *settings: Settings,
+    *settings: SettingArguments,
     print_: Annotated[bool, Parameter(name="--print", negative=())] = False,
     nodes: int = 1,
     output: Annotated[Path, Parameter(name=("--folder",))] = Path("launch"),
     as_json: Json = False,
 ) -> int:
-    """Write the files that start a run on several devices or machines: for torchrun, Slurm and Ray.
+    """Write files that start a run on several devices or machines, with torchrun, Slurm or Ray.
 
     :param config: A YAML file; its `launch` gives the number of processes per machine and of all samplers.
     :param print_: Print them instead.
@@ -162,20 +167,23 @@ def command_launch(
     from covey.cluster.files import launch_files
     from covey.runs.atomic import write_file
 
-    resolved = load(config, settings, as_json)
+    resolved = load_resolved(config, settings, as_json)
     files = launch_files(resolved.config, config, settings, nodes)
-    for name, text in () if print_ else files.items():
+    if print_:
+        lines = [f"# --- {name}\n{text}" for name, text in files.items()]
+    else:
         output.mkdir(parents=True, exist_ok=True)
-        write_file(output / name, text)
-    shown = [f"# --- {name}\n{text}" for name, text in files.items()] if print_ else []
-    print_result(as_json, files, shown or [f"{name:<12}{output / name}" for name in files])
+        for name, text in files.items():
+            write_file(output / name, text)
+        lines = [f"{name:<12}{output / name}" for name in files]
+    print_result(as_json, files, lines)
     return 0
 
 
 @app.command(name="sweep", group=TRAIN)
 def command_sweep(
     config: Path,
-    *settings: Settings,
+    *settings: SettingArguments,
     sets: Annotated[list[str] | None, Parameter(name="--set")] = None,
     seeds: int = 1,
     flags: RunFlags = NO_FLAGS,
@@ -183,8 +191,8 @@ def command_sweep(
 ) -> int:
     """Train with every combination of some settings, and name the best one with its uncertainty.
 
-    Each is an ordinary run in a folder below --output, named by its settings. Repeat the command to continue
-    after an interruption; failed runs are tried again. Exit code 1 if any failed.
+    Each combination is an ordinary run in a folder below --output, named by its settings. Repeat the command
+    to continue after an interruption; failed runs are tried again. Exit code 1 if any failed.
 
     :param config: A YAML file.
     :param sets: A setting and its values, such as train.lr=1e-4,2e-4; may be repeated.
@@ -196,7 +204,7 @@ def command_sweep(
 
     grid = planned_runs(Start(config, settings), sets or (), seeds)
     faults = Faults(flags.inject)
-    tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.resolved.notes))
+    print_remarks(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.resolved.notes))
     from covey.commands.sweep import sweep
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
     from covey.system.console import RunConsole

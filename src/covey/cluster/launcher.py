@@ -23,7 +23,7 @@ from covey.cluster.connect import release
 from covey.cluster.ranks import PlacedRank, environment_of, place_ranks
 from covey.errors import PeersLost, cause_of_signal, record_exit, resume_command
 from covey.system.parent import CRASHED, LAUNCHER, REPEAT_SECONDS, stop_signals, tell_run_folder
-from covey.system.processes import STORE
+from covey.system.processes import STORE_VARIABLE
 from covey_verify.children import Child, how_ended
 from covey_verify.errors import CoveyError
 
@@ -147,7 +147,7 @@ def cause_of(codes: Mapping[int, int]) -> int | None:
 
 def _local(count: int, store: Path, command: Sequence[str]) -> list[Child]:
     """Start the command ``count`` times on this machine."""
-    shared = {**os.environ, STORE: str(store), LAUNCHER: str(os.getpid())}
+    shared = {**os.environ, STORE_VARIABLE: str(store), LAUNCHER: str(os.getpid())}
     if sys.platform == "linux":  # not to be reached from elsewhere
         shared = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **shared}
     return [Child(command, env={**shared, **environment_of(n, count, n, count)}) for n in range(count)]

@@ -15,7 +15,7 @@ from covey.rewards.scorer import Scorer
 from covey.rollouts.learned import rewards_of
 from covey.runs.reader import load_for_reading, load_run, stages_in
 from covey.system.console import RunConsole
-from covey.system.text import Say, inert
+from covey.system.text import Say, escape_controls
 from covey.tasks.source import load_problems
 from covey.types import Problem
 from covey_verify.extract import last_text
@@ -66,9 +66,9 @@ def write_tokens(console: RunConsole, label: str, tokens: Sequence[str], correct
     """Print a line that grows token by token on a terminal, with dots between tokens."""
     show = console.console.print
     slow = console.console.is_terminal
-    show(Text(inert(label), style="dim"), end="", soft_wrap=True)
+    show(Text(escape_controls(label), style="dim"), end="", soft_wrap=True)
     for number, token in enumerate(tokens):
         dot = ("·", "bright_black") if number else ""
-        show(Text.assemble(dot, inert(token).replace("\n", "⏎")), end="", soft_wrap=True)
+        show(Text.assemble(dot, escape_controls(token).replace("\n", "⏎")), end="", soft_wrap=True)
         time.sleep(PAUSE if slow else 0)
     show(Text("  correct" if correct else "  incorrect", style="green" if correct else "red"), soft_wrap=True)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from covey.system.machine import MAX_THREADS, asked_threads, available_memory, available_threads
+from covey.system.machine import MAX_THREADS, available_memory, available_threads, requested_threads
 from covey.types import VERSION
 from covey_verify.errors import SandboxUnavailable
 from covey_verify.machine import available_cpus, processor_name
@@ -144,7 +144,7 @@ def threads() -> Diagnosis:
     present = os.cpu_count() or 1
     words = f"{count} of {present} CPUs" + (" (affinity or a container's quota)" if cpus < present else "")
     setting = os.environ.get("OMP_NUM_THREADS", "")
-    if setting.strip() and asked_threads() is None:
+    if setting.strip() and requested_threads() is None:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
         fault = f"OMP_NUM_THREADS={setting:.30} is not a number from 1 to {MAX_THREADS}, so it is ignored"
         return Diagnosis("threads", "WARN", f"{words}; {fault}", step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -31,14 +31,14 @@ from covey.system.text import Say
 from covey.tasks.files import check_characters
 from covey.tasks.source import Source, load_test_source
 from covey.training.evaluation import evaluate_by
-from covey.types import Problem
+from covey.types import Completion, Problem
 from covey_verify.errors import ConfigError, DataError
 from covey_verify.types import Messages
 
 
 @contextmanager
 def model_of(resolved: ResolvedConfig, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
-    """Yield a config's model. One that a run made computes as in that run, or a note says that it cannot."""
+    """Yield a config's model. The model of a run computes as in that run, or a note says that it cannot."""
     run = source_run(resolved)
     read = list(texts) if resolved.config.model == "tiny" else ()  # perhaps more than once
     with (
@@ -94,12 +94,12 @@ def evaluate_once(resolved: ResolvedConfig, console: RunConsole) -> Evaluation:
 
 @dataclass(frozen=True)
 class ConsoleMonitor(SamplerMonitor):
-    """Shows on the console that memory ran out."""
+    """Reports on the console that sampling ran out of memory."""
 
     console: RunConsole
 
     def fewer_running(self, running: int) -> None:
-        """Show how many completions run at once from now on."""
+        """Report how many completions are sampled at once from now on."""
         self.console.fewer_running(running)
 
 
@@ -138,9 +138,8 @@ def sample_once(
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs need the chat template: set chat too")
     _check_request(prompts, system, n, max_tokens, temperature)
-    messages = [_chat(text, system) if chat else text for text in prompts]
     template = chat_template_kwargs or {}
-    problems = [Problem(text, prompt, {}, template) for text, prompt in zip(prompts, messages, strict=True)]
+    problems = [Problem(text, _chat(text, system) if chat else text, {}, template) for text in prompts]
     toolbox = toolbox_of(resolved)
     with model_of(resolved, say) as policy:
         problems = with_schemas(Source(problems, []), toolbox).train
@@ -153,12 +152,16 @@ def sample_once(
         sampler = with_tools(LocalSampler(policy), policy, toolbox)
         params = SamplingParams(max_tokens, temperature)
         completions = {(s.request, s.sample): s.completion for s in sampler.sample(requests, params)}
-    truncated = sum(completion.finish == "length" for completion in completions.values())
+    _note_truncated(completions.values(), max_tokens, say)
+    return [[completions[row, number].text for number in range(n)] for row in range(len(prompts))]
+
+
+def _note_truncated(completions: Collection[Completion], max_tokens: int, say: Say) -> None:
+    truncated = sum(completion.finish == "length" for completion in completions)
     if truncated:
         say(
             f"{truncated} of {len(completions)} completions are truncated at {max_tokens} tokens (max_tokens)"
         )
-    return [[completions[row, number].text for number in range(n)] for row in range(len(prompts))]
 
 
 def _streams(seed: int, problem: Problem, n: int) -> list[int]:

@@ -16,14 +16,14 @@ from covey.errors import START_FILE
 from covey.insight.rescore import tools_shown
 from covey.models.wording import MEANING, NO_WORDING, ModelTexts, model_texts_of
 from covey.rewards.loading import load_rewards
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.reward_checks import check_columns
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rollouts.learned import LEARNED, rewards_of
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.trust import is_own, refuse_others_code
 from covey.system.text import Say
-from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
+from covey.tasks.files import MISSING, prompt_of, read_problems, rows, value_at, with_our_columns
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
@@ -47,13 +47,13 @@ def score_file(
     """
     functions, data, wording, stage = _find_rewards(words, trust)
     with_tools = tools_shown(stage, functions) if stage is not None else _same_problem
-    functions = replace(functions, reader=Reader(wording.decode))
+    functions = replace(functions, reader=ReplyReader(wording.decode))
     if wording.note:
         say(wording.note)
     scorer = Scorer(functions)
     pending = []
     for line, columns in rows(file):
-        row = in_our_names(columns, data)
+        row = with_our_columns(columns, data)
         completion = _completion_of(row, f"{file}:{line}")
         problem = with_tools(_problem(file, line, row, data, wording))
         check_columns([problem], functions)

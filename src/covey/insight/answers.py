@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.system.text import percent
 from covey.types import Completion, Group
 from covey_verify.calls.turn import read_turn
@@ -79,7 +79,7 @@ class PromptForm(NamedTuple):
     """Special tokens that do not end a completion."""
     from_file: bool = True
     """Whether the prompts come from a file, so that the settings of `data` can change them."""
-    reader: Reader = Reader()
+    reader: ReplyReader = ReplyReader()
     """The reader of the model's completions."""
 
 

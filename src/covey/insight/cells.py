@@ -19,7 +19,7 @@ from covey.runs.atomic import make_folder, write_file
 from covey.runs.estimates import Estimate, Evaluation, over_seeds
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_environment, seconds_of
-from covey.system.plot import table
+from covey.system.plot import align_columns
 from covey.system.text import duration, percent
 
 RECORD_NAME = "sweep.json"
@@ -151,7 +151,7 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     rows = cell_rows(sweep)
     if rows:
         head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, minus the first", "a run"]
-        yield from table([head, *map(_cells, rows)])
+        yield from align_columns([head, *map(_cells, rows)])
     else:
         yield "no run with held-out problems has ended yet: nothing to compare"
     if len(rows) > 1:

@@ -16,7 +16,7 @@ from covey.learner.memory import (
     largest_step,
 )
 from covey.models.logprobs import GPU_CHUNK_LOGITS
-from covey.system.plot import table
+from covey.system.plot import align_columns
 
 PROGRAM = 500_000_000
 """Bytes that a GPU's context takes."""
@@ -80,7 +80,7 @@ def memory_on_gpus(subject: Subject, stage: ResolvedConfig) -> list[GpuMemory]:
 def gpu_lines(rows: Sequence[GpuMemory]) -> Iterator[str]:
     """Yield the table for people."""
     yield "estimated memory on one GPU"
-    yield from table([["GPU", "memory, GB"], *map(_cells, rows)])
+    yield from align_columns([["GPU", "memory, GB"], *map(_cells, rows)])
 
 
 def _cells(row: GpuMemory) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypedDict
 
 import yaml
 
-from covey.system.plot import table
+from covey.system.plot import align_columns
 from covey_verify.errors import ConfigError
 
 KEPT = ("weights", "gradient", "optimizer", "reference", "critic", "reward_models")
@@ -169,7 +169,7 @@ def _lines(route: Route, advice: list[str], rows: list[RouteRow]) -> Iterator[st
     roles = [role.replace("_", " ") for role in KEPT]
     has_sizes = rows[0]["gigabytes"] is not None
     head = ["route", "needs", "you have it", *roles, "together", *(["GB"] if has_sizes else [])]
-    yield from table([head, *map(_cells, rows)])
+    yield from align_columns([head, *map(_cells, rows)])
     yield (
         "memory in multiples of the policy's weights in float32, measured (docs/methods.md); activations and "
         "sampling come on top"

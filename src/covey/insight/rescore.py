@@ -12,7 +12,7 @@ import numpy as np
 from covey.config.load import ResolvedConfig
 from covey.models.wording import ModelTexts, model_texts_of
 from covey.rewards.groups import with_credit
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.reward_checks import check_columns
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
@@ -20,7 +20,7 @@ from covey.runs.examples import same_prompt
 from covey.runs.reader import last_stage, load_for_reading, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.runs.trust import is_own, refuse_others_code
-from covey.system.text import Say, finite, percent
+from covey.system.text import Say, percent, with_finite_numbers
 from covey.tasks.source import load_problems
 from covey.types import Completion, Credit, Group, Problem
 from covey_verify.errors import DataError
@@ -100,7 +100,7 @@ def rescore(
             "have these flips, the new ones have none"
         )
     # No model is loaded: tool calls are read from texts, tokens decoded by the tokenizer alone.
-    rewards = replace(rewards, reader=Reader(wording.decode))
+    rewards = replace(rewards, reader=ReplyReader(wording.decode))
     in_data = {p.id: p for p in (_with_columns_of_others(source.train) if permuted else source.train)}
     tools = resolved.config.rollout.tools
     resets = tools is not None and tools.environment is not None
@@ -228,8 +228,8 @@ def record(groups: Sequence[RescoredGroup]) -> Mapping[str, object]:
                 "group": g.group,
                 "problem": g.problem,
                 "change": g.change,
-                "old": finite(g.old),
-                "new": finite(g.new),
+                "old": with_finite_numbers(g.old),
+                "new": with_finite_numbers(g.new),
             }
             for g in groups
         ],

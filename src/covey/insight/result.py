@@ -24,9 +24,9 @@ from covey.sampling.prompts import EncodedProblem
 from covey.system.integrity import read_sealed
 from covey.system.notebook import result_html
 from covey.system.opening import count_lines
-from covey.system.plot import table
+from covey.system.plot import align_columns
 from covey.system.text import percent, shell_word
-from covey.tasks.source import EXAMPLES, prompt_key
+from covey.tasks.source import EXAMPLES_FILE, prompt_key
 from covey_verify.types import Messages
 
 ACCURACY = re.compile("held_out/.+/accuracy")
@@ -58,12 +58,12 @@ class Result:
     @property
     def product(self) -> Path:
         """The model's folder, or the file of examples."""
-        return self.folder / (EXAMPLES if (self.folder / EXAMPLES).is_file() else "final")
+        return self.folder / (EXAMPLES_FILE if (self.folder / EXAMPLES_FILE).is_file() else "final")
 
     @property
     def kind(self) -> str:
         """The kind of ``product``: `examples`, `reward model` or `model`."""
-        if self.product.name == EXAMPLES:
+        if self.product.name == EXAMPLES_FILE:
             return "examples"
         return "reward model" if is_reward_model(self.product) else "model"
 
@@ -176,7 +176,7 @@ def _held_out(evals: Records, name: str, label: str, scale: float = 1.0) -> Line
 
 def stage_table(folders: Sequence[Path]) -> list[str]:
     """Return lines for people: each stage, its final held-out accuracy and its gain."""
-    return table([STAGE_HEAD, *(_stage_row(folder) for folder in folders)])
+    return align_columns([STAGE_HEAD, *(_stage_row(folder) for folder in folders)])
 
 
 def _stage_row(folder: Path) -> tuple[str, ...]:
@@ -194,8 +194,8 @@ def _stage_row(folder: Path) -> tuple[str, ...]:
 
 def _remarks(folder: Path, last: Mapping[str, Any]) -> Iterator[str]:
     """Yield what accuracy does not show of a stage, from the metrics of its ``last`` step."""
-    if (folder / EXAMPLES).is_file():
-        yield f"{count_lines(folder, EXAMPLES)} examples"
+    if (folder / EXAMPLES_FILE).is_file():
+        yield f"{count_lines(folder, EXAMPLES_FILE)} examples"
     for name, (words, form) in MEASURES.items():
         if last.get(name):
             yield f"{words} {form(last[name])}"

@@ -17,9 +17,9 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.system.opening import count_lines
-from covey.system.plot import Curve, bar, draw_curves, table
+from covey.system.plot import Curve, align_columns, bar, draw_curves
 from covey.system.text import duration
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES_FILE
 from covey_verify.calls.forms import form_of_text
 from covey_verify.calls.turn import read_turn
 from covey_verify.errors import ConfigError
@@ -69,7 +69,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
         "metrics": metrics[-1] if metrics else None,
         "findings": findings(stage),
         "steps_with_completions": recorded_steps(stage),
-        "examples": count_lines(stage, EXAMPLES) if (stage / EXAMPLES).is_file() else None,
+        "examples": count_lines(stage, EXAMPLES_FILE) if (stage / EXAMPLES_FILE).is_file() else None,
     }
     lines = [*_facts(folder, stage, record)]
     if metrics or evals:
@@ -89,7 +89,7 @@ def _facts(folder: Path, stage: Path, record: ShownRecord) -> Iterator[str]:
         course = ""
     yield f"{stage} ({record['method']}){course}"
     if record["examples"] is not None:
-        yield f"{record['examples']} examples in {stage / EXAMPLES}"
+        yield f"{record['examples']} examples in {stage / EXAMPLES_FILE}"
     yield from (f"before it: covey show {earlier}" for earlier in stages_in(folder) if earlier != stage)
     yield from (record[name] for name in ("conclusion", "ending") if record[name])
 
@@ -158,7 +158,7 @@ def _table(metrics: NumberRecords) -> list[str]:
     stride = -(-len(metrics) // TABLE_ROWS)
     steps = sorted({*range(0, len(metrics), stride), len(metrics) - 1})
     rows = [[f"{metrics[n]['step']:.0f}", *(_cell(metrics[n], name) for name in columns)] for n in steps]
-    return table([["step", *columns], *rows], numbers=1 + len(columns))
+    return align_columns([["step", *columns], *rows], numbers=1 + len(columns))
 
 
 def _cell(record: Mapping[str, float], heading: str) -> str:
@@ -188,7 +188,7 @@ def step_view(stage: Path, step: int, log: RolloutLog, reason: str = "") -> tupl
     high = max(rewards, default=1.0)
     lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
     head = ["group", "mean", "tokens", "rewards", "", "prompt"]
-    lines += table([head, *(_group_cells(row, low, high) for row in rows)], numbers=3)
+    lines += align_columns([head, *(_group_cells(row, low, high) for row in rows)], numbers=3)
     lines += ["", f"dead: the rewards are equal. {reason}"] if reason else []
     record = {"run": str(stage), "step": step, "groups": rows}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]

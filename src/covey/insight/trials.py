@@ -34,7 +34,7 @@ from covey.runs.estimates import Z95, Estimate, Evaluation, gain, gains, why_inc
 from covey.runs.folder import RESULT, read_numbers, read_stream
 from covey.runs.reader import read_ending
 from covey.runs.rollouts import recorded_steps
-from covey.system.plot import table
+from covey.system.plot import align_columns
 
 UNCHANGED = "unchanged"
 HARDLY_MOVED = 0.01
@@ -289,7 +289,7 @@ def lines_of_trials(trials: Sequence[TrialResult], unchanged: Sequence[str]) -> 
             line = f"{line[: WIDEST_CHANGE - 3]}..."
         ids = ", ".join(t.findings) or "none"
         rows.append((line, t.change.why, *numbers, ids, t.ended or t.effect))
-    yield from table([head, *rows])
+    yield from align_columns([head, *rows])
     yield ""
     yield conclusion(trials, unchanged)
 

@@ -10,8 +10,8 @@ from covey.migration.migrated import MigrationResult, nest_keys
 from covey.migration.read_script import CALLS, TRAINERS, Expression, Function
 from covey.migration.read_settings import yaml_value
 from covey.trl import configs
-from covey.trl.configs import Arguments, all_fields
-from covey.trl.meanings import MEANINGS, Refused, refusal
+from covey.trl.configs import TrainerArguments, all_fields
+from covey.trl.meanings import MEANINGS, UnsupportedArgument, refusal
 from covey.trl.settings import NEVER, NO_CLIP, SCHEDULES, SETTINGS, config_notes
 from covey_verify.errors import ConfigError
 
@@ -40,7 +40,7 @@ def from_trl(settings: Mapping[str, object], script: str = "") -> MigrationResul
         args = getattr(configs, name)(**{"output_dir": "runs/trl", **fields})
         schedule = SCHEDULES[name](args, FAKE_ROWS)
         config = SETTINGS[name](args, schedule)
-    except Refused as error:
+    except UnsupportedArgument as error:
         raise ConfigError(str(error)) from None
     _steps(m, args, config)
     m.config = {key: value for key, value in config.items() if value not in (NEVER, NO_CLIP)}
@@ -98,7 +98,7 @@ def _fields(m: MigrationResult, name: str) -> dict[str, object]:
     return fields
 
 
-def _steps(m: MigrationResult, args: Arguments, config: dict[str, object]) -> None:
+def _steps(m: MigrationResult, args: TrainerArguments, config: dict[str, object]) -> None:
     """Remove the numbers of steps that follow from the number of rows, and say how they do."""
     if args.max_steps > 0:
         return

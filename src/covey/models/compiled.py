@@ -50,7 +50,8 @@ class CompiledOps:
         if not (type(module) is nn.Embedding or type(module).__name__.endswith("TextScaledWordEmbedding")):
             return module(tokens)
         rows = _apply(_Embed, tokens, module.weight)
-        scale = getattr(module, "embed_scale", None)  # Gemma's
+        # Gemma multiplies its embeddings by a constant.
+        scale = getattr(module, "embed_scale", None)
         return rows if scale is None else rows * scale.to(rows.dtype)
 
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
@@ -243,7 +244,8 @@ class _SplitHeads(torch.autograd.Function):
         parts = (g.contiguous() for g in grads)
         call("split_heads_back", *inputs, *parts, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
         # One gradient an argument of forward: qkv, both norms' weights, heads and rotation.
-        if not ctx.needs_input_grad[1]:  # no norms, or frozen ones
+        # Queries and keys have no norms, or their weights are frozen.
+        if not ctx.needs_input_grad[1]:
             return dqkv, None, None, None, None
         return dqkv, dqw.to(qw.dtype), dkw.to(kw.dtype), None, None
 
@@ -391,7 +393,8 @@ class _TokenOutputsFunction(torch.autograd.Function):
                 if total is not None:
                     ctx.layer.add_gradient(logits, x, total)
 
-        if not weight.requires_grad:  # add_gradient below would not call it
+        # `add_gradient` calls the function only for a weight that is trained.
+        if not weight.requires_grad:
             add(None)
         return dhidden, None, None, None, add_gradient(weight, add), None, None, None
 

@@ -75,7 +75,8 @@ def _padded_spans(spans: Tensor) -> Tensor:
     tokens = len(rows)
     size = max(MIN_BLOCKS, -(-tokens // BLOCK)) * BLOCK
     rows = F.pad(rows, (0, 0, 0, size - tokens), value=tokens)
-    rows[tokens:, 1] = 0  # no prompt
+    # Rows of padding belong to no prompt.
+    rows[tokens:, 1] = 0
     return rows
 
 

@@ -78,7 +78,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": GEMMA2,
     "vaultgemma": GEMMA2._replace(after=(None, None)),
     "gemma3_text": GEMMA3,
-    "gemma3": GEMMA3._replace(caps=()),  # with images, of which texts have none
+    # The type with an image encoder, which texts do not use.
+    "gemma3": GEMMA3._replace(caps=()),
     **dict.fromkeys(("glm", "ernie4_5", "helium"), Family(interleaved=True)),
     "exaone4": Family((None, None), AFTER, turns_windows=True),
     "glm4": Family(after=("post_self_attn_layernorm", "post_mlp_layernorm"), interleaved=True),
@@ -281,7 +282,8 @@ class Decoder(nn.Module):
         self.embed = body.embed_tokens
         final_norm = _norm(body, "norm", FAMILIES[config.model_type].norm_shift)
         assert final_norm is not None, "every family has one"
-        self.last_norms = (final_norm,)  # not registered either
+        # In a tuple, so that the norm is not registered a second time.
+        self.last_norms = (final_norm,)
         layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]
         self.layers = nn.ModuleList(layers)
         self.heads = layers[0].heads
@@ -364,7 +366,8 @@ class Decoder(nn.Module):
             else:
                 x, delta = layer(x, delta, attend, self.ops)
         hidden = self.ops.add_norm(x, delta, self.last_norms[0])[1]
-        return hidden if self.logits_scale == 1 else hidden * self.logits_scale  # the head is linear
+        # The head is linear, so scaling its input scales the logits.
+        return hidden if self.logits_scale == 1 else hidden * self.logits_scale
 
     def attend_packed(self, positions: Tensor, sequences: Sequences) -> Attend:
         """Attention over packed sequences, in which a completion sees its group's prompt and itself."""

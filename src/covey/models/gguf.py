@@ -123,7 +123,8 @@ def _read_model(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def _refuse_full_disk(model: PreTrainedModel, file: Path, folder: Path) -> None:
     """Raise ConfigError if the weights do not fit on the disk of ``folder``."""
-    needed = sum(w.nbytes for w in model.parameters())  # tied weights are one parameter
+    # `parameters` yields tied weights once.
+    needed = sum(w.nbytes for w in model.parameters())
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ConfigError(
@@ -175,7 +176,8 @@ def _set_splits(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader, name: st
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     if _field(reader, "tokenizer.ggml.model") != "gpt2":
-        return  # no byte-level BPE, hence no splits
+        # Only byte-level BPE (gpt2) splits texts by a pattern.
+        return
     scheme = _field(reader, "tokenizer.ggml.pre") or "default"
     if scheme in GGUF_PRE_TOKENIZER_SPLITS:
         pattern = Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[scheme]), behavior="isolated")

@@ -67,7 +67,8 @@ def write_gguf(folder: Path, target: Path, precision: str, title: str) -> None:
                 names = tensors.keys()
                 for name in names:
                     if name == "lm_head.weight" and config.tie_word_embeddings:
-                        continue  # the embedding again
+                        # The head is tied, so the embedding is written for both in the file.
+                        continue
                     values = _in_llama_cpp_order(name, tensors.get_tensor(name).float(), config).numpy()
                     kind = GGMLQuantizationType[_storage_of(values, precision)]
                     stored = quants.quantize(np.ascontiguousarray(values), kind)

@@ -30,7 +30,8 @@ class ValueHead(nn.Linear):
     """The value V = w h + b of hidden states, in float32; it begins as 0 everywhere."""
 
     def __init__(self, width: int, device: torch.device) -> None:
-        with torch.random.fork_rng(devices=[]):  # what nn.Linear draws is not used
+        # nn.Linear draws initial weights, which are replaced; no random state must change.
+        with torch.random.fork_rng(devices=[]):
             super().__init__(width, 1, device=device, dtype=torch.float32)
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
@@ -43,7 +44,8 @@ class ValueHead(nn.Linear):
         scaled = hidden.detach()
         if self.pull:
             scaled = scaled + self.pull * (hidden - scaled)
-        return F.linear(scaled.float(), self.weight, self.bias)[:, 0].clone()  # FSDP warns of a view
+        # Copied, because FSDP warns of an output that is a view.
+        return F.linear(scaled.float(), self.weight, self.bias)[:, 0].clone()
 
 
 class LowRank:
@@ -200,7 +202,8 @@ class FusedLinear:
 
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the same bits without a kept copy, for training: with many rows packing costs little."""
-        self.drop_packed()  # training changes the weights next
+        # The next optimizer step changes the weights, so a packed copy would be of no use.
+        self.drop_packed()
         numbers = self.numbers(x)
         if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
@@ -311,7 +314,8 @@ class FusedLinear:
         if columns:
             return torch.cat((torch.cat(weights), self._factors(columns, dtype)[1]), 1)
         if len(weights) == 1 and adapters == [None]:
-            return weights[0]  # without a copy
+            # A single weight without adapters needs no copy.
+            return weights[0]
         joined = torch.empty(sum(self.sizes), weights[0].shape[1], dtype=dtype)
         for weight, adapter, out in zip(weights, adapters, joined.split(self.sizes), strict=True):
             if adapter:

@@ -83,7 +83,8 @@ def _writer_object(
         )
     if adapter_of(model_object) is not None and resolved.config.lora:
         raise ConfigError("lora: the model has adapters already; remove lora, or merge them first")
-    if resolved.previous_stage is not None:  # a run that continues here may have done that stage elsewhere
+    # In a resumed run, another process may have trained the object in the previous stage.
+    if resolved.previous_stage is not None:
         take_weights(model_object, resolved.previous_stage / "final")
     return model, tokenizer
 
@@ -105,7 +106,8 @@ def own_reference(resolved: ResolvedConfig) -> Policy | None:
         return None
     reference = ModelObject(model_object.reference, model_object.tokenizer)
     for parameter in model_object.reference.parameters():
-        parameter.requires_grad_(True)  # it is checked and run as a policy is; nothing moves it
+        # Checked and run like a policy, whose parameters require gradients; no optimizer has it.
+        parameter.requires_grad_(True)
     trained = checked_model(model_object)[0]
     checked_model(reference)[0].to(device=trained.device, dtype=trained.dtype)
     return with_precision(policy_of(reference), resolved.config)
@@ -201,7 +203,8 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
     try:
         with warnings.catch_warnings():  # peft reads a property that transformers has renamed
             warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # see below
+            # The check below reports tied embeddings in our own words.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             adapter = get_peft_model(model, layers)
     except ValueError as error:
         raise ConfigError(f"lora.targets: {error}") from None

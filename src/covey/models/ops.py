@@ -26,7 +26,8 @@ class Norm:
         """``shift``: 1 in families that store weights as their difference from 1. Raises AttributeError."""
         self.module = module
         self.shift = shift
-        _ = self.weight  # a module that is no norm has none
+        # Raises AttributeError for a module that is no norm.
+        _ = self.weight
         # The names of Gemma and of Llama; another module's are not taken, since it may be another norm.
         self.epsilon = float(module.eps if shift else module.variance_epsilon)
 

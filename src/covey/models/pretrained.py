@@ -96,7 +96,8 @@ def classifier_on(loader: Loader, trunk: PreTrainedModel) -> PreTrainedModel:
     """
     config = copy.deepcopy(trunk.config)
     config.num_labels = 1
-    with LOADING, torch.random.fork_rng(devices=[]):  # the head that it draws is not used
+    # The head is drawn at random and then replaced, so no random state must change.
+    with LOADING, torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = loader.from_config(config, dtype=trunk.dtype)
     model.base_model.load_state_dict(trunk.base_model.state_dict())
     with torch.no_grad():

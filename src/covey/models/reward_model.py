@@ -59,7 +59,8 @@ class TrainedRewardModel(Policy):
     more token after the text.
     """
 
-    packed_bytes = 0  # nothing is sampled from it
+    # No tokens are sampled from a reward model, so nothing is packed for sampling.
+    packed_bytes = 0
 
     def __init__(
         self,
@@ -85,7 +86,8 @@ class TrainedRewardModel(Policy):
         self.decoder = decoder_of(model)
         self.rounds = False
         self.end_ids = list[int]()
-        self.plain_head = True  # it writes nothing that could end
+        # Its states come from the trunk, without the head of the classifier.
+        self.plain_head = True
         self.value = None
         self.with_weights = unsplit
         self.unsharded = self

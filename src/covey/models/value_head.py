@@ -74,7 +74,8 @@ class ValueModel:
 
     def _token_outputs(self, packed: Packed) -> TokenOutputs:
         states = hidden_states(self.decoder, packed, self._states)
-        values = self.head(states.float())[:, 0].clone()  # FSDP warns of a view
+        # Copied, because FSDP warns of an output that is a view.
+        values = self.head(states.float())[:, 0].clone()
         zeros = torch.zeros_like(values)
         return TokenOutputs(zeros, zeros, zeros, zeros, values)
 

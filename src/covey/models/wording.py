@@ -74,7 +74,8 @@ class ModelTexts:
 def model_texts_of(resolved: ResolvedConfig) -> ModelTexts:
     """The wording of a config's model, or of the first model of its pipeline. No weights are read."""
     model = resolved.stages()[0].config.model
-    if model == "tiny":  # its template opens no thoughts
+    # The template of `tiny` opens no thoughts.
+    if model == "tiny":
         return ModelTexts()
     if isinstance(model, ModelObject):
         from covey.models.model_objects import checked_model

@@ -1,4 +1,4 @@
-"""`covey check`: test on the user's own model and data that a training step is correct.
+"""`covey check`: measures on the user's model and data whether a training step is correct.
 
 A run is set up in a scratch folder, one batch is sampled, and each claim is measured on it.
 """
@@ -19,7 +19,7 @@ from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import restore_process_settings
 from covey.models.policy import Policy, weights_hash
-from covey.proof.direction import AGAINST, against, small_step, told_apart
+from covey.proof.direction import MAX_AGAINST, fraction_against, small_step, with_alternating_rewards
 from covey.runs.reader import retry_with_newest
 from covey.sampling.base import Sampler
 from covey.system.console import RunConsole
@@ -31,32 +31,32 @@ from covey_verify.errors import ConfigError
 
 GRADIENT_ROUNDING = 1e-4
 """Largest relative difference of gradients that rounding explains in float32."""
-CLOSE = 1e-3
+LOGPROB_ROUNDING = 1e-3
 """Largest difference of log-probs, in nats, between sampler and trainer in float32."""
-WHOLE = 1 << 30
-"""Tokens of a micro-batch that holds the whole batch."""
+WHOLE_BATCH = 1 << 30
+"""Size of a micro-batch, in tokens, that holds the whole batch."""
 WITHOUT_BASELINE = (
     "algorithm.advantage {}: the advantages of a group do not sum to 0, so it subtracts no baseline and "
     "reinforces every completion with a positive reward. Ignore this if that is what you want"
 )
-EVERY_BIT = ", where every bit has to be the same"
+BITWISE = ", where every bit has to be the same"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A property of a correct training step, whether it holds, and the measured evidence."""
+    """A property of a correct training step, and the evidence of whether it holds."""
 
     sentence: str
     holds: bool
     evidence: str
 
 
-def check(resolved: ResolvedConfig, console: RunConsole) -> list[Claim]:
+def check_config(resolved: ResolvedConfig, console: RunConsole) -> list[Claim]:
     """Measure every claim on one batch from the config's model, data and rewards."""
-    return retry_with_newest(resolved, lambda newest: _check(newest, console), console.say)
+    return retry_with_newest(resolved, lambda newest: _check_stage(newest, console), console.say)
 
 
-def _check(resolved: ResolvedConfig, console: RunConsole) -> list[Claim]:
+def _check_stage(resolved: ResolvedConfig, console: RunConsole) -> list[Claim]:
     method = resolved.stages()[-1].config.method
     if method != "rl":
         raise ConfigError(
@@ -74,30 +74,30 @@ def _check(resolved: ResolvedConfig, console: RunConsole) -> list[Claim]:
         batch = prepare(run, groups, old)
         if not batch.advantages.any():
             console.say("all completions got the same reward; for this check every second one gets 1 instead")
-            # Without any advantage the gradient is 0 and every claim would hold for any code.
-            batch = with_signal(prepare(run, told_apart(groups), old))
-        # Covey's own estimators may leave out a baseline on purpose; a user's probably forgot it.
+            # Without any advantage the gradient is 0, and every claim would hold, whatever the code computes.
+            batch = with_signal(prepare(run, with_alternating_rewards(groups), old))
+        # covey's own estimators leave out a baseline on purpose; a user's may have forgotten it.
         if algorithm.advantage.written_by_user and off_centre(batch, groups) is not None:
             console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
         minibatch = next(step_minibatches(batch, run.resolved, old, step=0))
         console.show_work("measuring")
         objective = PolicyObjective.of(algorithm, config.rollout, run.state.coefficients)
-        return list(claims(run.learner, run.sampler, objective, minibatch))
+        return list(measure_claims(run.learner, run.sampler, objective, minibatch))
 
 
-def claims(
+def measure_claims(
     learner: Learner[Policy], sampler: Sampler, objective: PolicyObjective, batch: Batch
 ) -> Iterator[Claim]:
     """Measure each claim on a minibatch."""
     yield _split_claim(learner, objective, batch)
     yield from _logprob_claims(learner, sampler, objective, batch)
     yield _mask_claim(learner, objective, batch)
-    yield from _directions(learner, objective, batch)
+    yield from _direction_claims(learner, objective, batch)
     yield _idle_claim(learner, objective, batch)
 
 
 def _split_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Claim:
-    whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE, 1))
+    whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE_BATCH, 1))
     difference = float((whole - single).norm() / whole.norm().clamp(min=1e-30))
     return Claim(
         "the gradient is the same however the batch is split into micro-batches",
@@ -109,29 +109,29 @@ def _split_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Ba
 def _logprob_claims(
     learner: Learner[Policy], sampler: Sampler, objective: PolicyObjective, batch: Batch
 ) -> Iterator[Claim]:
-    alone, together = (_logprobs(learner, objective, batch, tokens) for tokens in (1, WHOLE))
+    alone, together = (_logprobs(learner, objective, batch, tokens) for tokens in (1, WHOLE_BATCH))
     exact = learner.network.bit_exact
     ratio = float((alone - together).where(batch.mask, 0.0).abs().max())
     yield Claim(
         "the importance ratio is 1 at the first inner step, whatever else is in the micro-batch",
-        ratio == 0.0 if exact else ratio < _tolerance(learner, CLOSE),
-        f"largest |log ratio| {ratio:.1e}" + (EVERY_BIT if exact else ""),
+        ratio == 0.0 if exact else ratio < _tolerance(learner, LOGPROB_ROUNDING),
+        f"largest |log ratio| {ratio:.1e}" + (BITWISE if exact else ""),
     )
     gap = float((together - batch.sampler_logprobs).where(batch.mask, 0.0).abs().max())
     yield Claim(
         "sampler and trainer agree about the log-probs of the sampled tokens",
-        gap == 0.0 if sampler.bit_exact else gap < _tolerance(learner, CLOSE),
-        f"largest difference {gap:.1e} nats" + (EVERY_BIT if sampler.bit_exact else ""),
+        gap == 0.0 if sampler.bit_exact else gap < _tolerance(learner, LOGPROB_ROUNDING),
+        f"largest difference {gap:.1e} nats" + (BITWISE if sampler.bit_exact else ""),
     )
 
 
 def _mask_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Claim:
-    # Every second token is masked, and NaN is put in its advantage: 0 * NaN is NaN, so even a weight of 0
-    # that reaches it shows.
+    # Every second token is masked and gets the advantage NaN. As 0 * NaN is NaN, it shows in the gradient
+    # even if its weight is 0.
     masked = replace(batch, mask=batch.mask & (torch.arange(batch.mask.shape[1]) % 2 == 0))
     garbage = replace(masked, advantages=masked.advantages.where(masked.mask, torch.nan))
     clean = replace(masked, advantages=masked.advantages.where(masked.mask, 0.0))
-    dirty, same = (_gradient(learner, objective, b, WHOLE) for b in (garbage, clean))
+    dirty, same = (_gradient(learner, objective, b, WHOLE_BATCH) for b in (garbage, clean))
     leak = float((dirty - same).abs().max())
     return Claim(
         "tokens that are masked get no gradient, whatever their values are",
@@ -143,7 +143,7 @@ def _mask_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Bat
 def _idle_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Claim:
     before = weights_hash(learner.network.model.state_dict())
     learner.forward_backward(batch, objective)
-    # AdamW's moments move, and decay is scaled by the rate: no bit of a weight may change.
+    # AdamW's moments change, but weight decay is scaled by the learning rate, so no bit of a weight may.
     learner.step(lr=0.0)
     after = weights_hash(learner.network.model.state_dict())
     return Claim(
@@ -153,20 +153,21 @@ def _idle_claim(learner: Learner[Policy], objective: PolicyObjective, batch: Bat
     )
 
 
-def _directions(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:
+def _direction_claims(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:
     """Measure whether the loss, and a small step along its gradient, go in the correct direction."""
-    wrong = against(learner, objective, batch)
+    fraction = fraction_against(learner, objective, batch)
     yield Claim(
         "the loss pulls each token to the side of its advantage",
-        wrong <= AGAINST,
-        f"{percent(wrong)} of the tokens are pulled to the other side",
+        fraction <= MAX_AGAINST,
+        f"{percent(fraction)} of the tokens are pulled to the other side",
     )
-    moved = small_step(learner, objective, batch)
-    if moved is not None:
+    result = small_step(learner, objective, batch)
+    if result is not None:
+        change, rate = result
         yield Claim(
             "a small step makes what was paid above its group's mean more likely, against the rest",
-            moved[0] > 0,
-            f"{moved[0]:+.1e} nats per token after a step at {moved[1]:.0e}",
+            change > 0,
+            f"{change:+.1e} nats per token after a step at {rate:.0e}",
         )
 
 
@@ -176,6 +177,7 @@ def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch
     learner.micro_tokens = tokens
     learner.forward_backward(batch, objective)
     masters = learner.optimizer.masters
+    # Zeros for weights without a gradient, so that the gradients of all splits have the same length.
     gradients = [m.grad if m.grad is not None else torch.zeros_like(m) for m in masters]
     flat = torch.cat([g.flatten().float() for g in gradients])
     learner.clear()
@@ -188,5 +190,5 @@ def _logprobs(learner: Learner[Policy], objective: PolicyObjective, batch: Batch
 
 
 def _tolerance(learner: Learner[Policy], value: float) -> float:
-    """Return the tolerance: bfloat16 rounds 2^16 times coarser; measured differences grow about 100 times."""
+    """Return the tolerance. bfloat16 rounds 2^16 times more coarsely; measured differences grow 100 times."""
     return 200 * value if learner.network.rounded else value

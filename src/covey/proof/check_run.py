@@ -1,4 +1,4 @@
-"""`covey check RUN`: repeat the first steps of a recorded run, or of each stage, by the shadow."""
+"""`covey check RUN`: repeats the first steps of a recorded run, or of each stage, with the shadow trainer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from covey.models.forward import is_supported
 from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.proof.agreement import Agreement
-from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
+from covey.proof.check import GRADIENT_ROUNDING, LOGPROB_ROUNDING, Claim
 from covey.proof.replay import replay
-from covey.proof.replay_given import lessons_of, replay_given
+from covey.proof.replay_given import given_examples_of, replay_given
 from covey.runs.archive import archive_of
 from covey.runs.folder import read_numbers
 from covey.runs.reader import (
@@ -34,7 +34,7 @@ from covey.runs.reader import (
 from covey.runs.rollbacks import changed_after
 from covey.sampling.prompts import texts_of
 from covey.system.console import RunConsole
-from covey.tasks.ordered_stages import STAGE
+from covey.tasks.pipeline_check import STAGE
 from covey.tasks.source import load_source
 from covey_verify.errors import ConfigError
 
@@ -42,18 +42,18 @@ from covey_verify.errors import ConfigError
 def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False) -> list[Claim]:
     """Repeat the first steps of a recorded run in float64, and compare them with the record.
 
-    Of a pipeline, the steps of each stage that trained a policy are repeated, from the model of the stage
-    before. Raises ConfigError for a run that the shadow trainer cannot repeat.
+    In a pipeline, the first steps of each stage that trained a policy are repeated, from the model of the
+    previous stage. Raises ConfigError for a run that the shadow trainer cannot repeat.
     """
     if (folder / "config.yaml").exists() or not stages_in(folder):
-        return _of_stage(last_stage(folder), steps, console, trust)
+        return _check_stage(last_stage(folder), steps, console, trust)
     claims: list[Claim] = []
     for stage in stages_in(folder):
-        obstacle = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
+        obstacle = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEPS)
         if obstacle:
             console.say(f"skipping {stage.name}: {obstacle}")
         else:
-            of_stage = _of_stage(stage, steps, console, trust)
+            of_stage = _check_stage(stage, steps, console, trust)
             claims += [replace(claim, sentence=f"{stage.name}: {claim.sentence}") for claim in of_stage]
     if not claims:
         raise ConfigError(f"{folder}: no stage has steps that can be repeated: {stage.name}: {obstacle}")
@@ -61,12 +61,12 @@ def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False
 
 
 def has_steps(stage: Path) -> bool:
-    """Whether a stage has recorded a step."""
+    """Return whether a stage has recorded a step."""
     return bool(read_numbers(stage, "metrics.jsonl"))
 
 
 def unrepeatable(method: str) -> str:
-    """Return why no step of a method can be repeated; empty if it can be."""
+    """Return why steps of a method cannot be repeated; empty if they can."""
     if METHODS[method].makes:
         return f"{method} trains no model"
     if method == "reward_model":
@@ -74,9 +74,10 @@ def unrepeatable(method: str) -> str:
     return ""
 
 
-def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
+def _check_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
     resolved = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
-    if obstacle := unrepeatable(resolved.config.method):
+    obstacle = unrepeatable(resolved.config.method)
+    if obstacle:
         raise ConfigError(f"{stage}: no step can be repeated: {obstacle}")
     change = changed_after(stage)
     if change:
@@ -86,7 +87,7 @@ def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list
         )
     console.show_work(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with restore_process_settings():
-        set_process(resolved.config)  # the first adapters of a LoRA run are random
+        set_process(resolved.config)  # seeds the random first adapters of a LoRA run
         return _check_repeat(stage, resolved, steps, console)
 
 
@@ -104,12 +105,12 @@ def from_stage_before(resolved: ResolvedConfig, stage: Path) -> ResolvedConfig:
     return replace(resolved, config=resolved.config.model_copy(update={"model": str(policies[-1])}))
 
 
-COARSE = 200
+COARSE_FACTOR = 200
 """Factor on all limits if activations are bfloat16, or if a part of the run was rounded."""
-AS_TWINS = 10
-"""Factor by which a run may differ more from the shadow than the twin does: the twin is rounded once."""
+TWIN_FACTOR = 10
+"""A run may differ from the shadow by so many times the twin's difference, since the twin is rounded once."""
 CLAIMS = (
-    ("the recorded log-probs follow from the weights of each step", "logprobs", "nats", CLOSE),
+    ("the recorded log-probs follow from the weights of each step", "logprobs", "nats", LOGPROB_ROUNDING),
     ("the advantages follow from the recorded rewards", "advantages", "of the largest", GRADIENT_ROUNDING),
     (
         "the gradients follow from the objective's formulas",
@@ -127,18 +128,18 @@ CLAIMS = (
     ("the saved weights follow from these gradients by AdamW", "course", "of the way", 0.01),
 )
 """(claim, difference that decides on it, its unit, the largest difference by float32 in a few steps)."""
-NO_STEP = "no step has been recorded yet"
-REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+NO_STEPS = "no step has been recorded yet"
+REPLAYED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model families that the second trainer knows."""
 
 
 def has_sliding_window(policy: Policy) -> bool:
-    """Whether some layer has a sliding window of attention."""
+    """Return whether some layer attends to a sliding window."""
     return policy.decoder is not None and policy.decoder.windows != {None}
 
 
 def coarsely_computed(stage: Path) -> bool:
-    """Whether the record says that a run was rounded in ways that the shadow does not repeat.
+    """Return whether a run was rounded in ways that the shadow does not repeat, according to its record.
 
     Raises ConfigError without a record, because then the tolerance is unknown.
     """
@@ -156,18 +157,18 @@ def _check_repeat(stage: Path, resolved: ResolvedConfig, steps: int, console: Ru
     resolved = replace(resolved, config=resolved.config.model_copy(update={"precision": "float32"}))
     policy = load_policy(resolved, texts_of(load_source(resolved), resolved.config))
     if (
-        policy.model.config.model_type not in REPLAYED
+        policy.model.config.model_type not in REPLAYED_FAMILIES
         or not is_supported(policy.model)
         or has_sliding_window(policy)
     ):
         raise ConfigError(
             f"{stage}: the replay supports models of the Llama family, not {policy.model.config.model_type}"
         )
-    scale = COARSE if coarsely_computed(stage) else 1.0
+    scale = COARSE_FACTOR if coarsely_computed(stage) else 1.0
     repeat = _repetition(stage, resolved, policy, steps)
     agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
-        raise ConfigError(f"{stage}: {NO_STEP}")
+        raise ConfigError(f"{stage}: {NO_STEPS}")
     # A twin doubles the time, so it runs only if a fixed limit was exceeded.
     if not all(claim.holds for claim in _claims(agreements, scale)):
         console.show_work("repeating them together with a copy that differs by rounding")
@@ -182,7 +183,9 @@ def _repetition(
     shape = policy.model.config.to_dict()
     if not METHODS[resolved.config.method].learns_from:
         return partial(replay, stage, architecture=shape, steps=steps)
-    return partial(replay_given, stage, architecture=shape, lessons=lessons_of(resolved, policy), steps=steps)
+    return partial(
+        replay_given, stage, architecture=shape, given=given_examples_of(resolved, policy), steps=steps
+    )
 
 
 def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
@@ -195,7 +198,7 @@ def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
         differences = [getattr(a, quantity) for a in steps]
         # Running maximum of what rounding alone causes.
         rounding = list(accumulate((getattr(a.apart, quantity, 0.0) for a in steps), max))
-        limits = [max(scale * limit, AS_TWINS * largest) for largest in rounding]
+        limits = [max(scale * limit, TWIN_FACTOR * largest) for largest in rounding]
         holds = all(difference < most for difference, most in zip(differences, limits, strict=True))
         evidence = f"largest difference {max(differences):.1e} {unit} {where}"
         if rounding[-1] and max(differences) >= scale * limit:

@@ -20,7 +20,7 @@ def copy_weights(weights: NamedWeights) -> NamedWeights:
     return {name: w.detach().clone() for name, w in weights.items()}
 
 
-def exactly(x: Tensor, weight: Tensor) -> Tensor:
+def exact_product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T."""
     return x @ weight.T
 
@@ -53,13 +53,17 @@ def rotate(x: Tensor, base: float) -> Tensor:
     return x * cos + turned * sin
 
 
-def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product = exactly) -> Tensor:
+def logits(
+    w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product = exact_product
+) -> Tensor:
     """(T,) ids -> (T, V)."""
     head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
     return product(states(w, model, tokens, product), w[head])
 
 
-def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product = exactly) -> Tensor:
+def states(
+    w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product = exact_product
+) -> Tensor:
     """A decoder of the Llama family on one sequence. (T,) ids -> (T, D)."""
     eps = model["rms_norm_eps"]
     x = w["model.embed_tokens.weight"][torch.tensor(tokens)]

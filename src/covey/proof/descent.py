@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor
 
-from covey.proof.decoder import NamedWeights, Product, exactly
+from covey.proof.decoder import NamedWeights, Product, exact_product
 from covey.proof.formulas import AxisSettings
 
 ROUNDING = 1e-10
@@ -109,7 +109,7 @@ class ShadowConfig:
     seed: int
     rounded: bool = False
     """Whether the run computes with bfloat16 copies of float32 weights."""
-    product: Product = exactly
+    product: Product = exact_product
     """The product of a layer's input and its weight."""
     vocabulary: int | None = None
     """Number of ids that may be drawn; the model's others are padding."""

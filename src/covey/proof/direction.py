@@ -15,20 +15,20 @@ from covey.learner.objectives import PolicyObjective
 from covey.models.policy import Policy
 from covey.types import Group
 
-AGAINST = 0.02
-"""Fraction of tokens that a loss may pull against their advantage, for example by a penalty."""
+MAX_AGAINST = 0.02
+"""Largest fraction of tokens that a loss may pull against their advantage, for example by a penalty."""
 RATES = (1e-5, 1e-4, 1e-3)
 """Learning rates to try, until a step moves log-probs by more than rounding."""
-UNMOVED = 1e-6
-"""Nats per token by which a log-prob may change through rounding alone."""
+MIN_CHANGE = 1e-6
+"""Smallest change of a log-prob, in nats per token, that is no rounding error."""
 
 
-def told_apart(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with rewards 1, 0, 1, 0, ..., for a batch whose rewards are all equal."""
-    return [_in_turns(group) for group in groups]
+def with_alternating_rewards(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with rewards 1, 0, 1, 0, ... in place of rewards that are all equal."""
+    return [_alternate(group) for group in groups]
 
 
-def _in_turns(group: Group) -> Group:
+def _alternate(group: Group) -> Group:
     paid = (np.arange(len(group.completions)) % 2 == 0).astype(np.float64)
     components = {name: replace(c, values=paid, steps=()) for name, c in group.components.items()}
     weights = sum(c.weight for c in components.values()) if components else 1.0
@@ -36,7 +36,7 @@ def _in_turns(group: Group) -> Group:
     return replace(group, rewards=weights * paid, components=components, baselines=baselines)
 
 
-def against(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> float:
+def fraction_against(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> float:
     """Return the fraction of tokens with an advantage that the loss pulls in the opposite direction."""
     learner.clear()
     stats = learner.forward_backward(batch, objective)
@@ -61,9 +61,9 @@ def above_mean(batch: Batch) -> Tensor:
 def small_step(
     learner: Learner[Policy], objective: PolicyObjective, batch: Batch
 ) -> tuple[float, float] | None:
-    """Return how one small step changes log-probs, weighted by reward above the mean, and its learning rate.
+    """Return how a small step changes log-probs, weighted by reward above the mean, and its learning rate.
 
-    The change is in nats per token. None if the step moves nothing. The weights are restored bit by bit.
+    The change is in nats per token. None if no rate changes anything. All weights are restored exactly.
     """
     # Masters are the float32 originals of bfloat16 weights; both are restored at the end.
     weights = [*learner.optimizer.masters, *learner.network.model.parameters()]
@@ -72,14 +72,14 @@ def small_step(
     scale = float((paid.abs() * batch.mask.sum(-1)).sum())
     if not scale:
         return None
-    before = _sums(learner, objective, batch)
+    before = _answer_logprobs(learner, objective, batch)
     try:
         for rate in RATES:
             learner.clear()
             learner.forward_backward(batch, objective)
             learner.step(lr=rate)
-            change = float((paid * (_sums(learner, objective, batch) - before)).sum()) / scale
-            if abs(change) > UNMOVED:
+            change = float((paid * (_answer_logprobs(learner, objective, batch) - before)).sum()) / scale
+            if abs(change) > MIN_CHANGE:
                 return change, rate
         return None
     finally:
@@ -89,7 +89,7 @@ def small_step(
         learner.network.update_unsharded()
 
 
-def _sums(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Tensor:
+def _answer_logprobs(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Tensor:
     """Return (N,) summed log-probs of the trained tokens of each completion."""
     logprobs = learner.token_outputs(batch, objective.temperature).logprobs
     return logprobs.where(batch.mask, 0.0).double().sum(-1)

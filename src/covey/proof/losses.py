@@ -339,7 +339,7 @@ def pair_loss(name: str, good: AnswerLogprob, bad: AnswerLogprob, s: AxisSetting
     return _of_margin(name, s["beta"] * margin, s)
 
 
-def lone_loss(name: str, answer: AnswerLogprob, good: bool, point: float, s: AxisSettings) -> Tensor:
+def judged_loss(name: str, answer: AnswerLogprob, good: bool, point: float, s: AxisSettings) -> Tensor:
     """Return the loss of an answer that was judged alone, against the KL estimate ``point``."""
     if name not in ("kto", "apo_zero_unpaired"):
         raise KeyError(name)

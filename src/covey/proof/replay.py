@@ -1,4 +1,4 @@
-"""The repetition of a recorded run in the shadow trainer: its record must follow from the formulas."""
+"""The repetition of a recorded run with the shadow trainer, whose results must agree with the record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from covey.proof import shadow
 from covey.proof.agreement import Agreement, StepFigures, agreement, read_saved_weights, with_twin
-from covey.proof.decoder import NamedWeights, coarse_product, copy_weights, exactly
+from covey.proof.decoder import NamedWeights, coarse_product, copy_weights, exact_product
 from covey.proof.descent import ShadowConfig, ShadowTrainer
 from covey.proof.formulas import AxisSettings, ShadowRow
 from covey.runs.folder import read_numbers
@@ -35,13 +35,13 @@ def replay(
     trainers = [
         _first_trainer(folder, setting, weights) for weights in with_twin(model, setting.rounded, twin)
     ]
-    # pasts[i] has the old weights of trainers[i], for completions that an earlier version sampled.
-    pasts: list[Past] = [{} for _ in trainers]
+    # pasts[i]: the old weights of trainers[i], for completions that earlier versions sampled.
+    pasts: list[OldWeights] = [{} for _ in trainers]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         rows, _ = read_step(folder, number)
         pairs = list(zip(trainers, pasts, strict=True))
         figures, *twins = [_repeat_step(folder, trainer, past, setting, number) for trainer, past in pairs]
-        tokens = [_of_versions(versions, pasts[0]) for _, _, versions in rows]
+        tokens = [_tokens_of_versions(versions, pasts[0]) for _, _, versions in rows]
         recorded = StepFigures(
             [row.sampled for row, *_ in rows],
             [advantage for _, advantage, _ in rows],
@@ -55,7 +55,7 @@ def replay(
 
 def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> ShadowTrainer:
     start = copy_weights(model)
-    # Without its adapters a model is the one into which they were put.
+    # The reference of a LoRA run is the model without its adapters.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl = setting.algorithm["kl"]
     bonus = setting.algorithm["entropy"]
@@ -65,16 +65,16 @@ def _first_trainer(folder: Path, setting: ShadowConfig, model: NamedWeights) -> 
     return trainer
 
 
-Past = dict[int, NamedWeights]
-"""Version -> the weights by which completions of the present step may have been sampled."""
+OldWeights = dict[int, NamedWeights]
+"""Version -> its weights, which may have sampled completions of the current step."""
 
 
-def _of_versions(versions: np.ndarray | None, past: Past) -> slice | torch.Tensor:
-    """Select the tokens whose version the shadow still has; without versions, all are of this step's."""
+def _tokens_of_versions(versions: np.ndarray | None, past: OldWeights) -> slice | torch.Tensor:
+    """Return the indices of tokens whose version the shadow still has; without versions, of all tokens."""
     return slice(None) if versions is None else torch.from_numpy(np.isin(versions, list(past)))
 
 
-def _remember(past: Past, trainer: ShadowTrainer, staleness: int) -> None:
+def _remember(past: OldWeights, trainer: ShadowTrainer, staleness: int) -> None:
     """Keep the weights at the start of a step and of as many earlier steps as completions may lag."""
     past[trainer.updates] = {
         # The optimizer updates weights in place; a copy is needed only if a later step reads them.
@@ -86,9 +86,9 @@ def _remember(past: Past, trainer: ShadowTrainer, staleness: int) -> None:
 
 
 def _repeat_step(
-    folder: Path, trainer: ShadowTrainer, past: Past, setting: ShadowConfig, number: int
+    folder: Path, trainer: ShadowTrainer, past: OldWeights, setting: ShadowConfig, number: int
 ) -> StepFigures:
-    """Repeat a step with a shadow, which moves its weights."""
+    """Repeat a step with a shadow trainer, which updates its weights."""
     recorded, sampled = read_step(folder, number)
     coefficient = trainer.kl_coef
     step = trainer.updates
@@ -144,7 +144,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> ShadowConfig:
         rollout["group_size"],
         config["seed"],
         rounded=config["dtype"] == "bfloat16",
-        product=coarse_product if record.get("rounds_products") else exactly,
+        product=coarse_product if record.get("rounds_products") else exact_product,
         vocabulary=record.get("known_tokens"),
         staleness=rollout["staleness"],
     )
@@ -160,15 +160,15 @@ def read_step(
         if line["trained"]:
             arrays = log.of_completion(n)
             mask = log.completion(n).sampling_mask
-            # Indices of sampled tokens; tool answers between them are read but not trained.
+            # Indices of the sampled tokens. Results of tools between them are read, but not trained.
             sampled = np.flatnonzero(arrays.get("sampled", np.ones(len(arrays["tokens"]))))
             row = ShadowRow(
                 prompt=log.prompts[line["group"]].tolist(),
                 tokens=arrays["tokens"].tolist(),
                 positions=sampled.tolist(),
                 sampled=torch.from_numpy(arrays["logprobs"][sampled]).double(),
-                reward=_number(line["reward"]),
-                components={k: _number(v) for k, v in line["components"].items()},
+                reward=_number_or_nan(line["reward"]),
+                components={k: _number_or_nan(v) for k, v in line["components"].items()},
                 weights=line["weights"],
                 truncated=line["finish"] == "length",
                 steps=line["steps"],
@@ -190,5 +190,5 @@ def _ids_of(mask: SamplingMask | None) -> list[list[int]] | None:
     return None if mask is None else [ids.tolist() for ids in np.split(mask.ids, mask.ends[:-1])]
 
 
-def _number(value: float | None) -> float:
+def _number_or_nan(value: float | None) -> float:
     return float("nan") if value is None else float(value)

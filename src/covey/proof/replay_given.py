@@ -13,7 +13,7 @@ from covey.proof.decoder import NamedWeights, copy_weights
 from covey.proof.descent import ShadowTrainer
 from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
-from covey.proof.shadow_given import Lessons, ShadowAnswer, ShadowExample, given_step
+from covey.proof.shadow_given import GivenExamples, ShadowAnswer, ShadowExample, given_step
 from covey.runs.arithmetic import compute_as_run
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
@@ -28,7 +28,7 @@ def replay_given(
     folder: Path,
     model: NamedWeights,
     architecture: AxisSettings,
-    lessons: Lessons,
+    given: GivenExamples,
     steps: int,
     twin: bool = False,
 ) -> Iterator[Agreement]:
@@ -37,14 +37,14 @@ def replay_given(
     start = copy_weights(model)
     trainers = [ShadowTrainer(w, copy_weights(w)) for w in with_twin(model, setting.rounded, twin)]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
-        norm, values = given_step(trainers[0], setting, lessons, number)
+        norm, values = given_step(trainers[0], setting, given, number)
         weights = trainers[0].weights
         recorded = read_saved_weights(folder, number, setting.train["steps"], weights)
         comparison = _compare_step(number, norm, record["optimizer/grad_norm"], values, record)
         gap, course = weights_apart(weights, recorded, start)
         apart = None
         for other in trainers[1:]:
-            its_norm, its_values = given_step(other, setting, lessons, number)
+            its_norm, its_values = given_step(other, setting, given, number)
             nearby = _compare_step(number, norm, its_norm, values, its_values)
             apart = replace(nearby, course=weights_apart(weights, other.weights, start)[1])
         yield replace(comparison, weights=gap, course=course, apart=apart)
@@ -57,7 +57,7 @@ def _compare_step(
     return Agreement(number + 1, abs(norm - other) / max(norm, 1e-9), metrics=max(gaps))
 
 
-def lessons_of(resolved: ResolvedConfig, policy: Policy) -> Lessons:
+def given_examples_of(resolved: ResolvedConfig, policy: Policy) -> GivenExamples:
     """Return the examples of a recorded stage. Raises ConfigError if a data file has changed since."""
     config = resolved.config
     stage = resolved.recorded_run
@@ -75,7 +75,7 @@ def lessons_of(resolved: ResolvedConfig, policy: Policy) -> Lessons:
             for examples in (source.examples, source.held_out)
         )
     settings = resolved.loss.all_settings if resolved.loss is not None else {}
-    return Lessons(config.method, settings, learned, held_out, policy.context)
+    return GivenExamples(config.method, settings, learned, held_out, policy.context)
 
 
 def _example(prompted: EncodedProblem) -> ShadowExample:

@@ -1,7 +1,8 @@
-"""A naive trainer: float64, one completion at a time, every formula written out; imports nothing of covey.
+"""A naive trainer: in float64, one completion at a time, with every formula written out.
 
-It repeats the optimizer steps of a run from what was recorded (tokens, rewards, sampler log-probs, seeds):
-no batch, no packing, no fused operation. Where it and the run agree, the run's gradient is the formula's.
+It repeats the optimizer steps of a run from the record (tokens, rewards, log-probs of the sampler, seeds),
+without batches, packing or fused operations, and imports nothing of covey. If it agrees with the run, the
+run's gradients are those of the formulas.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from covey.proof.descent import ShadowConfig, ShadowKL, ShadowTrainer, gradient_
 from covey.proof.formulas import ShadowRow
 from covey.proof.streams import splitmix_uniforms, stream_key
 
-UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
-"""Surrogates that may pull where the advantage is 0."""
+PULL_WITHOUT_ADVANTAGE = ("kl_on_selected", "dro", "group_classification")
+"""Surrogates that may have a gradient where the advantage is 0."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class StepOutcome:
     entropies: list[float]  # at each token in each update, nats
 
 
-# --- what is computed of a completion ----------------------------------------------------------------
+# --- One completion -----------------------------------------------------------------------------------
 
 
 def computed_weights(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
-    """Return the weights as the model computes with them: rounded to bfloat16 if the run does so."""
+    """Return the weights that the model computes with: rounded to bfloat16 if the run rounds them."""
     return {name: coarse(w) for name, w in weights.items()} if setting.rounded else weights
 
 
@@ -60,7 +61,7 @@ def distribution(weights: NamedWeights, setting: ShadowConfig, row: ShadowRow) -
 
 
 def critic_values(trainer: ShadowTrainer, setting: ShadowConfig, row: ShadowRow, pull: float) -> Tensor:
-    """V of what was read before each token, under the critic. (T,)."""
+    """Return the critic's value of the text before each token. (T,)."""
     critic = setting.algorithm["critic"]
     assert trainer.critic is not None and critic is not None
     head = trainer.critic.weights
@@ -86,17 +87,17 @@ def entropy(log_pi: Tensor) -> Tensor:
     return -torch.where(log_pi.isinf(), 0.0, log_pi.exp() * log_pi).sum(-1)
 
 
-# --- one step: rewards -> advantages -> updates ---------------------------------------------------
+# --- One step: rewards -> advantages -> updates -------------------------------------------------------
 
 
 def step(
     trainer: ShadowTrainer, setting: ShadowConfig, rows: Sequence[ShadowRow], number: int
 ) -> StepOutcome:
-    """Repeat training step ``number`` on its recorded completions; moves ``trainer``."""
+    """Repeat training step ``number`` on its recorded completions, and update ``trainer``."""
     with torch.no_grad():
         freeze_inputs(trainer, setting, rows, number)
         give_advantages(trainer, setting, rows)
-    # Kept for the comparison with the sampler, before `old` may become the sampler's own.
+    # Copied for the comparison with the sampler, before the sampler's log-probs may replace them.
     before = [row.old for row in rows]
     if setting.algorithm["old"] == "sampler":
         for row in rows:
@@ -351,23 +352,23 @@ def update_policy(
     unmoved: bool,
     outcome: StepOutcome,
 ) -> None:
-    """Make one update. Without a completion that has a gradient there is none, and the norm is 0."""
+    """Make one update. If no completion has a gradient, nothing is updated and the norm is 0."""
     axes = setting.algorithm
     kl = axes["kl"]
     critic = axes["critic"]
     joined = critic is not None and critic["trunk"] == "policy"
     # Whether a completion has a gradient even without an advantage.
     always = bool(axes["entropy"] or axes["nll"] or joined or (kl and kl["place"] == "loss"))
-    always = always or axes["surrogate"]["name"] in UNPROPORTIONAL
-    pulling = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
-    if not pulling:
+    always = always or axes["surrogate"]["name"] in PULL_WITHOUT_ADVANTAGE
+    with_gradient = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
+    if not with_gradient:
         outcome.norms.append(0.0)
         return
     if axes["surrogate"]["name"] == "group_classification":
         set_siblings(trainer, setting, minibatch, unmoved)
-    shares = (row_loss(trainer, setting, row, minibatch, unmoved, outcome) for row in pulling)
+    row_losses = (row_loss(trainer, setting, row, minibatch, unmoved, outcome) for row in with_gradient)
     learners = [trainer, *([trainer.critic] if joined and trainer.critic else [])]
-    norms = gradient_step(learners, setting, shares, optimizer_step)
+    norms = gradient_step(learners, setting, row_losses, optimizer_step)
     outcome.norms.append(norms[0])
 
 
@@ -375,7 +376,7 @@ def update_policy(
 def set_siblings(
     trainer: ShadowTrainer, setting: ShadowConfig, minibatch: Sequence[ShadowRow], unmoved: bool
 ) -> None:
-    """Note for each completion the sign of advantage and the mean log-ratio of its trained siblings."""
+    """Set for each completion the (sign of advantage, mean log-ratio) of its trained siblings."""
     moved: dict[int, tuple[float, float]] = {}
     for row in minibatch:
         if not row.trained:

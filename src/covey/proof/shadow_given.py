@@ -1,4 +1,4 @@
-"""The naive trainer over given examples: imitation and preferences, one example at a time, in float64.
+"""The naive trainer for given examples: imitation and preferences, one example at a time, in float64.
 
 It imports nothing of covey. The run's seed determines the examples of each optimizer step.
 """
@@ -22,8 +22,8 @@ from covey.proof.shadow import computed_weights
 from covey.proof.streams import stream_key
 
 IMITATION = "sft"
-OF_ANSWERS = ("kto", "apo_zero_unpaired")
-"""Methods that learn from answers judged one by one."""
+JUDGED_METHODS = ("kto", "apo_zero_unpaired")
+"""Methods that learn from answers with a label each."""
 WITHOUT_REFERENCE = ("orpo", "simpo")
 StepMetrics = defaultdict[str, float]
 """The loss and the metrics of a step, by their names in the record."""
@@ -35,7 +35,7 @@ class ShadowAnswer:
 
     tokens: Sequence[int]
     trained: Sequence[int]
-    """Indices of the tokens that the model has to write."""
+    """Indices of the trained tokens."""
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,33 @@ class ShadowExample:
     prompt: Sequence[int]
     answers: Sequence[ShadowAnswer]
     good: bool = True
-    """The judgement of an answer that is judged alone."""
+    """The label of an answer that is judged, not paired."""
 
 
 @dataclass(frozen=True)
-class Lessons:
+class GivenExamples:
     """The examples of a run, its method and its loss."""
 
     method: str
     loss: AxisSettings
     examples: Sequence[ShadowExample]
     measured: Sequence[ShadowExample]
-    """Held out: they are not trained on, but their answers may be paired with other prompts."""
+    """Held-out examples. They are not trained on, but their answers may be paired with other prompts."""
     context: int
-    """Tokens that the model reads."""
+    """Number of tokens that the model can read."""
 
 
 def given_step(
-    trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, number: int
+    trainer: ShadowTrainer, setting: ShadowConfig, given: GivenExamples, number: int
 ) -> tuple[float, StepMetrics]:
     """Repeat training step ``number`` with ``trainer``; return the gradient's norm and the metrics."""
     size = setting.train["batch_size"]
     metrics = StepMetrics(float)
-    rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
+    rows = rows_of_step(len(given.examples), size, number, setting.seed)
     # Number of the optimizer step, for the learning rate.
     optimizer_step = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
     (norm,) = gradient_step(
-        [trainer], setting, shares(trainer, setting, lessons, rows, metrics), optimizer_step
+        [trainer], setting, step_losses(trainer, setting, given, rows, metrics), optimizer_step
     )
     return norm, metrics
 
@@ -83,22 +83,26 @@ def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
     orders: list[int] = []
     for epoch in range(-(-end // count)):
         keyed = np.random.Generator(np.random.PCG64(stream_key(seed, "order", epoch)))
-        # One endless sequence: a batch may span two epochs.
+        # The epochs form one sequence, so a batch may span two of them.
         orders += keyed.permutation(count).tolist()
     return orders[first:end]
 
 
-def shares(
-    trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
+def step_losses(
+    trainer: ShadowTrainer,
+    setting: ShadowConfig,
+    given: GivenExamples,
+    rows: Sequence[int],
+    metrics: StepMetrics,
 ) -> Iterator[Tensor]:
     """Yield each example's part of a step's loss; its metrics are added to ``metrics``."""
-    batch = [lessons.examples[row] for row in rows]
-    if lessons.method == IMITATION:
+    batch = [given.examples[row] for row in rows]
+    if given.method == IMITATION:
         parts = imitation_losses(trainer, setting, batch)
-    elif lessons.method in OF_ANSWERS:
-        parts = lone_losses(trainer, setting, lessons, rows, metrics)
+    elif given.method in JUDGED_METHODS:
+        parts = judged_losses(trainer, setting, given, rows, metrics)
     else:
-        parts = pair_losses(trainer, setting, lessons, batch, metrics)
+        parts = pair_losses(trainer, setting, given, batch, metrics)
     for part in parts:
         metrics["loss"] += float(part.detach())
         yield part
@@ -117,7 +121,7 @@ def imitation_losses(
 def pair_losses(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
-    lessons: Lessons,
+    given: GivenExamples,
     batch: Sequence[ShadowExample],
     metrics: StepMetrics,
 ) -> Iterator[Tensor]:
@@ -128,55 +132,57 @@ def pair_losses(
     answer_tokens = sum(len(e.answers[0].trained) for e in batch)
     tokens = sum(len(e.prompt) - 1 for e in batch) + answer_tokens
     for example in batch:
-        good, bad = (answer_logprob(trainer, setting, lessons, example, answer) for answer in example.answers)
-        loss = losses.pair_loss(lessons.method, good, bad, lessons.loss) / len(batch)
-        if lessons.method == "orpo":
+        good, bad = (answer_logprob(trainer, setting, given, example, answer) for answer in example.answers)
+        loss = losses.pair_loss(given.method, good, bad, given.loss) / len(batch)
+        if given.method == "orpo":
             whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
             loss = loss - whole.sum() / tokens
-        if lessons.method == "mpo":
-            loss = loss - lessons.loss["generation_weight"] * good.total / answer_tokens
-        up, down = (float(implicit_reward(lessons, answer)) for answer in (good, bad))
+        if given.method == "mpo":
+            loss = loss - given.loss["generation_weight"] * good.total / answer_tokens
+        up, down = (float(implicit_reward(given, answer)) for answer in (good, bad))
         for name, value in {"margin": up - down, "chosen": up, "rejected": down}.items():
             metrics[f"preference/{name}"] += value / len(batch)
         yield loss
 
 
-def implicit_reward(lessons: Lessons, answer: AnswerLogprob) -> Tensor:
+def implicit_reward(given: GivenExamples, answer: AnswerLogprob) -> Tensor:
     """Return the implicit reward of an answer: its gain, or without a reference its mean log-prob."""
-    return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
+    return (answer.mean if given.method in WITHOUT_REFERENCE else answer.gain).detach()
 
 
-def lone_losses(
-    trainer: ShadowTrainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], metrics: StepMetrics
+def judged_losses(
+    trainer: ShadowTrainer,
+    setting: ShadowConfig,
+    given: GivenExamples,
+    rows: Sequence[int],
+    metrics: StepMetrics,
 ) -> Iterator[Tensor]:
     """Yield the mean loss of single answers; KTO's against the KL estimate of mismatched answers."""
     point = 0.0
-    if lessons.method == "kto":
+    if given.method == "kto":
         with torch.no_grad():
-            others = [elsewhere(lessons, row) for row in rows]
-            gaps = [
-                answer_logprob(trainer, setting, lessons, other, other.answers[0]).gain for other in others
-            ]
+            others = [mismatched_example(given, row) for row in rows]
+            gaps = [answer_logprob(trainer, setting, given, other, other.answers[0]).gain for other in others]
         point = float(sum(gaps)) / len(gaps)
     metrics["preference/reference_point"] = point
     for row in rows:
-        example = lessons.examples[row]
-        answer = answer_logprob(trainer, setting, lessons, example, example.answers[0])
-        metrics["preference/log_ratio"] += float(implicit_reward(lessons, answer)) / len(rows)
-        yield losses.lone_loss(lessons.method, answer, example.good, point, lessons.loss) / len(rows)
+        example = given.examples[row]
+        answer = answer_logprob(trainer, setting, given, example, example.answers[0])
+        metrics["preference/log_ratio"] += float(implicit_reward(given, answer)) / len(rows)
+        yield losses.judged_loss(given.method, answer, example.good, point, given.loss) / len(rows)
 
 
-def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
+def mismatched_example(given: GivenExamples, row: int) -> ShadowExample:
     """Return a prompt with the answer to the nearest different prompt before it, cyclically.
 
     The answer is truncated to the context.
     """
-    examples = [*lessons.examples, *lessons.measured]
+    examples = [*given.examples, *given.measured]
     prompt = examples[row].prompt
     # Negative indices wrap around to the end of the list.
     before = [examples[row - back] for back in range(1, len(examples))]
     other = next((e for e in before if list(e.prompt) != list(prompt)), examples[row - 1]).answers[0]
-    room = max(1, lessons.context - len(prompt))
+    room = max(1, given.context - len(prompt))
     truncated = ShadowAnswer(other.tokens[:room], [index for index in other.trained if index < room])
     return ShadowExample(prompt, [truncated])
 
@@ -184,13 +190,13 @@ def elsewhere(lessons: Lessons, row: int) -> ShadowExample:
 def answer_logprob(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
-    lessons: Lessons,
+    given: GivenExamples,
     example: ShadowExample,
     answer: ShadowAnswer,
 ) -> AnswerLogprob:
     """Return the log-prob of an answer under the policy and under the model at the start."""
     reference = 0.0
-    if lessons.method not in WITHOUT_REFERENCE:
+    if given.method not in WITHOUT_REFERENCE:
         with torch.no_grad():
             reference = float(logprobs(trainer.reference, setting, example, answer).sum())
     total = logprobs(trainer.weights, setting, example, answer).sum()

@@ -34,14 +34,14 @@ class WorkerLost(CallFailed):
     """The machine that a worker ran on is gone; the function did not cause it, so the call is made again."""
 
 
-class Ask(Protocol):
+class AttemptCall(Protocol):
     """Makes a call within ``wall`` seconds; texts in ``left_out`` are replaced by ``instead``'s, or by ""."""
 
     def __call__(self, left_out: Collection[int], wall: float, instead: int | None = None) -> Outcome:
         """Return how the call ended, ``ok`` if there is any reply."""
 
 
-def scores_with_blame(ask: Ask, count: int, context: Context, seconds: float) -> list[Score]:
+def scores_with_blame(ask: AttemptCall, count: int, context: Context, seconds: float) -> list[Score]:
     """Return the scores of a call; a text that hangs it, ends its process or raises in its own code gets 0.
 
     A text is to blame if it happens with this text twice, and never without it. Anything else is the
@@ -77,7 +77,7 @@ def _trace(outcome: Outcome) -> str:
     return outcome.value if isinstance(outcome.value, str) else str((outcome.value or {}).get("trace", ""))
 
 
-def _guilty(ask: Ask, count: int, seconds: float) -> dict[int, Score] | None:
+def _guilty(ask: AttemptCall, count: int, seconds: float) -> dict[int, Score] | None:
     """Return the score of each completion whose text hangs or ends a call in which all others are empty.
 
     None if the call hangs or ends without any text too. A single text gets its share of the call's seconds,
@@ -128,14 +128,14 @@ def with_texts(
     for name in TEXTS & changed.keys() if left_out else ():
         value: Any = changed[name]
         if per_sample:
-            changed[name] = _silent(value)
+            changed[name] = _without_text(value)
         else:
-            stand_ins = [_silent(text) if instead is None else value[instead] for text in value]
+            stand_ins = [_without_text(text) if instead is None else value[instead] for text in value]
             changed[name] = [stand_ins[i] if i in left_out else text for i, text in enumerate(value)]
     return changed
 
 
-def _silent(text: Any) -> object:
+def _without_text(text: Any) -> object:
     if isinstance(text, str):
         return ""
     silent = list[Mapping[str, Any]]()

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 from covey.rewards.ends import drawn_ends
-from covey.rewards.reading import Reader, Reply, Tagged
+from covey.rewards.reading import Reply, ReplyReader, Tagged
 from covey.types import Completion, Problem
 from covey_verify.contract import Place, RewardFunction, writable
 from covey_verify.errors import ConfigError
@@ -36,7 +36,7 @@ class Context:
     """The trainer's data for the calls of one scoring, and the values that these calls log."""
 
     step: int = 0
-    reader: Reader = field(default_factory=Reader)
+    reader: ReplyReader = field(default_factory=ReplyReader)
     rehearsal: bool = False
     """Whether the completions are made up, so that a function that fails is itself at fault."""
     logged: dict[str, list[float]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Context:
     faults: list[str] = field(default_factory=list)
     """Failed attempts at one call, in words: the call was repeated after each of them."""
 
-    def of_call(self) -> Context:
+    def for_call(self) -> Context:
         """Return a context for one call: metrics are shared, logged columns and faults are the call's own."""
         return replace(self, extra={}, faults=[])
 
@@ -117,7 +117,7 @@ class Reward(RewardFunction):
     """None for an object from Python and for a built-in function."""
     isolate: Place | None = None
     """The place of its calls, if it is not the declared one."""
-    box: ProcessSandbox | None = None
+    call_sandbox: ProcessSandbox | None = None
     """The sandbox of its calls, if it is called in one."""
     verdict: bool | None = None
     """The config's `verdict`: whether it decides which completions are correct; None if not set."""

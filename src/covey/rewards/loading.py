@@ -57,7 +57,7 @@ def load_rewards(
     if not specs:
         raise ConfigError("rewards: there is no reward to judge the completions; name at least one")
     cache = ModelCache(folder)
-    rewards = [_wrap_function(_load(spec, cache, learned or {}), wrap) for spec in specs]
+    rewards = [_wrap_function(_load_reward(spec, cache, learned or {}), wrap) for spec in specs]
     names = [r.name for r in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
@@ -98,13 +98,13 @@ def _called_in_sandbox(reward: Reward) -> bool:
 def _with_sandbox(reward: Reward, sandbox: SandboxBackend) -> Reward:
     """Return the reward with its sandbox. Raises ConfigError if it cannot be called in one."""
     if _called_in_sandbox(reward):
-        reward = replace(reward, box=_box(reward, sandbox))
+        reward = replace(reward, call_sandbox=_call_sandbox(reward, sandbox))
     if _takes_sandbox(reward):
         reward = replace(reward, settings={**reward.settings, "sandbox": sandbox})
     return reward
 
 
-def _box(reward: Reward, sandbox: SandboxBackend) -> ProcessSandbox:
+def _call_sandbox(reward: Reward, sandbox: SandboxBackend) -> ProcessSandbox:
     """Return the sandbox of a function's calls. Raises ConfigError if it cannot be called in one."""
     setting = f'rewards: {reward.name}: @reward(isolate="sandbox")'
     if reward.place != "sandbox":
@@ -140,13 +140,13 @@ def _wrap_function(reward: Reward, wrap: Callable[[Function], Function]) -> Rewa
     return reward if function is reward.function else replace(reward, function=function, origin=None)
 
 
-def _load(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Function]]) -> Reward:
+def _load_reward(spec: object, cache: ModelCache, learned: Mapping[str, Callable[[], Function]]) -> Reward:
     """Return the reward of an entry, checked. Raises ConfigError."""
     if isinstance(spec, Reward):
         return spec
     folder = cache.folder
-    target, settings = _entry(spec)
-    function = _function(target, folder, learned)
+    target, settings = _parse_entry(spec)
+    function = _find_function(target, folder, learned)
     # `module.py:function`, the only form that another process can load again.
     from_file = isinstance(target, str) and ":" in target
     origin = Origin(str(target), str(folder.resolve())) if from_file else None
@@ -186,7 +186,7 @@ def _with_own_settings(reward: Reward, settings: dict[str, object], target: str)
     )
 
 
-def _entry(spec: object) -> tuple[object, dict[str, object]]:
+def _parse_entry(spec: object) -> tuple[object, dict[str, object]]:
     """Return the name or function of an entry, and its settings.
 
     It has three forms: a bare name, {name: weight} and {name: {settings}}. Raises ConfigError for others.
@@ -255,7 +255,7 @@ def _signature_fault(reward: Reward) -> str | None:
     return f"takes neither `completions` (all of a group) nor `completion` (one){signature}"
 
 
-def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Function:
+def _find_function(target: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Function:
     """Return the function that an entry names. Raises ConfigError with the nearest name."""
     if callable(target):
         return target

@@ -79,7 +79,7 @@ def calls_by_text(problem: Problem, completion: Completion) -> Sequence[ToolCall
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReplyReader:
     """Reads the texts of a run's model. Without a model, a call is read by its own form."""
 
     decode: Callable[[Sequence[int]], str] = lambda _: ""
@@ -97,7 +97,7 @@ class Reply:
 
     problem: Problem
     completion: Completion
-    reader: Reader
+    reader: ReplyReader
 
     @property
     def text(self) -> str:

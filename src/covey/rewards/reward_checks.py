@@ -29,7 +29,7 @@ MAX_LISTED_ROWS = 5
 MAX_REFUSALS = 3
 WINDOW_STEPS = 5
 """Number of steps over which completions that could not be judged are counted."""
-ELSEWHERE = 8
+GROUPS_PER_TRIAL = 8
 """Groups per correct completion that is tried on another problem; at least four are tried."""
 PROBLEM_ARGUMENTS = {"prompt", "prompts", "ground_truth", "data_source", "extra_info"}
 """Arguments that tell problems apart, besides columns."""
@@ -171,7 +171,7 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
         return {}
     # (group, its first correct completion), for the groups that have one.
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
-    trials = max(4, len(groups) // ELSEWHERE)
+    trials = max(4, len(groups) // GROUPS_PER_TRIAL)
     payments = list[bool]()
     for number, sample in paid[:trials]:
         other = _next_problem(groups, number)

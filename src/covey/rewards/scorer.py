@@ -29,7 +29,7 @@ from covey.rewards.blame import CallFailed
 from covey.rewards.contract import Context, Reward, verdict_of
 from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.worker import (
     ASYNC_CALLS,
     Caller,
@@ -40,10 +40,10 @@ from covey.rewards.worker import (
     Worker,
     WorkerLink,
     arguments_to_send,
-    scores_by,
+    scores_of_call,
 )
 from covey.rewards.worker_process import UserSetup
-from covey.system.text import inert
+from covey.system.text import escape_controls
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.errors import CoveyError, describe_error, trace_of
 from covey_verify.extract import content_text, text_of
@@ -68,7 +68,7 @@ class Rewards:
     """Fraction of the labels that are flipped before training."""
     sandbox: Mapping[str, object] | None = None
     """The sandbox that model code runs in, if any does; for the run's record."""
-    reader: Reader = field(default_factory=Reader)
+    reader: ReplyReader = field(default_factory=ReplyReader)
     """The reader of completions; a model's own one, once the model is loaded, knows its texts."""
     link: Callable[[UserSetup], WorkerLink] = Link
     """Starts the process of a worker."""
@@ -132,8 +132,8 @@ class Rewards:
         if reward.place != "inline":
             arguments = arguments_to_send(reward, arguments)
         call = UserCall(problem, arguments, len(completions), context, seconds)
-        # The thread only waits, without a limit: ``scores_by`` times each call that it makes.
-        wait = partial(scores_by, self._caller(reward), call)
+        # The thread only waits, without a limit: ``scores_of_call`` times each call that it makes.
+        wait = partial(scores_of_call, self._caller(reward), call)
         return self.executor.submit(reward.name, waiting_threads(reward), wait, math.inf)
 
     def _caller(self, reward: Reward) -> Caller:
@@ -161,7 +161,7 @@ class Rewards:
             self.reported.add(reward.name)
             # An exception often quotes the completion.
             words = f"reward {reward.name} on problem {problem.id} failed: {reason}"
-            print(inert(words), file=sys.stderr)
+            print(escape_controls(words), file=sys.stderr)
 
     def score_of_failure(self, reward: Reward, problem: Problem, error: Exception) -> Score:
         """Return the score of a failed call (raised or hung); print a function's first failure."""
@@ -308,7 +308,7 @@ class GroupScoring:
             return
         scorer = self.scorer
         completions = [self.completions[sample] for sample in complete]
-        context = scorer.context.of_call()
+        context = scorer.context.for_call()
         call = scorer.rewards.start_call(reward, self.problem, completions, context)
         self.calls.append(PendingCall(reward, complete, context, call))
         scorer.calls += 1

@@ -98,7 +98,7 @@ class Caller(Protocol):
         """Make a call and return how it ended, ``ok`` if there was any reply."""
 
 
-def scores_by(caller: Caller, call: UserCall) -> list[Score]:
+def scores_of_call(caller: Caller, call: UserCall) -> list[Score]:
     """Return the scores of a call; a text that is to blame for a failure gets 0.
 
     Raises CallFailed where the function itself fails, RewardError where it breaks its contract.
@@ -188,7 +188,11 @@ class Isolated:
         self.setup = setup_message(reward)
         base = Path(self.setup["base"])
         code = UserCode(WORKER_PROCESS, [module_of(self.setup["spec"], base)], base)
-        self.server = code.limited_server() if reward.box is None else code.sandboxed_server(reward.box)
+        self.server = (
+            code.limited_server()
+            if reward.call_sandbox is None
+            else code.sandboxed_server(reward.call_sandbox)
+        )
 
     def attempt(self, call: UserCall) -> Outcome:
         """Make a call; see ``Caller``."""

@@ -83,4 +83,4 @@ class Chooser:
             return [size] * len(choices)
         rates = difficulty.rates[[choice.problem for choice in choices]].tolist()
         # The total stays that of groups of equal size.
-        return allocate(rates, size * len(choices), most=8 * size)
+        return allocate(rates, size * len(choices), max_size=8 * size)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from covey.system.integrity import MANIFEST, manifest_of
 from covey.system.machine import runs_here
-from covey.system.opening import naming, open_to_readers
+from covey.system.opening import name_file_in_errors, open_to_readers
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
@@ -53,7 +53,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def append_whole(path: Path, line: bytes) -> None:
     """Append a line to a file: all of it, or nothing. OSError names the path."""
-    with path.open("ab", buffering=0) as file, naming(path):
+    with path.open("ab", buffering=0) as file, name_file_in_errors(path):
         before = file.tell()
         rest = line
         try:
@@ -151,7 +151,7 @@ def sync(path: Path) -> None:
     """Sync a file's content, or the names in a folder, to disk, so that they survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
+        with name_file_in_errors(path):
             os.fsync(handle)
     finally:
         os.close(handle)

@@ -29,7 +29,7 @@ from covey.system.device import pick_device
 from covey.system.integrity import changes, sealed
 from covey.system.machine import available_threads
 from covey.system.processes import on_this_machine, world_size
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES_FILE
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
@@ -125,7 +125,7 @@ def refuse_foreign(folder: Path) -> None:
     records = [folder / name for name in (OWNER, "config.yaml", "env.json", START_FILE)]
     if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
         return
-    foreign = [name for name in (*STREAMS, EXAMPLES, "final", CURVE) if (folder / name).exists()]
+    foreign = [name for name in (*STREAMS, EXAMPLES_FILE, "final", CURVE) if (folder / name).exists()]
     if foreign:
         raise ConfigError(
             f"{folder} has {', '.join(foreign)} but no record of a run (no config.yaml): a run there could "

@@ -25,7 +25,7 @@ from covey.runs.best import BestEvaluation, best_evaluation
 from covey.runs.owner import name_owner, owner_of
 from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_file, rollout_rows
 from covey.system.integrity import damage, read_sealed, sealed_line, unsealed_line
-from covey.system.opening import naming, read_below, stream_bytes
+from covey.system.opening import name_file_in_errors, read_below, stream_bytes
 from covey.system.processes import is_rank_zero
 from covey.types import Group
 from covey_verify.errors import ConfigError
@@ -150,7 +150,7 @@ class RunFolder:
         """Raise CheckpointError unless a stream ends with the bytes appended since the last check."""
         content = b""
         if meant.unread:
-            with path.open("rb") as file, naming(path):
+            with path.open("rb") as file, name_file_in_errors(path):
                 file.seek(meant.size - len(meant.unread))
                 content = file.read()
         if content != meant.unread:

@@ -19,7 +19,7 @@ from covey.runs.rollbacks import ROLLBACKS
 from covey.runs.tags import TAGS
 from covey.runs.trackers import IDENTITY
 from covey.runs.trust import MARKS
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES_FILE
 from covey_verify.errors import ConfigError
 
 FILES = (
@@ -32,7 +32,7 @@ FILES = (
     START_FILE,
     EXIT_FILE,
     RESULT,
-    EXAMPLES,
+    EXAMPLES_FILE,
     ROLLBACKS,
     TAGS,
 )

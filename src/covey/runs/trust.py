@@ -21,7 +21,7 @@ from covey.config.python_objects import strings_in
 from covey.config.start import Start, read_start
 from covey.errors import START_FILE
 from covey.runs.atomic import write_file
-from covey.system.cache import cache_folder, cache_places, keep_file, own_file
+from covey.system.cache import cache_candidates, cache_folder, read_private_file, write_private_file
 from covey.system.opening import RECORD_BYTES, read_below
 from covey_verify.errors import ConfigError, CoveyError
 
@@ -123,13 +123,13 @@ def _mark(content: bytes, key: bytes) -> str:
 
 def _key(make: bool) -> bytes | None:
     """Return the user's key, or None. With ``make`` a missing key is made, if a folder is safe to keep it."""
-    for folder in cache_places():  # to read it, nothing has to be writable
+    for folder in cache_candidates():  # to read it, nothing has to be writable
         with suppress(OSError):
-            return own_file(folder / KEY_FILE) or None
+            return read_private_file(folder / KEY_FILE) or None
     with suppress(OSError):
         if make:
             path = cache_folder() / KEY_FILE
-            keep_file(path, secrets.token_bytes(32))
+            write_private_file(path, secrets.token_bytes(32))
             # Read back: another process may have made the key a moment earlier, and the first one stays.
-            return own_file(path) or None
+            return read_private_file(path) or None
     return None

@@ -24,7 +24,7 @@ from covey.runs.rollbacks import ROLLBACKS
 from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.system.integrity import damage, read_sealed
 from covey.system.opening import read_below, stream_bytes
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES_FILE
 from covey_verify.errors import CoveyError
 
 State = Literal["whole", "damaged", "missing", "unsealed"]
@@ -73,7 +73,7 @@ def _of_run(run: Path) -> Iterator[FileState]:
         yield _check_file(run, f"rollouts/step_{step:06d}", _arrays(run, step))
     if (run / REFERENCE).exists():
         yield _check_file(run, REFERENCE, lambda: read_sums(run))
-    if (run / EXAMPLES).exists():
+    if (run / EXAMPLES_FILE).exists():
         yield _examples(run)
     for model in (*checkpoints(run), run / "final"):
         if model.is_dir():
@@ -142,6 +142,6 @@ def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
 
 def _examples(run: Path) -> FileState:
     if not (run / RESULT).exists():
-        return FileState(EXAMPLES, "unsealed", "its stage has not ended")
-    why = _how_it_ended(run, EXAMPLES)
-    return FileState(EXAMPLES, "damaged" if why else "whole", why)
+        return FileState(EXAMPLES_FILE, "unsealed", "its stage has not ended")
+    why = _how_it_ended(run, EXAMPLES_FILE)
+    return FileState(EXAMPLES_FILE, "damaged" if why else "whole", why)

@@ -18,23 +18,23 @@ from rich.text import Text
 
 from covey.system.notebook import NotebookPanel
 from covey.system.plot import Curve, braille, draw_curves
-from covey.system.text import duration, inert
+from covey.system.text import duration, escape_controls
 
 LINES_PER_STAGE = 20
 CURVE_ROWS = 5
 SHORT_CURVE = 32
 """Columns of the curve on a low or narrow terminal, where it has one line."""
-AT_ONCE = 0.8
+ANNOUNCE_SECONDS = 0.8
 """Seconds after which new work, or an evaluation, is announced where there is no terminal."""
-SILENCE = 10.0
+MAX_SILENCE = 10.0
 """Longest silence in seconds there, during the first minute of a console."""
-LONG = 60.0
+FIRST_MINUTE = 60.0
 """Seconds of that first minute, and the longest silence after it."""
-REFRESHES = 8
+REFRESHES_PER_SECOND = 8
 """Times a second that a panel is drawn anew."""
-TALL = 18
+MIN_TALL_LINES = 18
 """Lines of a terminal that has room for curves and completions."""
-WIDE = 60
+MIN_WIDE_COLUMNS = 60
 """Columns of such a terminal."""
 
 
@@ -100,7 +100,7 @@ def tolerant(stream: TextIO) -> Output:
 
 def say_aside(text: str) -> None:
     """Print a line on standard error, for people; standard output has the result only."""
-    print(inert(text), file=sys.stderr)
+    print(escape_controls(text), file=sys.stderr)
 
 
 class PanelCompletion(NamedTuple):
@@ -116,15 +116,15 @@ class RunConsole:
     def __init__(self, quiet: bool = False) -> None:
         self.output = tolerant(sys.stdout) if sys.stdout is not None else None
         self.console = Console(highlight=False, quiet=quiet, file=cast("TextIO | None", self.output))
-        self._told = False
+        self._loss_reported = False
         self.live: Live | NotebookPanel | None = None
         self._reset("", 0, 0)
         self.created = self.last_line = self.work_began = time.monotonic()
         self.announced: set[str] = set()
         """Kinds of work that have been announced where there is no terminal."""
         self.left: Callable[[], float | None] = self._left_at_this_pace
-        self._over: threading.Event | None = None
-        self._signs = threading.Lock()
+        self._ended: threading.Event | None = None
+        self._print_lock = threading.Lock()
 
     def _reset(self, title: str, steps: int, first: int) -> None:
         """Forget the stage before: nothing of this one is known yet."""
@@ -149,13 +149,13 @@ class RunConsole:
             self.newest = text
         self.last_line = time.monotonic()
         wrapped = self.console.is_terminal or self.console.is_jupyter
-        self.console.print(Text(inert(text), style=style), soft_wrap=not wrapped)
+        self.console.print(Text(escape_controls(text), style=style), soft_wrap=not wrapped)
 
     def lost_output(self) -> str:
         """Return why output is lost, on the first call only; empty if nothing is lost."""
-        if self._told or self.output is None or self.output.lost is None:
+        if self._loss_reported or self.output is None or self.output.lost is None:
             return ""
-        self._told = True
+        self._loss_reported = True
         return str(self.output.lost.strerror)
 
     def begin(
@@ -180,7 +180,10 @@ class RunConsole:
             return
         if self.console.is_terminal:
             self.live = Live(
-                console=self.console, get_renderable=self.panel, refresh_per_second=REFRESHES, transient=True
+                console=self.console,
+                get_renderable=self.panel,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
             )
             self.live.start()
         elif self.console.is_jupyter:
@@ -188,8 +191,10 @@ class RunConsole:
             self.live.start()
         else:
             # Beside the main thread, which may be busy for minutes.
-            self._over = threading.Event()
-            threading.Thread(target=self._give_signs, args=(self._over,), name="console", daemon=True).start()
+            self._ended = threading.Event()
+            threading.Thread(
+                target=self._keep_printing_activity, args=(self._ended,), name="console", daemon=True
+            ).start()
 
     def recall(self, metrics: Sequence[Mapping[str, float]], evals: Sequence[Mapping[str, float]]) -> None:
         """Restore the curves from the records before the stage was interrupted."""
@@ -210,7 +215,7 @@ class RunConsole:
     def tokens(self, sampled: int, most_to_come: int) -> None:
         """Estimate the time left of the present sampling from the ``sampled`` tokens and the most to come."""
         elapsed = time.monotonic() - self.work_began
-        if sampled and elapsed > AT_ONCE:
+        if sampled and elapsed > ANNOUNCE_SECONDS:
             self.show_work(
                 self.work, self.count, f", at most {duration(elapsed / sampled * most_to_come)} left"
             )
@@ -235,21 +240,21 @@ class RunConsole:
         self.work = work
         self.count = count
         self.estimate = estimate
-        self._give_sign()
+        self._print_activity()
 
-    def _give_sign(self) -> None:
+    def _print_activity(self) -> None:
         """Print the present work if it is new, or after some silence; only without a terminal."""
-        with self._signs:
+        with self._print_lock:
             moment = time.monotonic()
-            silence = SILENCE if moment - self.created < LONG else LONG
-            new = self.work not in self.announced and moment - self.work_began > AT_ONCE
+            silence = MAX_SILENCE if moment - self.created < FIRST_MINUTE else FIRST_MINUTE
+            new = self.work not in self.announced and moment - self.work_began > ANNOUNCE_SECONDS
             if self.live is None and self.work and (new or moment - self.last_line > silence):
                 self.announced.add(self.work)
                 self.say(f"{self.title} {self.activity}".strip())
 
-    def _give_signs(self, over: threading.Event) -> None:
-        while not over.wait(AT_ONCE / 2):
-            self._give_sign()
+    def _keep_printing_activity(self, over: threading.Event) -> None:
+        while not over.wait(ANNOUNCE_SECONDS / 2):
+            self._print_activity()
 
     @property
     def activity(self) -> str:
@@ -290,9 +295,9 @@ class RunConsole:
         if self.live is not None:
             self.live.stop()
             self.live = None
-        if self._over is not None:
-            self._over.set()
-            self._over = None
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
 
     def _left_at_this_pace(self) -> float | None:
         steps = self.step_number - self.first
@@ -311,7 +316,7 @@ class RunConsole:
         On a low or narrow terminal the curve has one line, and the completions are left out.
         """
         width = self.console.width
-        tall = self.console.height >= TALL and width >= WIDE
+        tall = self.console.height >= MIN_TALL_LINES and width >= MIN_WIDE_COLUMNS
         # Items of a row stand side by side where there is room.
         rows: list[list[Text]] = [self._progress(width)]
         activity = [Text(self.activity, style="dim")]
@@ -324,7 +329,7 @@ class RunConsole:
         if tall:
             rows += [[line] for line in self._completions(width)]
         if self.newest:
-            newest = Text.assemble(("! ", "yellow"), inert(self.newest).replace("\n", " "))
+            newest = Text.assemble(("! ", "yellow"), escape_controls(self.newest).replace("\n", " "))
             newest.truncate(2 * width, overflow="ellipsis")
             rows.append([newest])
         return Group(*(line for row in rows for line in flow([item for item in row if item], width)))
@@ -357,7 +362,7 @@ class RunConsole:
         curves = [self._own_curve()]
         if self.held_out:
             curves.append(Curve("held-out accuracy", self.held_out, "cyan", (0.0, 1.0)))
-        widest = WIDE if len(curves) == 1 else width
+        widest = MIN_WIDE_COLUMNS if len(curves) == 1 else width
         return draw_curves(curves, min(width, widest), CURVE_ROWS, max(self.steps, 1))
 
     def _completions(self, width: int) -> list[Text]:
@@ -374,7 +379,7 @@ class RunConsole:
 
 
 def _one_line(text: str) -> str:
-    return inert(text.strip()).replace("\n", " ⏎ ").replace("\t", " ")
+    return escape_controls(text.strip()).replace("\n", " ⏎ ").replace("\t", " ")
 
 
 def flow(items: Sequence[Text], width: int) -> list[Text]:

@@ -13,7 +13,7 @@ import uvicorn
 from covey_verify.errors import ConfigError
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """A server that ends at the first signal; the terminal and the parent process may both send one."""
 
     def __init__(

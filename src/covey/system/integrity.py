@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from covey.errors import CheckpointError
-from covey.system.opening import RECORD_BYTES, digest_below, load_json, naming, read_below
+from covey.system.opening import RECORD_BYTES, digest_below, load_json, name_file_in_errors, read_below
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -25,7 +25,7 @@ LINE_SEAL = f', "{SEAL}": "'.encode()
 
 def digest_of(path: Path) -> str:
     """Return the sha256 of a file, read in chunks."""
-    with path.open("rb") as file, naming(path):
+    with path.open("rb") as file, name_file_in_errors(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -13,10 +13,10 @@ MAX_THREADS = 1024
 
 def available_threads(environment: Mapping[str, str] = os.environ, processes: int = 1) -> int:
     """Return the threads to compute with: OMP_NUM_THREADS, or the CPUs, shared by so many processes."""
-    return asked_threads(environment) or max(1, available_cpus() // processes)
+    return requested_threads(environment) or max(1, available_cpus() // processes)
 
 
-def asked_threads(environment: Mapping[str, str] = os.environ) -> int | None:
+def requested_threads(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return OMP_NUM_THREADS as OpenMP reads it; None if it has no number up to ``MAX_THREADS``."""
     # It may be a list, one number per level of nesting. int refuses texts of thousands of digits, so the
     # length is checked first.

@@ -23,7 +23,7 @@ class NotebookPanel:
         self.panel = panel
         self.width = width
         self._display = importlib.import_module("IPython.display")  # there is one where there is a notebook
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._shown = ""
 
     def start(self) -> None:
@@ -34,12 +34,12 @@ class NotebookPanel:
 
     def stop(self) -> None:
         """Show the panel's last state."""
-        self._over.set()
+        self._ended.set()
         self._thread.join()
         self._update()
 
     def _watch(self) -> None:
-        while not self._over.wait(SECONDS):
+        while not self._ended.wait(SECONDS):
             self._update()
 
     def _update(self) -> None:

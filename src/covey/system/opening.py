@@ -27,15 +27,15 @@ from covey.system.machine import available_memory
 T = TypeVar("T")
 RECORD_BYTES = 64 << 20
 """Most bytes of a record that is one JSON object or one YAML mapping."""
-DEEPEST = 100
+MAX_DEPTH = 100
 """Most levels of nesting in JSON; covey writes fewer than ten."""
-MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
+JSON_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
 """A string of JSON, or a bracket. Strings come first, so that brackets inside them do not count."""
-PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
+TRANSIENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
 """Errors of a network file system for a read that may succeed when it is tried again."""
-TRIES = 3
+MAX_TRIES = 3
 """Attempts at a read that fails with one of them."""
-PAUSE = 0.1
+PAUSE_SECONDS = 0.1
 """Seconds between two attempts."""
 
 
@@ -56,7 +56,7 @@ def read_below(folder: Path, name: str, most: int) -> bytes:
         with open_below(folder, name, most) as file:
             return file.read()
 
-    return patiently(read_content, folder / name)
+    return read_with_retries(read_content, folder / name)
 
 
 def count_lines(folder: Path, name: str) -> int:
@@ -71,7 +71,7 @@ def digest_below(folder: Path, name: str) -> str:
         with open_below(folder, name, None) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    return patiently(read_digest, folder / name)
+    return read_with_retries(read_digest, folder / name)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedRe
 def read_regular(path: Path, most: int) -> bytes:
     """Return the content of a file that a user named, links followed. Raises as ``read_below``."""
     handle = _open_named(path, lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    with os.fdopen(handle, "rb") as file, naming(path):
+    with os.fdopen(handle, "rb") as file, name_file_in_errors(path):
         _check_regular(os.fstat(handle), path, most)
         return file.read()
 
@@ -123,7 +123,7 @@ def load_json(content: bytes, parse_int: Callable[[str], object] | None = None) 
 def is_deep(content: bytes) -> bool:
     """Whether JSON is nested more than ``DEEPEST`` levels, checked before it is parsed."""
     # Counting brackets is fast, and enough for nearly all files: the depth cannot exceed their number.
-    return content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST
+    return content.count(b"[") + content.count(b"{") > MAX_DEPTH and _depth(content) > MAX_DEPTH
 
 
 def open_to_readers(folder: Path) -> None:
@@ -138,7 +138,7 @@ def open_to_readers(folder: Path) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Give the file's name to an OSError that has none: one of a read, a write or a sync."""
     try:
         yield
@@ -148,16 +148,16 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def patiently(read: Callable[[], T], path: Path) -> T:
+def read_with_retries(read: Callable[[], T], path: Path) -> T:
     """Call ``read``, and again after a failure that may pass. Raises OSError naming the file."""
-    with naming(path):
-        for _ in range(TRIES - 1):
+    with name_file_in_errors(path):
+        for _ in range(MAX_TRIES - 1):
             try:
                 return read()
             except OSError as error:
-                if error.errno not in PASSING:
+                if error.errno not in TRANSIENT_ERRORS:
                     raise
-                time.sleep(PAUSE)
+                time.sleep(PAUSE_SECONDS)
         return read()
 
 
@@ -193,7 +193,7 @@ def _open_named(path: Path, opening: Callable[[], int]) -> int:
 
 def _depth(content: bytes) -> int:
     deepest = depth = 0
-    for mark in MARKS.finditer(content):
+    for mark in JSON_MARKS.finditer(content):
         first = mark[0][:1]
         # A string's mark begins with a quote, and changes nothing.
         depth += (first in b"[{") - (first in b"]}")

@@ -141,7 +141,7 @@ def bar(value: float, low: float, high: float) -> str:
     return BARS[min(len(BARS) - 1, int(len(BARS) * part))]
 
 
-def table(rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
     """Return rows of the same length as aligned lines; the first ``numbers`` columns align at the right.
 
     >>> table([("stage", "steps"), ("1-sft", "40")])

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
-ENDED = "ended"
+END_KEY = "ended"
 """Key of torchrun's store for the exit code of a run that is not to be started again."""
-STORE = "COVEY_STORE"
+STORE_VARIABLE = "COVEY_STORE"
 """Environment variable with the file by which processes of one machine meet; else they use MASTER_ADDR."""
-ALL_WEEK = 7 * 24 * 60.0
+WEEK_MINUTES = 7 * 24 * 60.0
 """Minutes that a process waits for the others if no limit is set."""
 
 
@@ -107,7 +107,7 @@ def join_processes(minutes: float, device: str) -> Iterator[None]:
     # The rank is known from torchrun's environment before the processes meet.
     rank = environment_rank()
     count = int(os.environ["WORLD_SIZE"])
-    wait = timedelta(minutes=minutes or ALL_WEEK)
+    wait = timedelta(minutes=minutes or WEEK_MINUTES)
     # Tensors on the CPU travel over gloo, those on GPUs over NCCL.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     try:
@@ -119,17 +119,17 @@ def join_processes(minutes: float, device: str) -> Iterator[None]:
         dist.destroy_process_group()
     except CoveyError as error:
         if error.code not in (CoveyError.code, PeersLost.code):  # a bug, or what follows from a lost process
-            tell_end(error.code)
+            record_job_end(error.code)
         raise
     except RuntimeError as error:
-        raise peers_lost(error) from None
+        raise as_peers_lost(error) from None
     finally:
         _here = _Place()
 
 
-def peers_lost(error: Exception) -> Exception:
+def as_peers_lost(error: Exception) -> Exception:
     """Return PeersLost for an error of torch.distributed which says that another process is gone."""
-    if not started_together() or not isinstance(error, RuntimeError) or not _of_peers(error):
+    if not started_together() or not isinstance(error, RuntimeError) or not _is_peer_failure(error):
         return error
     return PeersLost(
         "another process of this run has ended or does not answer, so this one exits too; its error is "
@@ -137,19 +137,19 @@ def peers_lost(error: Exception) -> Exception:
     )
 
 
-def tell_end(code: int) -> None:
+def record_job_end(code: int) -> None:
     """Record that the run has ended for good: torchrun starts a job again after any exit code but 0."""
     if _here.job is not None:
         # Only the first process to end sets it: an empty expected value means that the key is not there yet.
-        _here.job.compare_set(ENDED, "", str(code))
+        _here.job.compare_set(END_KEY, "", str(code))
 
 
 def _refuse_ended(job: Store | None) -> None:
-    if job is not None and job.check([ENDED]):
+    if job is not None and job.check([END_KEY]):
         error = CoveyError(
             "torchrun restarted a run that had already ended. Nothing was changed; its end is described above"
         )
-        error.code = int(job.get(ENDED))
+        error.code = int(job.get(END_KEY))
         error.joint = True
         raise error
 
@@ -159,7 +159,7 @@ def _meeting_place(rank: int, count: int, wait: timedelta) -> tuple[Store, Store
     from torch._C._distributed_c10d import FileStore, PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    if path := os.environ.get(STORE):
+    if path := os.environ.get(STORE_VARIABLE):
         return FileStore(path, count), None
     store, _, _ = next(rendezvous("env://", rank, count, timeout=wait))
     # torchrun may keep its store at a restart, with the addresses of processes that are gone.
@@ -167,7 +167,7 @@ def _meeting_place(rank: int, count: int, wait: timedelta) -> tuple[Store, Store
     return PrefixStore(f"attempt-{attempt}", store), store
 
 
-def _of_peers(error: RuntimeError) -> bool:
+def _is_peer_failure(error: RuntimeError) -> bool:
     # torch raises a plain RuntimeError for some of these, so only the words of the backends tell.
     words = str(error)
     return type(error).__name__.startswith("Dist") or any(
@@ -211,7 +211,7 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
         outcome = work(), None
     except Exception as error:
         # A lost peer: the exchange below would fail as well.
-        if isinstance(error, RuntimeError) and _of_peers(error):
+        if isinstance(error, RuntimeError) and _is_peer_failure(error):
             raise
         outcome = None, portable_error(error)
     outcomes = gather(outcome)

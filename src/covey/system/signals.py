@@ -16,7 +16,7 @@ from covey.system.parent import REPEAT_SECONDS, exit_now, forwarded_signals, sto
 from covey.system.text import Say
 from covey_verify.threads import note_continue
 
-AGAIN = {signal.SIGINT: "Ctrl-C again"}
+SECOND_SIGNAL_WORDS = {signal.SIGINT: "Ctrl-C again"}
 """Users' words for the second signal; `a second SIGTERM` for the others."""
 
 NOTHING_SAVED = "there was nothing to save"
@@ -100,7 +100,7 @@ class StopSignal:
                 exit_now(128 + number, f"stopped at once by {name}; {at_once()}")
             if another and self._received == 1:
                 # Not here: nobody may read what it prints, and the second signal has to be heard.
-                words = AGAIN.get(signal.Signals(number), f"a second {name}")
+                words = SECOND_SIGNAL_WORDS.get(signal.Signals(number), f"a second {name}")
                 threading.Thread(target=answer, args=(words,), daemon=True).start()
 
 
@@ -130,7 +130,7 @@ def raising_stopped(outcome: str) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _in_child() -> None:
+def _reset_in_child() -> None:
     """Let a forked child hear nothing of the parent's pipe, and end by signals as any process does."""
     for number in stop_signals():
         handler = signal.getsignal(number)
@@ -139,4 +139,4 @@ def _in_child() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

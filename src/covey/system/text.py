@@ -24,7 +24,7 @@ them. The pages have their own list (dom.js).
 """
 
 
-def inert(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return text with its control characters as escapes, so that no model output acts on the terminal.
 
     >>> print(inert("\x1b[2Jgone\u202e 4\u200b2"))
@@ -33,7 +33,7 @@ def inert(text: str) -> str:
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def finite(value: object, digits: int | None = None) -> object:
+def with_finite_numbers(value: object, digits: int | None = None) -> object:
     """Return a value that JSON can hold: None for numbers that are not finite.
 
     With ``digits``, numbers have so many significant ones.
@@ -42,11 +42,11 @@ def finite(value: object, digits: int | None = None) -> object:
     {'mean': None, 'rows': [1, 0.5]}
     """
     if hasattr(value, "tolist"):  # numpy's, which is not loaded here
-        return finite(value.tolist(), digits)
+        return with_finite_numbers(value.tolist(), digits)
     if isinstance(value, Mapping):
-        return {k: finite(v, digits) for k, v in value.items()}
+        return {k: with_finite_numbers(v, digits) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v, digits) for v in value]
+        return [with_finite_numbers(v, digits) for v in value]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -54,9 +54,9 @@ def finite(value: object, digits: int | None = None) -> object:
     return value if digits is None else float(f"{value:.{digits}g}")
 
 
-def as_line(value: object) -> str:
+def json_line(value: object) -> str:
     """Return a value as one line of JSON in which no character acts on a terminal."""
-    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(with_finite_numbers(value), ensure_ascii=False, allow_nan=False, default=str)
     # json.dumps gives the \uXXXX form in quotes; the quotes are removed.
     return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
 

@@ -20,7 +20,6 @@ DESCENT_STEPS = 300
 """Steps of gradient descent."""
 LEARNING_RATE = 2.0
 WEIGHT_DECAY = 1e-3
-"""Weight decay."""
 
 
 class TextClassifier:
@@ -35,12 +34,12 @@ class TextClassifier:
         x = np.stack([np.isin(used, row) / np.sqrt(max(len(row), 1)) for row in rows])
         y = np.array(labels)
         positive = y > 0.5
-        share = np.where(positive, 0.5 / max(positive.sum(), 1), 0.5 / max((~positive).sum(), 1))
+        example_weights = np.where(positive, 0.5 / max(positive.sum(), 1), 0.5 / max((~positive).sum(), 1))
         weights = np.zeros(len(used))
         bias = 0.0
         for _ in range(DESCENT_STEPS):
             # Gradient of the weighted log-loss by the logit of each text.
-            error = share * (_sigmoid(x @ weights + bias) - y)
+            error = example_weights * (_sigmoid(x @ weights + bias) - y)
             weights -= LEARNING_RATE * (x.T @ error + WEIGHT_DECAY * weights)
             bias -= LEARNING_RATE * float(error.sum())
         self.weights = np.zeros(SLOTS)

@@ -1,4 +1,4 @@
-"""The readers of each column of the rows, printed once before a run so that unread columns are noticed."""
+"""The readers of each column, printed before a run so that the user notices unread columns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EVERYTHING = "*"
 UNREAD_REMEDIES: Mapping[str, str] = {
     "input": "often a part of the question: put it into data.template, as '{prompt}\\n\\n{input}'",
     "system": "set data.system, or write a message of the role system into each row's prompt",
-    "weight": "covey trains every row alike; remove the rows that are not to be trained",
-    "loss_mask": "covey finds out itself which tokens the model writes",
+    "weight": "covey weights all rows equally; remove rows that must not be trained",
+    "loss_mask": "covey determines itself which tokens the model writes",
     "reward_model": "verl's; set data.answer to the path of the reference in it",
     "ground_truth": "set data.answer: ground_truth",
-    "tools": "the model is told of them in chats only: set data.chat: true",
+    "tools": "only the template of a chat lists them: set data.chat: true",
     "images": "covey trains text only",
     "label": "methods kto and reward_model read it",
     "chosen": "preference methods and reward_model read it",
@@ -31,7 +31,7 @@ UNREAD_REMEDIES: Mapping[str, str] = {
 """Columns that usually change what should be trained, and the remedy for each."""
 
 
-def readers(
+def find_readers(
     problems: Sequence[Problem],
     examples: Sequence[Example],
     data: Data,
@@ -45,9 +45,9 @@ def readers(
     rows = [*problems, *(e.problem for e in examples)]
     columns: dict[str, list[str]] = {name: [] for row in rows for name in row.columns}
     readings = [
-        *_of_data(rows, data),
-        *(("the answers to learn from", _of_example(example, data)) for example in examples),
-        *((reward.name, _of_reward(reward, columns)) for reward in rewards),
+        *_data_readers(rows, data),
+        *(("the answers to learn from", _example_columns(example, data)) for example in examples),
+        *((reward.name, _reward_columns(reward, columns)) for reward in rewards),
         *others.items(),
     ]
     for who, names in readings:
@@ -58,10 +58,10 @@ def readers(
     return columns
 
 
-def _of_data(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterable[str]]]:
+def _data_readers(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield (reader, its columns) for the settings of ``data`` and for the rows' schema."""
     for schema in SCHEMAS:
-        # The schema is recognized by its result, since its columns have been added already.
+        # The columns of a schema have been added by now, so it is recognized by them.
         if any(schema.has_filled(row.columns) for row in rows):
             yield f"read as {schema.name} writes it", (*schema.columns, *schema.optional)
     yield "data.template", PLACE.findall(data.template or "")
@@ -74,34 +74,34 @@ def _of_data(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterabl
 
 
 def _asks_in_messages(row: Problem) -> bool:
-    """Return whether a row's prompt comes from its conversation."""
+    """Return whether a row's prompt was taken from its conversation."""
     messages = row.columns.get("messages")
     return isinstance(messages, list) and not isinstance(row.prompt, str) and row.prompt[-1] in messages
 
 
-def _of_example(example: Example, data: Data) -> Sequence[str]:
+def _example_columns(example: Example, data: Data) -> Sequence[str]:
     if example.kind == "pair":
         return ("chosen", "rejected")
     if example.kind == "steps":
         return ("steps", "labels")
-    # A template names several columns, a path such as `a.b` the column `a`.
+    # A template names several columns; a path such as `a.b` names the column `a`.
     names = PLACE.findall(data.completion) if "{" in data.completion else [data.completion.partition(".")[0]]
     if example.kind == "judged":
         names.append("label")
     return (*names, data.completion, "messages")
 
 
-def _of_reward(reward: Reward, columns: Iterable[str]) -> list[str]:
+def _reward_columns(reward: Reward, columns: Iterable[str]) -> list[str]:
     takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in reward.parameters.values())
     names = [*reward.parameters, *reward.options.columns, *(columns if takes_all else ())]
     if "ground_truth" in names:
         names.append("answer")
-    # A function of one completion gets the model's text by this name, and never the column.
+    # A function of one completion gets the model's text under this name, never the column.
     return [name for name in names if name != "completion" or not reward.per_sample]
 
 
 def print_readers(columns: Mapping[str, Sequence[str]], say: Callable[..., object]) -> None:
-    """Print the readers of the columns, and in yellow each unread column of known meaning."""
+    """Print the readers of all columns, and warn of each unread column with a usual meaning."""
     read = [f"{name} ({', '.join(who)})" for name, who in columns.items() if who]
     unread = [name for name, who in columns.items() if not who]
     parts = [f"columns: {', '.join(read)}"] if read else []
@@ -115,7 +115,7 @@ def print_readers(columns: Mapping[str, Sequence[str]], say: Callable[..., objec
             say(f"nothing reads column {name!r}; {UNREAD_REMEDIES[name]}", "yellow")
 
 
-def own_systems(problems: Iterable[Problem], data: Data) -> list[str]:
+def system_notes(problems: Iterable[Problem], data: Data) -> list[str]:
     """Return a note if rows have a system message of their own, which replaces ``data.system``."""
     if data.system is None:
         return []

@@ -37,7 +37,7 @@ class Difficulty:
         """Number of times in a row, up to the latest, that each problem was solved."""
 
     def update(self, index: int, pass_rate: float) -> None:
-        """Record the pass rate of a scored group of problem ``index``."""
+        """Record the pass rate of a new group of problem ``index``."""
         weight = NEWEST_WEIGHT if self.tried[index] else 1.0
         self.rates[index] += weight * (pass_rate - self.rates[index])
         self.tried[index] += 1
@@ -70,12 +70,12 @@ class Difficulty:
         """Return the fractions of problems tried and solved, and a histogram of pass rates."""
         rates = self.rates[self.tried > 0]
         counts = np.bincount(np.minimum((rates * buckets).astype(int), buckets - 1), minlength=buckets)
-        shares = counts / max(len(rates), 1)
+        fractions = counts / max(len(rates), 1)
         names = [f"difficulty/pass_rate_{b / buckets:.2f}_{(b + 1) / buckets:.2f}" for b in range(buckets)]
         return {
             "difficulty/tried": len(rates) / len(self.rates),
             "difficulty/solved": float((self.solved > 0).mean()),
-            **dict(zip(names, shares.tolist(), strict=True)),
+            **dict(zip(names, fractions.tolist(), strict=True)),
         }
 
     def state(self) -> Memory:
@@ -94,23 +94,23 @@ class Difficulty:
             self.solved[index] = solved
 
 
-def allocate(rates: Sequence[float], total: int, most: int) -> list[int]:
+def allocate(rates: Sequence[float], total: int, max_size: int) -> list[int]:
     """Spread ``total`` completions over prompts in proportion to sqrt(p (1 - p)).
 
     That is the standard deviation of a reward, which more samples average out (Neyman allocation); easy and
-    hopeless prompts get few. Sizes are within [2, most] and sum to ``total`` if that is possible.
+    hopeless prompts get few. Sizes are within [2, max_size] and sum to ``total`` if that is possible.
 
-    >>> allocate([0.5, 0.98, 0.5, 0.02], total=32, most=64)
+    >>> allocate([0.5, 0.98, 0.5, 0.02], total=32, max_size=64)
     [13, 3, 13, 3]
     """
     # 1e-3 keeps a weight for prompts of pass rate 0 or 1.
     spread = np.sqrt(np.maximum(np.asarray(rates) * (1 - np.asarray(rates)), 1e-3))
-    sizes = np.clip(np.floor(total * spread / spread.sum()), 2, most).astype(int)
+    sizes = np.clip(np.floor(total * spread / spread.sum()), 2, max_size).astype(int)
     order = np.argsort(-spread, kind="stable")
     # Rounding and the bounds leave a difference: distribute it one by one, largest spread first.
     while sizes.sum() != total:
         step = 1 if sizes.sum() < total else -1
-        free = [i for i in order if 2 <= sizes[i] + step <= most]
+        free = [i for i in order if 2 <= sizes[i] + step <= max_size]
         if not free:
             break
         for i in free[: abs(total - int(sizes.sum()))]:

@@ -49,14 +49,15 @@ class Example:
 
 
 def with_prompt(row: dict[str, object], where: str, data: Data, answered: bool = False) -> dict[str, object]:
-    """Return a row with its prompt as a column, taken from the beginning of its pair or messages if needed.
+    """Return a row with a prompt column, made of the beginning of its pair or messages if it has none.
 
-    ``answered``: the model answers the prompt itself, so that it ends with the last question of a chat.
+    ``answered``: the model answers the prompt itself, so the prompt ends with the last question of a chat.
 
     >>> with_prompt({"chosen": "2+2= 4", "rejected": "2+2= 5"}, "", Data())
     {'chosen': ' 4', 'rejected': ' 5', 'prompt': '2+2='}
     """
-    if "completions" in row and "labels" in row:  # TRL's name, which rewards use for something else
+    if "completions" in row and "labels" in row:
+        # TRL's column of steps; a reward function's argument `completions` is something else.
         row = {"steps" if k == "completions" else k: v for k, v in row.items()}
     messages = row.get("messages")
     if data.prompt not in row and isinstance(messages, list) and messages:
@@ -67,18 +68,13 @@ def with_prompt(row: dict[str, object], where: str, data: Data, answered: bool =
     chosen = row.get("chosen")
     rejected = row.get("rejected")
     # TRL's pairs may repeat the prompt in both conversations even if there is a prompt column.
-    if data.prompt in row and not (_opens(chosen) and _opens(rejected)):
+    if data.prompt in row and not (_begins_with_question(chosen) and _begins_with_question(rejected)):
         return row
-    if isinstance(chosen, list) and isinstance(rejected, list):
-        # At least one message has to remain as an answer.
-        shared = min(common_prefix_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
-    elif isinstance(chosen, str) and isinstance(rejected, str):
-        shared = common_prefix_length(chosen, rejected)
-        if shared and chosen[shared - 1] == " ":  # a space belongs to the word that follows it
-            shared -= 1
-    else:
+    shared = _shared_prompt_length(chosen, rejected)
+    if shared is None:
         return row
-    if not shared:
+    assert isinstance(chosen, str | list) and isinstance(rejected, str | list), "they share a prompt"
+    if shared == 0:
         raise DataError(
             f"{where}: chosen and rejected begin differently, so they share no prompt; give two answers to "
             f"one prompt, with a prompt outside of them in column {data.prompt!r}"
@@ -86,8 +82,20 @@ def with_prompt(row: dict[str, object], where: str, data: Data, answered: bool =
     return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
 
 
+def _shared_prompt_length(chosen: object, rejected: object) -> int | None:
+    """Return how many messages or characters of a pair are its prompt; None if there is no pair."""
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        # At least one message has to remain as an answer.
+        return max(0, min(common_prefix_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1))
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        shared = common_prefix_length(chosen, rejected)
+        # A space belongs to the word that follows it.
+        return shared - 1 if shared and chosen[shared - 1] == " " else shared
+    return None
+
+
 def _last_question(messages: list[object], data: Data) -> dict[str, object]:
-    """Return a conversation as a prompt and, if the assistant has the last word, a reference answer.
+    """Split a conversation into a prompt and, if it ends with the assistant, a reference answer.
 
     The prompt ends with the last message of the user. Calls and results of tools after it are part of the
     answer that the model is to give.
@@ -106,7 +114,7 @@ def _roles(messages: list[object]) -> list[object]:
 
 
 def _first_answer(messages: list[object], where: str) -> int:
-    """Return the number of the assistant's first message, which the prompt precedes. Raises DataError."""
+    """Return the index of the assistant's first message, where the prompt ends. Raises DataError."""
     roles = _roles(messages)
     if "assistant" not in roles:
         raise DataError(
@@ -152,44 +160,42 @@ def _content(content: object, role: object) -> object:
     return content if isinstance(content, str) or (isinstance(content, dict) and role == "tool") else None
 
 
-def _opens(messages: object) -> bool:
+def _begins_with_question(messages: object) -> bool:
     """Return whether a conversation begins with a message of the user or the system."""
     first = messages[0] if isinstance(messages, list) and messages else None
     return isinstance(first, dict) and first.get("role") in ("user", "system")
 
 
-def examples_of(problems: Sequence[Problem], method: str, data: Data, most: float) -> list[Example]:
+def examples_of(problems: Sequence[Problem], method: str, data: Data, max_ties: float) -> list[Example]:
     """Return the examples that a method learns from. Raises DataError naming row and column.
 
-    Pairs of two equal answers are left out; more than the fraction ``most`` of them is an error.
+    Pairs of equal answers are left out; more than the fraction ``max_ties`` of them is an error.
     """
     examples = [_example(problem, method, data) for problem in problems]
     kinds = sorted({e.kind for e in examples})
     if len(kinds) > 1:
-        raise DataError(
-            f"{_first(examples, kinds[0])} has {COLUMNS_OF[kinds[0]]}, but {_first(examples, kinds[1])} has "
-            f"{COLUMNS_OF[kinds[1]]}: a file must have one kind of example"
-        )
-    ties = [e for e in examples if _prefers_nothing(e)]
-    if len(ties) > most * len(examples):
+        first, second = (f"{_first_id(examples, kind)} has {COLUMNS_OF[kind]}" for kind in kinds[:2])
+        raise DataError(f"{first}, but {second}: a file must have one kind of example")
+    ties = [e for e in examples if _is_tie(e)]
+    if len(ties) > max_ties * len(examples):
         raise DataError(
             f"{ties[0].problem.id}: chosen and rejected are the same, as in {len(ties)} of {len(examples)} "
-            f"pairs. Remove these rows (scoring.max_bad_references allows {percent(most, 'g')})"
+            f"pairs. Remove these rows (scoring.max_bad_references allows {percent(max_ties, 'g')})"
         )
-    remaining = [e for e in examples if not _prefers_nothing(e)]
+    remaining = [e for e in examples if not _is_tie(e)]
     if examples and not remaining:
         raise DataError(f"{ties[0].problem.id}: chosen and rejected are the same, as in every other pair")
-    # Such a method (kto) takes a pair as two judged answers.
+    # A method of judged answers, such as kto, learns from the two answers of a pair one by one.
     if METHODS[method].learns_from[0] == "judged":
         remaining = [answer for e in remaining for answer in _split_pair(e)]
     return remaining
 
 
-def _prefers_nothing(example: Example) -> bool:
+def _is_tie(example: Example) -> bool:
     return example.kind == "pair" and example.answers[0] == example.answers[1]
 
 
-def _first(examples: Sequence[Example], kind: ExampleKind) -> str:
+def _first_id(examples: Sequence[Example], kind: ExampleKind) -> str:
     return next(e.problem.id for e in examples if e.kind == kind)
 
 
@@ -202,7 +208,7 @@ def _split_pair(example: Example) -> list[Example]:
     ]
 
 
-def need_both(examples: Sequence[Example]) -> None:
+def require_both_labels(examples: Sequence[Example]) -> None:
     """Raise DataError if all labels are the same: then there is no difference to learn."""
     labels = {label for e in examples for label in e.labels if e.kind in ("judged", "steps")}
     if len(labels) == 1:
@@ -216,24 +222,20 @@ def need_both(examples: Sequence[Example]) -> None:
 def _example(problem: Problem, method: str, data: Data) -> Example:
     columns = problem.columns
     if problem.sampled_tokens is not None:
-        data = Data()  # its columns have covey's names, whatever the user's file calls its own
-    readers: Mapping[ExampleKind, Callable[[Problem, Data], Example]] = {
-        "answer": _answer,
-        "pair": _pair,
-        "judged": _judged_answer,
-        "steps": _steps,
+        data = Data()  # its columns have covey's names, whatever names the user's file has
+    # Kind -> (the columns that its rows have, its reader).
+    readers: Mapping[ExampleKind, tuple[set[str], Callable[[Problem, Data], Example]]] = {
+        "answer": (set(), _answer_example),
+        "pair": ({"chosen", "rejected"}, _pair_example),
+        "judged": ({"label", data.completion}, _judged_example),
+        "steps": ({"steps", "labels"}, _steps_example),
     }
-    present: Mapping[ExampleKind, bool] = {
-        "answer": True,
-        "pair": {"chosen", "rejected"} <= set(columns),
-        "judged": {"label", data.completion} <= set(columns),
-        "steps": {"steps", "labels"} <= set(columns),
-    }
-    # In the method's order: the first kind whose columns are there.
+    # The method lists its kinds in order of preference.
     kinds = METHODS[method].learns_from
     for kind in kinds:
-        if present[kind]:
-            return readers[kind](problem, data)
+        needed, read = readers[kind]
+        if needed <= set(columns):
+            return read(problem, data)
     columns_of_kinds = ", or ".join(COLUMNS_OF[kind] for kind in kinds)
     raise DataError(
         f"{problem.id}: method {method} needs {columns_of_kinds}; the row has "
@@ -242,7 +244,7 @@ def _example(problem: Problem, method: str, data: Data) -> Example:
     )
 
 
-def _answer(problem: Problem, data: Data) -> Example:
+def _answer_example(problem: Problem, data: Data) -> Example:
     columns = problem.columns
     if "{" in data.completion:
         missing = [name for name in PLACE.findall(data.completion) if columns.get(name) is None]
@@ -258,14 +260,14 @@ def _answer(problem: Problem, data: Data) -> Example:
             f"{problem.id}: column {data.completion!r} (data.completion) must hold the answer to imitate, as "
             "text or messages"
         )
-    text = _text(problem, data.completion, answer)
+    text = _read_answer(problem, data.completion, answer)
     _need_words(problem, text, "the answer to imitate (data.completion)")
     return Example("answer", problem, (text,), (1.0,), _sampled_tokens(problem, data.completion))
 
 
 def _need_words(problem: Problem, answer: AnswerText, name: str) -> None:
     """Raise DataError for an answer that the model would learn to prefer, and that says nothing."""
-    if _says_nothing(answer):
+    if _is_blank(answer):
         raise DataError(f"{problem.id}: {name} is empty; remove this row")
 
 
@@ -280,32 +282,32 @@ def _sampled_tokens(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]
     return tuple(answers[name] for name in columns)
 
 
-def _says_nothing(answer: AnswerText) -> bool:
-    """Return whether an answer, or one of its assistant's messages, is only white space."""
+def _is_blank(answer: AnswerText) -> bool:
+    """Return whether an answer, or an assistant's message in it, is only white space."""
     if isinstance(answer, str):
         return not answer.strip()
     by_assistant = [m for m in answer if m["role"] == "assistant"]
     return any(set(m) <= {"role", "content"} and not str(m["content"]).strip() for m in by_assistant)
 
 
-def _pair(problem: Problem, _: Data) -> Example:
+def _pair_example(problem: Problem, _: Data) -> Example:
     names = ("chosen", "rejected")
-    answers = tuple(_text(problem, name, problem.columns[name]) for name in names)
+    answers = tuple(_read_answer(problem, name, problem.columns[name]) for name in names)
     # A completion that was sampled may be empty and yet the better one.
     if problem.sampled_tokens is None:
         _need_words(problem, answers[0], "the chosen answer")
     return Example("pair", problem, answers, (1.0, 0.0), _sampled_tokens(problem, *names))
 
 
-def _judged_answer(problem: Problem, data: Data) -> Example:
-    answer = _text(problem, data.completion, problem.columns[data.completion])
-    label = _label(problem, problem.columns["label"])
+def _judged_example(problem: Problem, data: Data) -> Example:
+    answer = _read_answer(problem, data.completion, problem.columns[data.completion])
+    label = _read_label(problem, problem.columns["label"])
     if label and problem.sampled_tokens is None:
         _need_words(problem, answer, "an answer labelled good")
     return Example("judged", problem, (answer,), (label,), _sampled_tokens(problem, data.completion))
 
 
-def _steps(problem: Problem, _: Data) -> Example:
+def _steps_example(problem: Problem, _: Data) -> Example:
     steps = problem.columns["steps"]
     labels = problem.columns["labels"]
     if not (isinstance(steps, list) and isinstance(labels, list) and steps):
@@ -315,7 +317,7 @@ def _steps(problem: Problem, _: Data) -> Example:
     texts = tuple(step for step in steps if isinstance(step, str) and step.strip())
     if len(texts) != len(steps):
         raise DataError(f"{problem.id}: step {len(texts) + 1} is empty or not text")
-    return Example("steps", problem, texts, tuple(_label(problem, label) for label in labels))
+    return Example("steps", problem, texts, tuple(_read_label(problem, label) for label in labels))
 
 
 def label_of(label: object) -> float | None:
@@ -324,14 +326,14 @@ def label_of(label: object) -> float | None:
     return values.get(str(label).strip().lower())
 
 
-def _label(problem: Problem, label: object) -> float:
+def _read_label(problem: Problem, label: object) -> float:
     value = label_of(label)
     if value is None:
         raise DataError(f"{problem.id}: the label must be true or false (1 or 0), not {str(label)[:40]!r}")
     return value
 
 
-def _text(problem: Problem, column: str, answer: object) -> AnswerText:
+def _read_answer(problem: Problem, column: str, answer: object) -> AnswerText:
     """Return an answer: a text, or messages if the prompt is a chat. Raises DataError."""
     if isinstance(answer, list):
         messages = messages_of(answer)
@@ -349,7 +351,7 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
             raise DataError(
                 f"{problem.id}: {column!r} is a chat, but the prompt is text; set data.chat: true"
             )
-        return _with_flags(problem, column, messages)
+        return _mark_untrained(problem, column, messages)
     if answer is None:
         raise DataError(f"{problem.id}: {column!r} has no value (null, or NaN); leave the row out")
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
@@ -371,7 +373,7 @@ def refuse_messages_in_text(where: str, column: str, text: str) -> None:
         )
 
 
-def _with_flags(problem: Problem, column: str, messages: Messages) -> Messages:
+def _mark_untrained(problem: Problem, column: str, messages: Messages) -> Messages:
     """Mark untrained messages with ``UNTRAINED``, whichever key the row uses. Return all messages."""
     result = []
     for message in messages:

@@ -26,16 +26,17 @@ from covey_verify.types import Messages
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 """(line or row number from 1, row) of each row."""
 MAX_PROMPT = 4 << 20
-"""Largest prompt in bytes. Tokenizing more takes minutes, and no model reads as much."""
+"""Largest prompt in bytes. Tokenizing more takes minutes, and is more than any model reads."""
 GZIP = b"\x1f\x8b"
 """The first bytes of a file that gzip has compressed."""
 LINE_END = re.compile(r"\r\n|\r|\n")
 QUOTED = re.compile(r'"[^"]*"')
-RESERVED = {
+"""A quoted field of CSV, which may contain the delimiter."""
+RESERVED_NAMES = {
     "prompts", "completions", "completion_ids", "sampled_ids", "trainer_state", "log_extra", "log_metric",
 }  # fmt: skip
 """Names of arguments of reward functions, which no column may have."""
-SAVED = ("dataset_dict.json", "dataset_info.json")
+DATASETS_FILES = ("dataset_dict.json", "dataset_info.json")
 """Files of which every folder saved by `datasets` has one."""
 TEMPLATE_COLUMNS = ("tools", "documents")
 """Columns that are arguments of the chat template, each a list of objects."""
@@ -44,8 +45,8 @@ TEMPLATE_COLUMNS = ("tools", "documents")
 def read_problems(file: Path, data: Data, answered: bool = False) -> list[Problem]:
     """Return the file's rows as problems, with ids `name:line`.
 
-    ``answered``: the model answers them, instead of imitating the answers in them. Raises DataError naming
-    the file, the line and the column.
+    ``answered``: the model answers the rows instead of imitating their answers. Raises DataError naming the
+    file, the line and the column.
     """
     problems = [
         _problem(f"{file}:{line}", f"{file.name}:{line}", row, data, answered) for line, row in rows(file)
@@ -71,7 +72,7 @@ def rows(file: Path) -> NumberedRows:
     """Yield (line or row number from 1, row) of a .jsonl, .json, .csv or .parquet file."""
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if not file.is_file():
-        raise DataError(absence(file))
+        raise DataError(missing_file_message(file))
     with file.open("rb") as content:
         start = content.read(2)
     if start == GZIP:
@@ -83,9 +84,9 @@ def rows(file: Path) -> NumberedRows:
     yield from readers[file.suffix](file)
 
 
-def absence(file: Path, of_config: bool = False) -> str:
+def missing_file_message(file: Path, of_config: bool = False) -> str:
     """Return the message for a path that is no file. ``of_config``: a config names it, so in two folders."""
-    if any((file.parent / name).is_file() for name in SAVED):
+    if any((file.parent / name).is_file() for name in DATASETS_FILES):
         return (
             f"{file.parent}: this is a folder of `datasets`; write a file with its to_json('train.jsonl'), "
             "or give the dataset from Python"
@@ -123,11 +124,11 @@ def _parse_json(text: str | bytes, where: str) -> Any:
 
 def _row(row: object, where: str) -> dict[str, object]:
     if not isinstance(row, Mapping):
-        hint = "; a file that is one list must be called .json" if isinstance(row, list) else ""
+        hint = "; a file that holds one list must be named .json" if isinstance(row, list) else ""
         raise DataError(f"{where}: a row must be a JSON object, not a {type(row).__name__}{hint}")
     unnamed = next((name for name in row if not isinstance(name, str)), None)
     if unnamed is not None:  # as in a table of pandas without names of columns
-        raise DataError(f"{where}: the column {unnamed!r} has a name that is no text; rename it")
+        raise DataError(f"{where}: the column {unnamed!r} has a name that is not text; rename it")
     check_characters(dict(row), where)
     return dict(row)
 
@@ -171,9 +172,9 @@ def _csv(file: Path) -> NumberedRows:
 
 
 def _delimiter(header: str) -> str:
-    """Return what separates the columns: a comma, or what a header without commas has instead.
+    """Return the delimiter: a comma, or the semicolon or tab of a header without commas.
 
-    Spreadsheets write semicolons where numbers have a decimal comma.
+    Spreadsheets write semicolons in countries where numbers have a decimal comma.
     """
     names = QUOTED.sub("", header)
     return next((mark for mark in ",;\t" if mark in names), ",")
@@ -215,14 +216,14 @@ def _problem(
     row = {name: None if _is_nan(value) else value for name, value in row.items()}
     if SAMPLED in row:
         return _sampled_problem(where, identifier, row)
-    row = with_prompt(in_our_names(row, data), where, data, answered)
+    row = with_prompt(with_our_columns(row, data), where, data, answered)
     if data.prompt not in row:
         raise DataError(
             f"{where}: there is no column {data.prompt!r}; the row has {', '.join(map(repr, row))}. Set "
             "data.prompt to the column with the prompt"
         )
     columns = _with_copies(where, {k: v for k, v in row.items() if k != data.prompt}, row, data)
-    clash = RESERVED & set(columns)
+    clash = RESERVED_NAMES & set(columns)
     if clash:
         raise DataError(
             f"{where}: rewards use the name {min(clash)!r} for their own arguments; rename the column"
@@ -251,8 +252,8 @@ def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Pro
     return Problem(identifier, prompt, columns, template, sampled_tokens=sampled)
 
 
-def in_our_names(row: dict[str, object], data: Data) -> dict[str, object]:
-    """Return a row with added columns: named by a path in the config, or by a known schema."""
+def with_our_columns(row: dict[str, object], data: Data) -> dict[str, object]:
+    """Return a row with further columns: those that a path in the config names, or a schema adds."""
     by_path = {name: value_at(row, name) for name in (data.prompt, data.completion) if "." in name}
     row = {**row, **{name: value for name, value in by_path.items() if value is not MISSING}}
     schema = recognize_schema(row, data.prompt)
@@ -264,7 +265,7 @@ def in_our_names(row: dict[str, object], data: Data) -> dict[str, object]:
 
 
 MISSING = object()
-"""The value of a column that a row does not have, as None may be a value."""
+"""Returned for a column that a row does not have; None may be a value."""
 
 
 def value_at(row: Mapping[str, object], name: str) -> object:

@@ -26,18 +26,18 @@ class GeneratedTask:
     summary: str
     generate: Callable[[random.Random], dict[str, object]]
     rewards: tuple[object, ...]
-    """Rewards, unless the config names others."""
+    """Default rewards, for a config that names none."""
     steps: tuple[object, ...]
-    """Rewards of the steps of its reasoning, if the algorithm credits steps."""
+    """Rewards of single steps, for an algorithm that credits steps."""
 
 
-def problems(task: GeneratedTask, split: Split, size: int) -> list[Problem]:
+def generate_problems(task: GeneratedTask, split: Split, size: int) -> list[Problem]:
     """Return the first ``size`` different problems of a split.
 
     Raises DataError if the task has fewer.
     """
     # Attempts are limited, since a small task may have fewer different problems than are needed.
-    result = list(islice(_distinct(task, split, 200 * size), size))
+    result = list(islice(_generate_distinct(task, split, 200 * size), size))
     if len(result) < size:
         raise DataError(
             f"task {task.name} has only {len(result)} different {split} problems, but {size} are needed"
@@ -45,7 +45,7 @@ def problems(task: GeneratedTask, split: Split, size: int) -> list[Problem]:
     return result
 
 
-def _distinct(task: GeneratedTask, split: Split, attempts: int) -> Iterator[Problem]:
+def _generate_distinct(task: GeneratedTask, split: Split, attempts: int) -> Iterator[Problem]:
     prompts: set[str] = set()
     rng = random.Random(key("task", task.name, split))
     for _ in range(attempts):

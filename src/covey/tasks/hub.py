@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from covey.system.cache import cache_folder, keep_file
+from covey.system.cache import cache_folder, write_private_file
 from covey_verify.errors import ConfigError, DataError
 
 PREFIX = "hub:"
-FORM = re.compile(r"hub:(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?:\?(?P<options>.*))?")
+ADDRESS_PATTERN = re.compile(r"hub:(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?:\?(?P<options>.*))?")
 EXAMPLE = "hub:openai/gsm8k?config=main"
 
 
@@ -41,7 +41,7 @@ def hub_data(address: str, split: str) -> HubData:
     >>> hub_data("hub:openai/gsm8k@e53f048?config=main", "train")
     HubData(id='openai/gsm8k', config='main', split='train', revision='e53f048')
     """
-    match = FORM.fullmatch(address)
+    match = ADDRESS_PATTERN.fullmatch(address)
     options = dict(parse_qsl(match["options"] or "", keep_blank_values=True)) if match else {}
     if match is None or options.keys() - {"config", "split"} or not all(options.values()):
         raise ConfigError(
@@ -69,18 +69,18 @@ def fetch_rows(address: str, split: str) -> Path:
     file = folder / f"{name}-{split_name}-{key}.jsonl"
     if not file.is_file():
         print(f"note: fetching {data.id} ({data.split}, {data.revision}) once, into {file}", file=sys.stderr)
-        keep_file(file, _lines(address, data))
+        write_private_file(file, _fetch_lines(address, data))
     return file
 
 
-def _lines(address: str, data: HubData) -> bytes:
+def _fetch_lines(address: str, data: HubData) -> bytes:
     try:
         from datasets import load_dataset
     except ImportError:
         raise DataError(f"data: {address} needs the package datasets: pip install 'covey[hub]'") from None
     try:
         rows = load_dataset(data.id, data.config, split=data.split, revision=data.revision)
-        lines = [_line(address, number, row) for number, row in enumerate(rows, start=1)]
+        lines = [_row_line(address, number, row) for number, row in enumerate(rows, start=1)]
     except DataError:
         raise
     except Exception as error:  # the hub, the network and each format have exceptions of their own
@@ -93,7 +93,7 @@ def _lines(address: str, data: HubData) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _line(address: str, number: int, row: Mapping[str, object]) -> str:
+def _row_line(address: str, number: int, row: Mapping[str, object]) -> str:
     """Return a row as JSON. Raises DataError for a column that is neither text, number, list nor date."""
     try:
         return json.dumps(dict(row), ensure_ascii=False, default=_as_text)

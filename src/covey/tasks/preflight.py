@@ -1,4 +1,4 @@
-"""The checks of a run's problems and rewards that need no model, and the problems that pass them."""
+"""Checks of a run's problems and rewards before its model is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covey.types import Problem
 from covey_verify.errors import ConfigError, DataError
 
 
-def usable_problems(
+def check_problems(
     source: Source,
     rewards: Rewards,
     resolved: ResolvedConfig,
@@ -29,21 +29,21 @@ def usable_problems(
     ``environment`` returns the initial state of a problem's environment. Raises DataError or RewardError.
     """
     config = resolved.config
-    source = _measurable(source, rewards, config, console)
+    source = _without_unmeasured(source, rewards, config, console)
     if config.data.train is not None and config.data.train_size != Data().train_size:
         console.say(
-            "data.train_size: a generated task has that many problems, but every row of data.train is "
-            "trained on; shorten the file to train on fewer",
+            "data.train_size is for generated tasks; all rows of data.train are trained on. To train on "
+            "fewer, shorten the file",
             "yellow",
         )
-    _tell_of_leaks(source, console)
+    _note_leaks(source, console)
     if not len(rewards):
         return source
-    _check_least(rewards, config)
+    _check_minimums(rewards, config)
     # With examples, rewards only measure: they are never called on training rows.
     train = [] if source.examples else source.train
     judged = [*train, *source.test]
-    _tell_of_rewards(rewards, config, console, judged)
+    _note_rewards(rewards, config, console, judged)
     if judged:
         scores = rehearse(judged[0], rewards, environment(judged[0]))
         if config.method == "rl" and resolved.algorithm.credit == "step":
@@ -53,19 +53,19 @@ def usable_problems(
     usable_test, skipped_test = check_references(source.test, rewards, most_bad)
     for row, why in {**skipped_train, **skipped_test}.items():
         console.say(f"skipping {row}: {why}", "yellow")
-    _tell_of_empty_answers([*usable_train, *usable_test], rewards, console)
+    _note_empty_answers([*usable_train, *usable_test], rewards, console)
     return replace(source, train=source.train if source.examples else usable_train, test=usable_test)
 
 
-def _check_least(rewards: Rewards, config: Config) -> None:
+def _check_minimums(rewards: Rewards, config: Config) -> None:
     names = [reward.name for reward in rewards]
     unknown = set(config.keep.least) - set(names)
     if config.method == "rejection_sampling" and unknown:
         raise ConfigError(f"keep.least: there is no reward {min(unknown)!r}; there are: {', '.join(names)}")
 
 
-def _tell_of_empty_answers(problems: Sequence[Problem], rewards: Rewards, console: RunConsole) -> None:
-    """Print a note if rewards get an empty answer, which every completion contains."""
+def _note_empty_answers(problems: Sequence[Problem], rewards: Rewards, console: RunConsole) -> None:
+    """Print a note if a reference answer is empty, since every completion contains it."""
     readers = [r.name for r in rewards if {"answer", "ground_truth"} & set(r.parameters)]
     empty = [p for p in problems if not str(p.columns.get("answer", "given") or "").strip()]
     if readers and empty:
@@ -78,9 +78,9 @@ def _tell_of_empty_answers(problems: Sequence[Problem], rewards: Rewards, consol
         )
 
 
-def _tell_of_leaks(source: Source, console: RunConsole) -> None:
+def _note_leaks(source: Source, console: RunConsole) -> None:
     """Print a note if held-out problems are trained on."""
-    leaks = trained_on(source)
+    leaks = find_leaks(source)
     if leaks:
         held_out, trained = next(iter(leaks.items()))
         others = "" if len(leaks) == 1 else f"; so do {len(leaks) - 1:,} others"
@@ -91,10 +91,8 @@ def _tell_of_leaks(source: Source, console: RunConsole) -> None:
         )
 
 
-def _tell_of_rewards(
-    rewards: Rewards, config: Config, console: RunConsole, problems: Sequence[Problem]
-) -> None:
-    """Print what counts as correct, and where rewards run. Raises DataError for a column that is missing."""
+def _note_rewards(rewards: Rewards, config: Config, console: RunConsole, problems: Sequence[Problem]) -> None:
+    """Print what counts as correct, and where rewards run. Raises DataError for a missing column."""
     console.say(rewards.criterion)
     check_columns(problems, rewards)
     if rewards.sandbox and "not_blocked" in rewards.sandbox:
@@ -120,7 +118,7 @@ def _tell_of_rewards(
 
 
 def _always_open(rewards: Rewards) -> list[str]:
-    """Return a note for each gate on a user's function, which also opens for a value of 0."""
+    """Return a note for each gate on a user's function, since it also opens for a value of 0."""
     user_functions = {reward.name for reward in rewards if not reward.ours}
     return [
         f"{reward.name} counts wherever {reward.gated_by} gives a number, also 0; for correct answers only: "
@@ -130,34 +128,34 @@ def _always_open(rewards: Rewards) -> list[str]:
     ]
 
 
-def trained_on(source: Source) -> dict[str, str]:
-    """Return the held-out problems whose prompt is also trained on: id -> id of the training problem.
+def find_leaks(source: Source) -> dict[str, str]:
+    """Return id of a held-out problem -> id of a training problem with the same prompt.
 
     Case and white space are ignored.
     """
     learned = [example.problem for example in source.examples] or source.train
     held_out = [*source.test, *(example.problem for example in source.held_out)]
-    # Reversed, so that the first problem of a prompt wins.
+    # Reversed, so that the first problem with a prompt is named.
     first = {prompt_key(problem): problem.id for problem in reversed(learned)}
     return {p.id: first[prompt_key(p)] for p in held_out if prompt_key(p) in first}
 
 
-def _measurable(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
-    """Return the source without held-out problems that cannot be judged.
+def _without_unmeasured(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+    """Return the source without held-out problems whose answers no reward can judge.
 
-    Raises DataError if some are needed.
+    Raises DataError if a setting needs them.
     """
     if config.method == "reward_model":
-        source = replace(source, test=[])  # it answers nothing that could be judged
+        source = replace(source, test=[])  # a reward model gives no answers
     elif not len(rewards):
         console.say("there are no rewards, so accuracy on held-out problems is not measured")
         source = replace(source, test=[])
     measured = source.test or source.held_out
-    wants_best = config.train.final == "best" and reads(config.method, "train.final")
+    needs_best = config.train.final == "best" and reads(config.method, "train.final")
     for key, value, rows in (
         ("eval.every", config.eval.every, measured),
         ("train.stop_at", config.train.stop_at, source.test),
-        ("train.final best", wants_best, source.test),
+        ("train.final best", needs_best, source.test),
     ):
         if value and not rows:
             raise DataError(

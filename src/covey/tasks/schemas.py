@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Row = dict[str, Any]
+SchemaRow = dict[str, Any]
 SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -26,7 +26,7 @@ class Schema:
     """Columns that every row of this schema has."""
     unless: tuple[str, ...]
     """Columns that no row of this schema has: a row with one of them is in covey's names already."""
-    adds: Callable[[Row], Row]
+    adds: Callable[[SchemaRow], SchemaRow]
     """Returns the columns in covey's names to add to a row; none if its values have another form."""
     optional: tuple[str, ...] = ()
     """Further columns that are read if a row has them."""
@@ -45,17 +45,17 @@ def recognize_schema(row: Mapping[str, object], prompt: str) -> Schema | None:
     return next((s for s in SCHEMAS if set(s.columns) <= names and not set(s.unless) & names), None)
 
 
-def _verl(row: Row) -> Row:
+def _verl(row: SchemaRow) -> SchemaRow:
     rule = row["reward_model"]
     return {"answer": rule["ground_truth"]} if isinstance(rule, dict) and "ground_truth" in rule else {}
 
 
-def _alpaca(row: Row) -> Row:
+def _alpaca(row: SchemaRow) -> SchemaRow:
     parts = [str(row[name]) for name in ("instruction", "input") if row.get(name)]
     return {"prompt": "\n\n".join(parts), "completion": row["output"]}
 
 
-def _sharegpt(row: Row) -> Row:
+def _sharegpt(row: SchemaRow) -> SchemaRow:
     conversation = row["conversations"]
     if not isinstance(conversation, list) or not all(
         isinstance(m, dict) and {"from", "value"} <= set(m) for m in conversation
@@ -72,7 +72,7 @@ def _sharegpt(row: Row) -> Row:
     return {"messages": messages}
 
 
-def _openai_pair(row: Row) -> Row:
+def _openai_pair(row: SchemaRow) -> SchemaRow:
     request = row["input"]
     if not isinstance(request, dict):
         return {}

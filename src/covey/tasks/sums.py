@@ -112,26 +112,28 @@ STYLES = (
     "<answer>{total}</answer>",
     "{total}",
 )
-REWARDS = ({"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
+DIGIT_REWARDS = ({"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
 LAST_DIGIT = GeneratedTask(
     "last_digit",
     "add four digits, keep the last digit of every partial sum",
     last_digit,
-    REWARDS,
+    DIGIT_REWARDS,
     ({partial_sums: {"modulus": 10}},),
 )
 MODULO_7 = GeneratedTask(
     "modulo_7",
     "add five numbers modulo 7, partial sums written out",
     modulo_7,
-    REWARDS,
+    DIGIT_REWARDS,
     ({partial_sums: {"modulus": 7}},),
 )
 MIXED_DIGITS = GeneratedTask(
     "mixed_digits",
     "last_digit with solutions of many kinds: worked or not, tagged or not, in two languages",
     mixed_digits,
-    REWARDS,
+    DIGIT_REWARDS,
     (),
 )
-SUMS = GeneratedTask("sums", "add four numbers, partial sums written out", sums, REWARDS, (partial_sums,))
+SUMS = GeneratedTask(
+    "sums", "add four numbers, partial sums written out", sums, DIGIT_REWARDS, (partial_sums,)
+)

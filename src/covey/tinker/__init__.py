@@ -1,1 +1,1 @@
-"""A local server of Tinker's protocol: the `tinker` SDK trains and samples adapters of one model here."""
+"""A local server for the `tinker` SDK, which trains and samples adapters of one base model."""

@@ -1,10 +1,10 @@
-"""Adapters on disk: `tinker://MODEL/weights/NAME` is the folder MODEL/weights/NAME below the server's."""
+"""Adapters on disk: `tinker://MODEL/weights/NAME` is MODEL/weights/NAME in the server's folder."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -20,13 +20,13 @@ from covey_verify.errors import DataError
 
 Kind = Literal["weights", "sampler_weights"]
 KINDS: Mapping[Kind, str] = {"weights": "training", "sampler_weights": "sampler"}
-"""The two folders of a training client, and what Tinker calls a checkpoint in each."""
+"""Folder of a training client -> Tinker's name for the checkpoints in it."""
 PATH = re.compile(r"tinker://([A-Za-z0-9][\w.:-]*)/(weights|sampler_weights)/([A-Za-z0-9][\w.-]*)", re.ASCII)
 RECORD = "checkpoint.json"
 
 
-class Record(BaseModel):
-    """The record of a checkpoint."""
+class CheckpointRecord(BaseModel):
+    """The description of a checkpoint, in its folder."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -43,11 +43,11 @@ class Record(BaseModel):
 
     @property
     def path(self) -> str:
-        """The address that clients use."""
+        """Address of the checkpoint for clients."""
         return f"tinker://{self.model_id}/{self.kind}/{self.name}"
 
     def as_listed(self) -> dict[str, object]:
-        """The checkpoint as Tinker lists it."""
+        """Return the checkpoint as Tinker lists it."""
         return {
             "checkpoint_id": f"{self.kind}/{self.name}",
             "checkpoint_type": KINDS[self.kind],
@@ -58,7 +58,7 @@ class Record(BaseModel):
         }
 
 
-class Store:
+class CheckpointStore:
     """The checkpoints of all training clients, of this server and of earlier ones."""
 
     def __init__(self, folder: Path) -> None:
@@ -72,11 +72,11 @@ class Store:
         base: Base,
         weights: AdapterWeights,
         moments: Mapping[str, Tensor] | None,
-        record: Record,
+        record: CheckpointRecord,
         overwrite: bool = False,
     ) -> str:
-        """Write a checkpoint, whole or not at all; return its path. Raises DataError if it exists."""
-        target = self._place(record.path)
+        """Write a checkpoint atomically and return its address. Raises DataError if it exists."""
+        target = self._folder_of(record.path)
         if target.exists() and not overwrite:
             raise DataError(f"{record.path} exists; choose another name, or save with overwrite=True")
         make_folder(target.parent)
@@ -85,20 +85,20 @@ class Store:
             (folder / RECORD).write_text(record.model_dump_json(indent=1))
         return record.path
 
-    def find(self, path: str) -> Record:
+    def find(self, path: str) -> CheckpointRecord:
         """Read the record of a checkpoint. Raises DataError if there is none."""
-        folder = self._place(path)
+        folder = self._folder_of(path)
         if not folder.is_dir():
             raise DataError(f"{path}: there is no such checkpoint in {self.folder}")
         try:
-            return Record.model_validate_json((folder / RECORD).read_bytes())
+            return CheckpointRecord.model_validate_json((folder / RECORD).read_bytes())
         except (OSError, ValidationError) as error:
             raise DataError(f"{path}: {folder / RECORD} is missing or damaged: {error}") from None
 
-    def load(self, base: Base, path: str) -> tuple[Record, AdapterWeights, dict[str, Tensor]]:
-        """Read a checkpoint's weights and AdamW's state. Raises DataError for a damaged or foreign one."""
+    def load(self, base: Base, path: str) -> tuple[CheckpointRecord, AdapterWeights, dict[str, Tensor]]:
+        """Read a checkpoint and AdamW's state. Raises DataError if it is damaged or of another base model."""
         record = self.find(path)
-        folder = self._place(path)
+        folder = self._folder_of(path)
         damaged = damage(folder, (ADAPTER, RECORD))
         if damaged:
             raise DataError(f"{path} cannot be loaded: {damaged}")
@@ -111,31 +111,27 @@ class Store:
         moments = load_file(folder / OPTIMIZER) if (folder / OPTIMIZER).exists() else {}
         return record, weights, moments
 
-    def records(self, model_id: str | None = None) -> list[Record]:
-        """The records of all checkpoints, or of one client's, newest first; damaged ones are left out."""
-        all_records = [r for file in self.folder.glob(f"*/*/*/{RECORD}") for r in self._readable(file)]
-        selected = [r for r in all_records if model_id in (None, r.model_id)]
+    def records(self, model_id: str | None = None) -> list[CheckpointRecord]:
+        """Return the records of all checkpoints or of one client's, newest first, without damaged ones."""
+        readable = (r for r in map(_read_record, self.folder.glob(f"*/*/*/{RECORD}")) if r is not None)
+        selected = [r for r in readable if model_id in (None, r.model_id)]
         return sorted(selected, key=lambda r: r.time, reverse=True)
 
     def delete(self, path: str) -> None:
         """Remove a checkpoint. Raises DataError if there is none."""
         self.find(path)
-        discard(self._place(path))
+        discard(self._folder_of(path))
 
-    def _readable(self, file: Path) -> Iterator[Record]:
-        try:
-            yield Record.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError):
-            return
-
-    def _place(self, path: str) -> Path:
+    def _folder_of(self, path: str) -> Path:
         parts = PATH.fullmatch(path)
         if parts is None:
             raise DataError(f"{path!r} is no path of a checkpoint: tinker://MODEL/weights/NAME")
         return self.folder.joinpath(*parts.groups())
 
 
-def expiry(seconds: int | None) -> tuple[datetime, datetime | None]:
-    """The present time, and the time this many seconds later."""
-    present = datetime.now(UTC)
-    return present, None if seconds is None else present + timedelta(seconds=seconds)
+def _read_record(file: Path) -> CheckpointRecord | None:
+    """Return the record in a file; None if it is damaged or has been removed."""
+    try:
+        return CheckpointRecord.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,7 +1,7 @@
-"""Tinker's loss functions: sums over the tokens of one datum of covey's own surrogates.
+"""Tinker's loss functions, as sums of covey's surrogates over the tokens of one datum.
 
-Each takes the log-probs of the targets (N,) or (N, K), which carry gradient, and the datum's other arrays,
-and returns a scalar. Thresholds bound the ratio p / q itself, not its distance from 1.
+Each takes the log-probs of the targets, (N,) or (N, K), with gradient, and the datum's other arrays, and
+returns a scalar. Thresholds bound the ratio p / q itself, not its distance from 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from covey.objective import ratios, surrogates
 from covey_verify.errors import DataError
 
 Inputs = Mapping[str, Any]
-"""Tensors by name. A threshold may be one for each token: surrogates are typed for floats, and broadcast."""
+"""Name -> tensor. A threshold may have a value per token; surrogates are typed for floats, but broadcast."""
 
 
 class DatumLoss(NamedTuple):
@@ -26,7 +26,7 @@ class DatumLoss(NamedTuple):
     function: Callable[[Tensor, Inputs], Tensor]
     needs: tuple[str, ...]
     settings: Mapping[str, float | None]
-    """None: the caller has to give it."""
+    """Name -> default; None if the caller has to give it."""
 
 
 def cross_entropy(logprobs: Tensor, inputs: Inputs) -> Tensor:
@@ -39,32 +39,32 @@ def importance_sampling(logprobs: Tensor, inputs: Inputs) -> Tensor:
     return surrogates.unclipped(_ratio(logprobs, inputs), inputs["advantages"]).sum()
 
 
-def ppo(logprobs: Tensor, inputs: Inputs) -> Tensor:
+def ppo_loss(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum min(r A, clip(r) A), r = p / q."""
     return _clip_loss(_ratio(logprobs, inputs), inputs)
 
 
-def cispo(logprobs: Tensor, inputs: Inputs) -> Tensor:
+def cispo_loss(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum sg[clip(p / q)] A log p."""
     floor, cap = inputs["clip_low_threshold"], inputs["clip_high_threshold"]
     ratio = _ratio(logprobs, inputs)
     return surrogates.cispo(ratio, inputs["advantages"], logprobs, cap=cap, floor=floor).sum()
 
 
-def dro(logprobs: Tensor, inputs: Inputs) -> Tensor:
+def dro_loss(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute - sum (A log p - beta / 2 (log p - log q)^2)."""
     log_ratio = logprobs - inputs["logprobs"]
     return surrogates.dro(logprobs, inputs["advantages"], log_ratio, beta=inputs["beta"]).sum()
 
 
-def gspo(logprobs: Tensor, inputs: Inputs) -> Tensor:
+def gspo_loss(logprobs: Tensor, inputs: Inputs) -> Tensor:
     """Compute PPO's sum with r = s p / sg[p], s the geometric mean of p / q where the mask is not 0."""
     counted = (inputs["sequence_ratio_mask"] != 0).flatten()
     if not counted.any():
         return 0.0 * logprobs.sum()
     log_ratio = (logprobs.detach() - inputs["logprobs"]).flatten().where(counted, 0.0)
     mean = ratios.sequence(log_ratio, counted).view_as(logprobs)
-    # Tokens off the mask are trained as well, unlike tokens in ``ratios.sequence_token``.
+    # Unlike in ``ratios.sequence_token``, tokens outside the mask are trained too.
     return _clip_loss(mean * ratios.on_policy(logprobs), inputs)
 
 
@@ -77,31 +77,33 @@ def _clip_loss(ratio: Tensor, inputs: Inputs) -> Tensor:
     return surrogates.clip(ratio, inputs["advantages"], clip_low=low, clip_high=high).sum()
 
 
-RL = ("logprobs", "advantages")
+RL_INPUTS = ("logprobs", "advantages")
 LOSSES: Mapping[str, DatumLoss] = {
     "cross_entropy": DatumLoss(cross_entropy, ("weights",), {}),
-    "importance_sampling": DatumLoss(importance_sampling, RL, {}),
-    "ppo": DatumLoss(ppo, RL, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
-    "cispo": DatumLoss(cispo, RL, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-    "dro": DatumLoss(dro, RL, {"beta": None}),
+    "importance_sampling": DatumLoss(importance_sampling, RL_INPUTS, {}),
+    "ppo": DatumLoss(ppo_loss, RL_INPUTS, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+    "cispo": DatumLoss(cispo_loss, RL_INPUTS, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+    "dro": DatumLoss(dro_loss, RL_INPUTS, {"beta": None}),
     "gspo": DatumLoss(
-        gspo, (*RL, "sequence_ratio_mask"), {"clip_low_threshold": None, "clip_high_threshold": None}
+        gspo_loss,
+        (*RL_INPUTS, "sequence_ratio_mask"),
+        {"clip_low_threshold": None, "clip_high_threshold": None},
     ),
 }
-UNKNOWN = {
+UNSUPPORTED = {
     "stable_reinforce": "Tinker has not published its formula; set loss_fn=importance_sampling, ppo or cispo",
     "custom": "losses run in the client here; the SDK does so unless the server asks for them",
 }
 
 
 def loss_of(name: str, config: Mapping[str, float | str]) -> tuple[DatumLoss, dict[str, Tensor]]:
-    """The loss of this name and its settings.
+    """Return the loss of this name and its settings.
 
-    Raises DataError if the name is unknown or a setting is missing.
+    Raises DataError if the name or a setting is unknown, or a value is not a number.
     """
     loss = LOSSES.get(name)
     if loss is None:
-        reason = UNKNOWN.get(name) or "there are " + ", ".join(LOSSES)
+        reason = UNSUPPORTED.get(name) or "there are " + ", ".join(LOSSES)
         raise DataError(f"loss_fn {name!r}: {reason}")
     for key, value in config.items():
         if key not in loss.settings:

@@ -1,4 +1,4 @@
-"""Passes of the model for requests: losses with their gradients, completions, log-probs of prompts."""
+"""The computations for requests: losses with their gradients, completions, log-probs of prompts."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from covey.types import Completion
 from covey_verify.errors import DataError
 
 TARGETS = "target_tokens"
-PER_TOKEN = ("clip_low_threshold", "clip_high_threshold")
-"""Settings of a loss that a datum may give for each token."""
+PER_TOKEN_SETTINGS = ("clip_low_threshold", "clip_high_threshold")
+"""Settings of a loss for which a datum may have an array, with a value per token."""
 
 
 class _Example(NamedTuple):
-    """The data of a loss."""
+    """A datum that has been checked, with the settings of the loss."""
 
     tokens: np.ndarray
-    """(N,) int64: the model reads them."""
+    """(N,) int64, read by the model."""
     inputs: Mapping[str, Tensor]
     """Arrays of the datum and settings of the loss, by name."""
 
 
 def forward_backward(base: Base, adapter: Adapter, call: ForwardBackward) -> bytes:
-    """Compute a loss, and add its gradient to the adapter's: all of it or, if anything fails, nothing.
+    """Compute a loss, and add its gradient to the adapter's gradient; if anything fails, add nothing.
 
-    Raises DataError for data that the loss cannot be computed of.
+    Raises DataError if the data do not fit the loss.
     """
     loss, settings = loss_of(call.loss_fn, call.config)
     examples = [
         _Example(d.tokens, settings | _check_datum(base.policy, f"datum {i}", d, loss))
         for i, d in enumerate(call.data)
     ]
-    lacking = [name for name in loss.settings if any(name not in e.inputs for e in examples)]
-    if lacking:
-        raise DataError(f"loss_fn_config: {call.loss_fn} needs {' and '.join(lacking)}")
+    missing = [name for name in loss.settings if any(name not in e.inputs for e in examples)]
+    if missing:
+        raise DataError(f"loss_fn_config: {call.loss_fn} needs {' and '.join(missing)}")
     policy = base.mount(adapter.weights).policy
     outputs: list[dict[str, np.ndarray]] = []
     total = 0.0
     try:
-        for part in _batches(examples, base.tokens):
+        for part in _split_batches(examples, base.tokens):
             with torch.set_grad_enabled(not call.forward_only):
                 logprobs = logprobs_of(policy, [(e.tokens, e.inputs[TARGETS]) for e in part])
                 losses = [loss.function(x, e.inputs) for x, e in zip(logprobs, part, strict=True)]
@@ -66,6 +66,7 @@ def forward_backward(base: Base, adapter: Adapter, call: ForwardBackward) -> byt
         if not call.forward_only:
             _add_gradient(policy, adapter)
     finally:
+        # The adapter has its own gradients; the policy's are only scratch space.
         for parameter in policy.parameters:
             parameter.grad = None
     return write_forward_backward(outputs, total)
@@ -78,7 +79,7 @@ def _add_gradient(policy: Policy, adapter: Adapter) -> None:
 
 
 def _check_datum(policy: Policy, where: str, datum: Datum, loss: DatumLoss) -> dict[str, Tensor]:
-    """The arrays of a datum as tensors. Raises DataError."""
+    """Return the arrays of a datum as tensors. Raises DataError."""
     _check_names(where, datum, loss)
     targets = datum.inputs[TARGETS]
     if targets.ndim not in (1, 2) or len(targets) != len(datum.tokens) or not targets.size:
@@ -102,7 +103,7 @@ def _check_datum(policy: Policy, where: str, datum: Datum, loss: DatumLoss) -> d
 
 def _check_names(where: str, datum: Datum, loss: DatumLoss) -> None:
     expected = (TARGETS, *loss.needs)
-    optional = [name for name in PER_TOKEN if name in loss.settings]
+    optional = [name for name in PER_TOKEN_SETTINGS if name in loss.settings]
     missing = [name for name in expected if name not in datum.inputs]
     unread = [name for name in datum.inputs if name not in (*expected, *optional)]
     complaint = f"has {', '.join(unread)}, which it would not read" if unread else ""
@@ -113,7 +114,7 @@ def _check_names(where: str, datum: Datum, loss: DatumLoss) -> None:
 
 
 def check_tokens(policy: Policy, where: str, tokens: np.ndarray) -> None:
-    """Check what a model is to read. Raises DataError."""
+    """Raise DataError unless the model can read these tokens."""
     if not 0 < len(tokens) <= policy.context:
         raise DataError(f"{where}: {len(tokens)} tokens; the model reads 1 to {policy.context}")
     _check_ids(policy, where, tokens)
@@ -125,13 +126,13 @@ def _check_ids(policy: Policy, where: str, ids: np.ndarray) -> None:
 
 
 def logprobs_of(policy: Policy, sequences: Sequence[tuple[np.ndarray, Tensor]]) -> list[Tensor]:
-    """Log-probs of targets (N,) or (N, K) after each of the N tokens of a sequence: a tensor for each."""
-    # A packed completion's last token is predicted and never read, so a sequence gets one more: 0.
+    """Return the log-probs of the targets of each sequence: (N,), or (N, K) for K targets per token."""
+    # `pack` never feeds the last token of a completion to the model, so each sequence gets one more, 0.
     packed = pack(
         [tokens[:1] for tokens, _ in sequences],
         [[np.concatenate([tokens[1:], np.zeros(1, np.int64)])] for tokens, _ in sequences],
     ).to(policy.device)
-    # With K targets each token predicts K times.
+    # A token with K targets is the source of K predictions.
     times = torch.cat([t.new_full((len(t),), t[0].numel()) for _, t in sequences])
     targets = torch.cat([t.flatten() for _, t in sequences])
     packed = replace(packed, sources=packed.sources.repeat_interleave(times), targets=targets)
@@ -139,11 +140,11 @@ def logprobs_of(policy: Policy, sequences: Sequence[tuple[np.ndarray, Tensor]]) 
     return [x.view(t.shape) for x, (_, t) in zip(logprobs, sequences, strict=True)]
 
 
-def _batches(examples: Sequence[_Example], most: int) -> Iterator[list[_Example]]:
-    """Examples, in order, that together have at most ``most`` tokens, but at least one."""
+def _split_batches(examples: Sequence[_Example], max_tokens: int) -> Iterator[list[_Example]]:
+    """Yield successive batches with at most ``max_tokens`` tokens, but at least one example each."""
     part: list[_Example] = []
     for example in examples:
-        if part and sum(len(e.tokens) for e in [*part, example]) > most:
+        if part and sum(len(e.tokens) for e in [*part, example]) > max_tokens:
             yield part
             part = []
         part.append(example)
@@ -156,37 +157,38 @@ class DrawRequest:
     """A request for completions."""
 
     weights: Callable[[], AdapterWeights]
-    """Gets the weights, and loads them if need be."""
+    """Returns the weights, and loads them first if necessary."""
     prompt: np.ndarray
     """(P,) int64."""
     count: int
     seed: int
     params: SamplingParams
     logprob_tokens: int | None
-    """Number of tokens at the prompt's end whose log-probs are wanted; None: of none."""
+    """Number of tokens at the end of the prompt whose log-probs are requested; None if there are none."""
 
     @property
-    def alike(self) -> tuple[object, ...]:
-        """Requests for which this is equal may be sampled together."""
+    def pass_key(self) -> tuple[object, ...]:
+        """A key that is equal for requests that can be sampled together."""
         return (self.weights, replace(self.params, max_tokens=0))
 
 
-def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
-    """Answer requests that are ``alike``, in one pass."""
+def draw_completions(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
+    """Sample requests with the same ``pass_key`` together, and return the answer to each."""
     sampler = base.mount(draws[0].weights())
-    # Completions of the same prompt share it, whichever requests they belong to: (request, completion).
+    # (prompt, max_tokens) -> its (request, completion) pairs, so that the sampler reads each prompt once.
     owners: dict[tuple[bytes, int], list[tuple[int, int]]] = defaultdict(list)
     for number, draw in enumerate(draws):
-        owners[draw.prompt.tobytes(), draw.params.max_tokens] += [(number, i) for i in range(draw.count)]
+        pairs = [(number, i) for i in range(draw.count)]
+        owners[draw.prompt.tobytes(), draw.params.max_tokens] += pairs
     requests = []
-    for (prompt, max_tokens), completions_of_prompt in owners.items():
-        streams = [key(draws[number].seed, "tinker", i) for number, i in completions_of_prompt]
+    for (prompt, max_tokens), pairs in owners.items():
+        streams = [key(draws[number].seed, "tinker", i) for number, i in pairs]
         requests.append(Request(np.frombuffer(prompt, np.int64), streams, max_tokens=max_tokens))
-    params = replace(draws[0].params, max_tokens=max(most for _, most in owners))
-    together = list(owners.values())
+    params = replace(draws[0].params, max_tokens=max(max_tokens for _, max_tokens in owners))
+    pairs_of_request = list(owners.values())
     completions: dict[tuple[int, int], Completion] = {}
     for sampled in sampler.sample(requests, params):
-        completions[together[sampled.request][sampled.sample]] = sampled.completion
+        completions[pairs_of_request[sampled.request][sampled.sample]] = sampled.completion
     return [
         write_samples(
             [completions[number, i] for i in range(draw.count)], _prompt_logprobs(sampler.policy, draw)
@@ -197,7 +199,7 @@ def sample(base: Base, draws: Sequence[DrawRequest]) -> list[bytes]:
 
 @torch.no_grad()
 def _prompt_logprobs(policy: Policy, draw: DrawRequest) -> np.ndarray | None:
-    """The log-prob of each token of the prompt (P,); NaN for the first, and before the wanted tokens."""
+    """Return (P,) log-probs of the prompt's tokens; NaN for the first, and for those not requested."""
     if draw.logprob_tokens is None:
         return None
     logprobs = np.full(len(draw.prompt), np.nan, np.float32)

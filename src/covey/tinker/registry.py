@@ -1,4 +1,4 @@
-"""Sessions, their training clients and samplers, and the requests that they wait for."""
+"""Sessions with their training clients, samplers and requests."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from covey.tinker.worker import ComputeThread, Job, Result
 from covey_verify.errors import DataError
 
 MAX_RESULTS = 1024
-"""Finished results that are held for clients whose connection broke before they had them."""
+"""Number of finished results that are kept for clients that have not received them yet."""
 MAX_SNAPSHOTS = 8
-"""Unsaved samplers of a training client that are held, and samplers of checkpoints that stay in memory."""
-SILENCE = 3600.0
+"""Number of unsaved samplers kept for a training client, and of checkpoints' samplers kept in memory."""
+SILENT_SECONDS = 3600.0
 """Seconds without a heartbeat after which a session is dropped when another one begins."""
-EARLIER = "it may have begun before this server"
+LOST_HINT = "it may have begun before this server was started"
+"""The likely reason why something does not exist, for errors."""
 
 
 @dataclass(eq=False)
 class Client:
-    """A training client: its adapter once that is made, and its requests that came too early."""
+    """A training client: its adapter once that exists, and requests that arrived before their turn."""
 
     id: str
     metadata: dict[str, object] | None
     adapter: Adapter | None = None
     next_seq_id: int = 1
-    early: dict[int, Job] = field(default_factory=dict)
+    early_jobs: dict[int, Job] = field(default_factory=dict)
     snapshots: deque[SamplerWeights] = field(default_factory=deque)
 
     @property
-    def trained(self) -> Adapter:
-        """The adapter. Raises DataError if making it failed."""
+    def trained_adapter(self) -> Adapter:
+        """The adapter. Raises DataError if it could not be created."""
         if self.adapter is None:
             raise DataError(f"{self.id}: this training client could not be created")
         return self.adapter
@@ -45,17 +46,17 @@ class Client:
 
 @dataclass(eq=False)
 class SamplerWeights:
-    """Weights to draw with: a snapshot, or a checkpoint that is loaded when it is used."""
+    """The weights of a sampler: a snapshot, or a checkpoint that is loaded at its first use."""
 
     load: Callable[[], AdapterWeights] | None = None
     weights: AdapterWeights | None = None
 
     def get(self) -> AdapterWeights:
-        """The weights. Raises DataError if they are gone or cannot be loaded."""
+        """Return the weights. Raises DataError if they were released or cannot be loaded."""
         if self.weights is None and self.load is None:
             raise DataError(
-                f"this sampler was released: a local Tinker holds the newest {MAX_SNAPSHOTS} unsaved ones "
-                "of a client; save_weights_for_sampler with a name lasts"
+                f"this sampler was released: a local Tinker keeps the newest {MAX_SNAPSHOTS} unsaved "
+                "samplers of a client; give save_weights_for_sampler a name to keep it"
             )
         if self.weights is None and self.load is not None:
             self.weights = self.load()
@@ -64,8 +65,8 @@ class SamplerWeights:
 
 
 class Registry:
-    """Sessions, their clients and their requests. The worker's thread adds samplers; the rest is the event
-    loop's alone.
+    """Sessions, their clients and their requests. The compute thread adds samplers; the rest belongs to the
+    event loop.
     """
 
     def __init__(self, worker: ComputeThread) -> None:
@@ -74,74 +75,74 @@ class Registry:
         """Time of the last heartbeat of each session."""
         self.clients: dict[str, Client] = {}
         self.samplers: dict[str, SamplerWeights] = {}
-        self.tasks: dict[str, Job] = {}
-        """By the ids of requests, the oldest first."""
+        self.jobs: dict[str, Job] = {}
+        """Id of a request -> its job, the oldest first."""
 
     def begin(self, session: str) -> None:
-        """Begin a session, and end sessions that have long been silent."""
-        for other, heard in list(self.sessions.items()):
-            if time.monotonic() - heard > SILENCE:
+        """Begin a session, and end sessions without a heartbeat for ``SILENT_SECONDS``."""
+        for other, heartbeat in list(self.sessions.items()):
+            if time.monotonic() - heartbeat > SILENT_SECONDS:
                 self.drop(other)
         self.sessions[session] = time.monotonic()
 
     def check_session(self, session: str, status: int = 404) -> None:
-        """Raise Refusal for a session that this server does not know."""
+        """Raise Refusal if there is no such session."""
         if session not in self.sessions:
-            raise Refusal(status, f"{session}: there is no such session; {EARLIER}")
+            raise Refusal(status, f"{session}: there is no such session; {LOST_HINT}")
 
     def drop(self, session: str) -> None:
-        """End a session and release all that it holds."""
+        """End a session and release its clients, samplers and results."""
         self.sessions.pop(session, None)
-        for held in (self.clients, self.samplers, self.tasks):
-            # Copied first, in one step: the worker's thread adds samplers.
-            for name in [n for n in list(held) if n.startswith(f"{session}:")]:
-                del held[name]
+        for table in (self.clients, self.samplers, self.jobs):
+            # Copied first, in one step, because the compute thread may add a sampler meanwhile.
+            for name in [n for n in list(table) if n.startswith(f"{session}:")]:
+                del table[name]
 
     def new_client(self, session: str, number: int, metadata: dict[str, object] | None) -> Client:
-        """A training client, or the one of an earlier try of the same request."""
+        """Return a new training client, or the one that an earlier attempt of the same request created."""
         self.check_session(session)
         name = f"{session}:train:{number}"  # the SDK derives the same id
         return self.clients.setdefault(name, Client(name, metadata))
 
     def client(self, name: str) -> Client:
-        """A training client. Raises Refusal if there is none."""
+        """Return a training client. Raises Refusal if there is none."""
         if name not in self.clients:
-            raise Refusal(404, f"{name}: there is no such training client; {EARLIER}")
+            raise Refusal(404, f"{name}: there is no such training client; {LOST_HINT}")
         return self.clients[name]
 
     def sampler(self, name: str) -> SamplerWeights:
-        """A sampler. Raises Refusal if there is none."""
+        """Return a sampler. Raises Refusal if there is none."""
         if name not in self.samplers:
-            raise Refusal(404, f"{name}: there is no such sampler; {EARLIER}")
+            raise Refusal(404, f"{name}: there is no such sampler; {LOST_HINT}")
         return self.samplers[name]
 
-    def in_turn(self, client: Client, seq_id: int, compute: Callable[[], Result]) -> Response:
-        """Queue a training client's request once all before it are queued; return its promise."""
+    def queue_in_turn(self, client: Client, seq_id: int, compute: Callable[[], Result]) -> Response:
+        """Queue a training client's request after all earlier ones; return the response with its id."""
         name = f"{client.id}:{seq_id}"
-        if name not in self.tasks:
+        if name not in self.jobs:
             if seq_id < client.next_seq_id:
                 raise Refusal(400, f"{name}: the result of this request was dropped")
-            client.early[seq_id] = self._keep_task(name, Job(compute))
-            # Parts of a batch are sent at the same time, and may arrive in any order.
-            while client.next_seq_id in client.early:
-                self.worker.put(client.early.pop(client.next_seq_id))
+            client.early_jobs[seq_id] = self._keep_job(name, Job(compute))
+            # The SDK sends the parts of a batch concurrently, so they may arrive in any order.
+            while client.next_seq_id in client.early_jobs:
+                self.worker.put(client.early_jobs.pop(client.next_seq_id))
                 client.next_seq_id += 1
-        return promise(name, model_id=client.id)
+        return future_response(name, model_id=client.id)
 
-    def at_once(self, name: str, work: Callable[[], Result] | DrawRequest, **more: object) -> Response:
-        """Queue work, unless this is the same request again; return its promise."""
-        if name not in self.tasks:
-            self.worker.put(self._keep_task(name, Job(work)))
-        return promise(name, **more)
+    def queue(self, name: str, work: Callable[[], Result] | DrawRequest, **more: object) -> Response:
+        """Queue work, unless the same request was queued before; return the response with its id."""
+        if name not in self.jobs:
+            self.worker.put(self._keep_job(name, Job(work)))
+        return future_response(name, **more)
 
-    def _keep_task(self, name: str, task: Job) -> Job:
-        self.tasks[name] = task
-        finished = [n for n, t in self.tasks.items() if t.result.done()]
+    def _keep_job(self, name: str, job: Job) -> Job:
+        self.jobs[name] = job
+        finished = [n for n, other in self.jobs.items() if other.result.done()]
         for old in finished[: max(0, len(finished) - MAX_RESULTS)]:
-            del self.tasks[old]
-        return task
+            del self.jobs[old]
+        return job
 
 
-def promise(request_id: str, **more: object) -> Response:
-    """Return what a client gets at once: the id to ask for the result by."""
+def future_response(request_id: str, **more: object) -> Response:
+    """Return the immediate response to a request: the id under which its result can be retrieved."""
     return JSONResponse({"request_id": request_id, **more})

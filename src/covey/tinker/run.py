@@ -1,4 +1,4 @@
-"""The start of `covey serve --tinker`."""
+"""The start of the server for `covey serve --tinker`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from covey.config.load import load_config
 from covey.models.load import source_of
 from covey.runs.arithmetic import source_run
 from covey.tinker.adapters import Base
-from covey.tinker.app import Tinker
-from covey.tinker.checkpoints import Store
+from covey.tinker.app import TinkerServer
+from covey.tinker.checkpoints import CheckpointStore
 from covey_verify.errors import ConfigError
 
 
 def serve_tinker(
     model: str, host: str, port: int, weights: Path | None, name: str, settings: Sequence[str] = ()
 ) -> None:
-    """Answer clients of Tinker's SDK until the process is told to end, and end it.
+    """Serve clients of Tinker's SDK until a signal ends the process.
 
     Checkpoints are kept in the folder that `output` names. Raises ConfigError as ``serve_http`` does.
     """
@@ -35,12 +35,12 @@ def serve_tinker(
                 "model: tiny has no tokenizer that a client can load; give a folder or a hub id"
             )
         source = source_of(model, resolved.folder)
-        store = Store(config.output / "tinker")
+        store = CheckpointStore(config.output / "tinker")
         policy = served_policy(resolved, source_run(resolved))
         tokens = config.train.tokens_per_micro_batch
         base = Base(policy, name or source, source, tokens, config.rollout.max_running)
         print(f"base_model {base.name}, tokenizer {base.source}")
         print(f"checkpoints in {store.folder}", flush=True)
-        return Tinker(base, store, token).app(), f"Tinker of {Path(model).name}", ""
+        return TinkerServer(base, store, token).app(), f"Tinker of {Path(model).name}", ""
 
     serve_app(host, port, build)

@@ -1,4 +1,4 @@
-"""The one thread that computes, and its answers."""
+"""The thread that computes all requests, in their order."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from covey.tinker.adapters import Base
-from covey.tinker.passes import DrawRequest, sample
-from covey.tinker.requests import sentence
+from covey.tinker.bodies import first_mistake
+from covey.tinker.passes import DrawRequest, draw_completions
 from covey_verify.errors import CoveyError
 
-GATHERING = 0.02
-"""Seconds that a request for completions waits for others that can share its pass."""
+GATHER_SECONDS = 0.02
+"""Seconds that a request for completions waits for others that can be sampled with it."""
 Result: TypeAlias = Mapping[str, object] | bytes
 """The answer to a client: JSON, or a message of protobuf."""
 
 
 @dataclass(eq=False)
 class Job:
-    """Something to compute, or completions to draw, and its future result."""
+    """A computation or a request for completions, with its future result."""
 
     work: Callable[[], Result] | DrawRequest | None
-    """None once it is done: it holds memory."""
+    """None once it has been computed, because it holds memory."""
     result: Future[Result] = field(default_factory=Future)
 
 
 class ComputeThread:
-    """Does tasks in their order, but draws completions together that can share a pass.
+    """Computes jobs in their order, except that requests for completions may be sampled with an earlier one.
 
-    Their weights are snapshots, so it does not matter what is trained in between.
+    That changes no result, because their weights are snapshots.
     """
 
     def __init__(self, base: Base) -> None:
@@ -45,10 +45,10 @@ class ComputeThread:
         self._arrival = threading.Condition()
         threading.Thread(target=self._run, name="tinker", daemon=True).start()
 
-    def put(self, task: Job) -> None:
-        """Queue a task."""
+    def put(self, job: Job) -> None:
+        """Queue a job."""
         with self._arrival:
-            self._waiting.append(task)
+            self._waiting.append(job)
             self._arrival.notify()
 
     def _run(self) -> None:
@@ -56,36 +56,40 @@ class ComputeThread:
             with self._arrival:
                 self._arrival.wait_for(lambda: self._waiting)
                 first = self._waiting.popleft()
-            together = [first]
+            jobs = [first]
             if isinstance(first.work, DrawRequest):
-                time.sleep(GATHERING)
-                together += self._take_alike(first.work)
-            for task, result in zip(together, self._done(together), strict=True):
-                task.work = None
-                task.result.set_result(result)
+                time.sleep(GATHER_SECONDS)
+                jobs += self._take_same_pass(first.work)
+            for job, result in zip(jobs, self._compute(jobs), strict=True):
+                job.work = None
+                job.result.set_result(result)
 
-    def _take_alike(self, draw: DrawRequest) -> list[Job]:
-        """Take all that can be drawn with this from the queue."""
+    def _take_same_pass(self, draw: DrawRequest) -> list[Job]:
+        """Take the requests that can be sampled with this one from the queue."""
         with self._arrival:
             jobs = [
-                t for t in self._waiting if isinstance(t.work, DrawRequest) and t.work.alike == draw.alike
+                job
+                for job in self._waiting
+                if isinstance(job.work, DrawRequest) and job.work.pass_key == draw.pass_key
             ]
-            self._waiting = deque(t for t in self._waiting if t not in jobs)
+            self._waiting = deque(job for job in self._waiting if job not in jobs)
         return jobs
 
-    def _done(self, tasks: Sequence[Job]) -> Sequence[Result]:
+    def _compute(self, jobs: Sequence[Job]) -> Sequence[Result]:
         try:
-            draws = [t.work for t in tasks if isinstance(t.work, DrawRequest)]
-            return sample(self.base, draws) if draws else [t.work() for t in tasks if callable(t.work)]
-        # Any failure, such as out of memory, goes to the clients that wait; the thread lives on.
+            draws = [job.work for job in jobs if isinstance(job.work, DrawRequest)]
+            return (
+                draw_completions(self.base, draws) if draws else [j.work() for j in jobs if callable(j.work)]
+            )
+        # Any failure, such as out of memory, is reported to the waiting clients; the thread must not end.
         except Exception as error:
-            return [failure(error)] * len(tasks)
+            return [failure_result(error)] * len(jobs)
 
 
-def failure(error: Exception) -> Result:
-    """Return the answer in place of a result, in Tinker's form."""
+def failure_result(error: Exception) -> Result:
+    """Return the answer to a request that failed, in Tinker's form."""
     if isinstance(error, ValidationError):
-        return {"error": sentence(error), "category": "user"}
+        return {"error": first_mistake(error), "category": "user"}
     if isinstance(error, CoveyError):
         return {"error": str(error), "category": "user"}
     traceback.print_exception(error)

@@ -16,7 +16,7 @@ import numpy as np
 from covey.config.load import ResolvedConfig
 from covey.rewards.contract import Reward
 from covey.rewards.groups import sums_steps, with_credit
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rewards.scorer import Rewards, Scorer
 from covey.rng import key
 from covey.rollouts.groups import OnProgress, sampling_params, score_all
@@ -161,7 +161,7 @@ def majority(group: Group, rewards: Rewards) -> bool:
     return bool(group.correct[answers.index(winner)])
 
 
-def _answer(completion: Completion, problem: Problem, rule: object, reader: Reader) -> str | None:
+def _answer(completion: Completion, problem: Problem, rule: object, reader: ReplyReader) -> str | None:
     """Return a completion's vote: its answer by the verdict's rule, else all text after its thoughts.
 
     None if there is no answer, as when the thoughts never end. Thoughts are found by the template's own

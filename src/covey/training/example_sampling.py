@@ -23,7 +23,7 @@ from covey.runs.examples import (
     sampled_groups,
 )
 from covey.system.text import percent
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES_FILE
 from covey.training.memory import memory_measured
 from covey.training.metrics import as_text
 from covey.training.run import Run
@@ -75,8 +75,8 @@ def write_examples(run: Run) -> list[ExampleRow]:
         raise DataError(
             f"{folder}: none of {completions} sampled completions is kept: {why}. Earlier stages remain"
         )
-    write_file(folder / EXAMPLES, as_jsonl(rows))
-    run.journal.say(f"kept {len(rows)} examples from {completions} completions: {folder / EXAMPLES}")
+    write_file(folder / EXAMPLES_FILE, as_jsonl(rows))
+    run.journal.say(f"kept {len(rows)} examples from {completions} completions: {folder / EXAMPLES_FILE}")
     return rows
 
 

@@ -36,7 +36,7 @@ from covey.system.processes import (
     on_rank_zero,
 )
 from covey.system.text import duration, percent
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES_FILE
 from covey.training.example_sampling import write_examples
 from covey.training.memory import in_megabytes, memory_measured
 from covey.training.resume import load_weights_of
@@ -64,8 +64,8 @@ def _conclude(run: Run, result: Result) -> None:
 
 def write_result(result: Result, logs: Mapping[str, object]) -> None:
     """Write the result, with bytes and sha256 of each log (``logs``) and of the examples."""
-    path = result.folder / EXAMPLES
-    examples = {EXAMPLES: [path.stat().st_size, digest_of(path)]} if path.is_file() else {}
+    path = result.folder / EXAMPLES_FILE
+    examples = {EXAMPLES_FILE: [path.stat().st_size, digest_of(path)]} if path.is_file() else {}
     write_file(result.folder / RESULT, sealed({**result.record(), WRITTEN: {**logs, **examples}}))
 
 

@@ -30,17 +30,17 @@ from covey.runs.removal import remove_run
 from covey.system.console import RunConsole
 from covey.system.parent import tell_run_folder
 from covey.system.processes import (
+    as_peers_lost,
     environment_rank,
     is_rank_zero,
     join_processes,
     on_rank_zero,
-    peers_lost,
+    record_job_end,
     reported_by_another,
     run_on_all,
-    tell_end,
 )
 from covey.system.signals import StopSignal
-from covey.tasks.ordered_stages import refuse_missing
+from covey.tasks.pipeline_check import refuse_missing
 from covey.training import example_sampling, examples_loop, preference, reward_model, rl
 from covey.training.finish import evaluate_again, finish_examples, finish_run, write_result
 from covey.training.options import DEFAULTS, RunOptions
@@ -108,7 +108,7 @@ def run_in_folder(
     try:
         results = run_pipeline(resolved, console, stop, options)
     except Exception as error:
-        covey_error = as_error(peers_lost(error))
+        covey_error = as_error(as_peers_lost(error))
         # Config errors and busy folders say nothing about the run. Another process may already have
         # recorded the error.
         if (
@@ -149,7 +149,7 @@ def run_together(
             on_rank_zero(partial(remove_run, config.output))
         results = run_in_folder(resolved, console, stop, options)
         if ends_job and results[-1].failed:
-            tell_end(1)
+            record_job_end(1)
         return results
 
 

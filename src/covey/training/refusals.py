@@ -19,7 +19,7 @@ from covey.runs.reader import recorded_settings, stages_in
 from covey.system.console import RunConsole
 from covey.system.integrity import damage
 from covey.system.processes import on_rank_zero
-from covey.tasks.source import EXAMPLES
+from covey.tasks.source import EXAMPLES_FILE
 from covey.training.options import RunOptions
 from covey.training.rollback import complete_rollback, with_rollbacks
 from covey.training.stage_folders import folder_name
@@ -94,11 +94,11 @@ def finished_result(stage: ResolvedConfig, console: RunConsole) -> Result | None
         return None
     result = read_result(output)
     # The result records bytes and hashes of the logs; a log that differs was damaged or continued.
-    for name in (*STREAMS, EXAMPLES):
+    for name in (*STREAMS, EXAMPLES_FILE):
         complaint = ended_otherwise(output, name)
         if complaint:
             raise CheckpointError(f"{complaint}. Restore the file, or start a new run")
-    final = output / (EXAMPLES if stage.config.method in EXAMPLE_METHODS else "final")
+    final = output / (EXAMPLES_FILE if stage.config.method in EXAMPLE_METHODS else "final")
     needs_steps = _needs_steps(stage, result)
     if not needs_steps and final.exists():
         problem = damage(final, ("config.json",)) if final.is_dir() else None

@@ -14,7 +14,7 @@ from covey.system.console import RunConsole
 from covey.tasks.classifier import TextClassifier
 from covey.tasks.examples import label_of
 from covey.tasks.files import rows
-from covey.tasks.source import EXAMPLES, data_files
+from covey.tasks.source import EXAMPLES_FILE, data_files
 from covey.types import Problem
 from covey_verify.errors import DataError
 
@@ -49,8 +49,8 @@ def select(resolved: ResolvedConfig, console: RunConsole) -> Problem:
         )
     make_folder(config.output)
     write_own(config.output, "config.yaml", resolved_yaml(resolved))
-    write_file(config.output / EXAMPLES, as_jsonl(selected))
-    console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES}")
+    write_file(config.output / EXAMPLES_FILE, as_jsonl(selected))
+    console.say(f"selected {len(selected)} of {len(corpus)} rows: {config.output / EXAMPLES_FILE}")
     return Problem("filter", text_of_row(selected[0], config.data, ""))
 
 

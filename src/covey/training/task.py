@@ -14,9 +14,9 @@ from covey.sampling.tools.running import Toolbox
 from covey.sampling.tools.use import columns_asked, initial_state, toolbox_of, with_schemas
 from covey.system.console import RunConsole
 from covey.system.text import Say
-from covey.tasks.columns import own_systems, print_readers, readers
-from covey.tasks.examples import need_both
-from covey.tasks.preflight import usable_problems
+from covey.tasks.columns import find_readers, print_readers, system_notes
+from covey.tasks.examples import require_both_labels
+from covey.tasks.preflight import check_problems
 from covey.tasks.source import Source, load_source
 from covey.training.options import RunOptions
 
@@ -38,15 +38,15 @@ def checked_task(resolved: ResolvedConfig, console: RunConsole, options: RunOpti
     """
     source = load_source(resolved)
     if options.trains:
-        need_both(source.examples)
+        require_both_labels(source.examples)
     rewards = rewards_of_run(resolved, source, options)
     toolbox = toolbox_of(resolved)
     # The sandbox that was found to work is recorded with the rewards.
     if toolbox is not None and toolbox.chosen is not None:
         rewards = replace(rewards, sandbox=toolbox.chosen.record())
     source = with_schemas(source, toolbox, console.say)
-    source = usable_problems(source, rewards, resolved, console, partial(initial_state, toolbox))
-    for note in own_systems(source.problems, resolved.config.data):
+    source = check_problems(source, rewards, resolved, console, partial(initial_state, toolbox))
+    for note in system_notes(source.problems, resolved.config.data):
         console.say(note, "yellow")
     task = RunTask(source, rewards, toolbox)
     if resolved.config.data.task is None:
@@ -63,7 +63,7 @@ def _account_for_columns(task: RunTask, resolved: ResolvedConfig, say: Say) -> N
         **columns_asked(task.toolbox, source.problems),
         "algorithm.advantage.by": {str(role)},
     }
-    by_column = readers(source.problems, source.all_examples, config.data, task.rewards, readers_besides)
+    by_column = find_readers(source.problems, source.all_examples, config.data, task.rewards, readers_besides)
     print_readers(by_column, say)
 
 

@@ -1,6 +1,6 @@
-"""The meaning of every field of TRL's configs: covey's setting, the trainer's own reading, or a refusal.
+"""The meaning of every field of TRL's configs: a setting, the trainer's own, no effect, or a refusal.
 
-Names that YAML files may hold too are in ``covey.config.trl_arguments``. Fields of a single trainer follow.
+Names that may be in YAML files too are in ``covey.config.trl_arguments``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from covey.config.trl_arguments import ARGUMENTS, BATCHES, EVALUATED, Meaning, a
 from covey_verify.errors import ConfigError
 
 
-class Refused(ConfigError, ValueError):
+class UnsupportedArgument(ConfigError, ValueError):
     """A value of TRL that covey does not support. TRL raises ValueError for its own refusals."""
 
 
@@ -32,8 +32,8 @@ def _as_refused(names: str, why: str) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), Meaning("refused", why))
 
 
-def _of_files(name: str) -> Meaning:
-    """Return the meaning of a name that configs in YAML know too."""
+def _shared_meaning(name: str) -> Meaning:
+    """Return the meaning of a name that is valid in YAML files too."""
     if name in trl.SAME_MEANING:
         return as_setting(trl.SAME_MEANING[name])
     if name in trl.LOSS:
@@ -44,8 +44,8 @@ def _of_files(name: str) -> Meaning:
     return as_inert(argument.remark) if argument.inert else Meaning("refused", trl.advice_on(name))
 
 
-SHARED: Mapping[str, Meaning] = {
-    **{name: _of_files(name) for name in trl.NAMES},
+SHARED_MEANINGS: Mapping[str, Meaning] = {
+    **{name: _shared_meaning(name) for name in trl.NAMES},
     "max_steps": BATCHES,
     "eval_steps": EVALUATED,
     **_as_inert("gradient_checkpointing activation_checkpointing", "it changes memory only"),
@@ -53,26 +53,26 @@ SHARED: Mapping[str, Meaning] = {
     **_as_inert("padding_free", "rows are never padded"),
 }
 """The meanings of fields in all configs that have them."""
-SAMPLING: Mapping[str, Meaning] = {
+SAMPLING_MEANINGS: Mapping[str, Meaning] = {
     **dict.fromkeys(("num_generations", "num_iterations"), BATCHES),
     **_as_read("num_generations_eval", "completions of a prompt that `evaluate` samples"),
 }
 TRUNCATED = "longer rows are truncated"
 FIXED_REFERENCE = (
     "a preference loss computes the reference's log-probs once, before the first step, and needs no model in "
-    "memory for them. For a newer reference begin another run from the trained model"
+    "memory for them. For a newer reference start another run from the trained model"
 )
-READING = "how rows are read"
-OWN: Mapping[str, Mapping[str, Meaning]] = {
-    "GRPOConfig": SAMPLING,
+ROW_READING = "how rows are read"
+OWN_MEANINGS: Mapping[str, Mapping[str, Meaning]] = {
+    "GRPOConfig": SAMPLING_MEANINGS,
     "RLOOConfig": {
-        **SAMPLING,
+        **SAMPLING_MEANINGS,
         **_as_setting(normalize_advantages="algorithm"),
         **_as_refused("reward_clip_range", "clip within the reward function"),
     },
     "SFTConfig": {
         **_as_read("max_length truncation_mode", TRUNCATED),
-        **_as_read("dataset_text_field dataset_kwargs chat_template_path eos_token pad_token", READING),
+        **_as_read("dataset_text_field dataset_kwargs chat_template_path eos_token pad_token", ROW_READING),
         **_as_read("completion_only_loss assistant_only_loss", "which tokens are trained"),
         **_as_read("loss_type", "nll"),
         **_as_read(
@@ -121,12 +121,14 @@ OWN: Mapping[str, Mapping[str, Meaning]] = {
 """Config -> the meanings of fields that no other config has, or that differ from SHARED."""
 
 
-MEANINGS: Mapping[str, Mapping[str, Meaning]] = {config: {**SHARED, **own} for config, own in OWN.items()}
+MEANINGS: Mapping[str, Mapping[str, Meaning]] = {
+    config: {**SHARED_MEANINGS, **own} for config, own in OWN_MEANINGS.items()
+}
 """Config -> field -> its meaning."""
 
 
 def refusal(config: str, name: str) -> str:
-    """Return why a config can only have the default of a field; '' if it may have others."""
+    """Return why a field must keep its default; '' if other values are supported."""
     meaning = MEANINGS[config].get(name)
     if meaning is None:
         return "covey does not know this name"

@@ -1,4 +1,4 @@
-"""The loss and the metrics of rows under a model's present weights, without an update and without a run."""
+"""The loss and metrics of rows under a model's current weights, without an update and without a run."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from covey.training.run import Run
 from covey.training.setup import scratch_run
 
 
-def measure(resolved: ResolvedConfig, step: int = 0) -> dict[str, float]:
-    """Return the metrics of a config's training rows, all of them at once, as of a training step.
+def measure_rows(resolved: ResolvedConfig, step: int = 0) -> dict[str, float]:
+    """Return the metrics of a config's training rows, computed as in one step with all of them.
 
-    A method that samples draws a group for every row; the draws follow from ``step``. Raises CoveyError.
+    A method that samples draws a group for each row, with random numbers keyed by ``step``. Raises
+    CoveyError.
     """
     with scratch_run(resolved, RunConsole(quiet=True), StopSignal(), RunOptions(trains=False)) as run:
         run.state = replace(run.state, step=step)
-        return _of_groups(run) if resolved.config.method == "rl" else _of_examples(run)
+        return _measure_groups(run) if resolved.config.method == "rl" else _measure_examples(run)
 
 
-def _of_examples(run: Run) -> dict[str, float]:
+def _measure_examples(run: Run) -> dict[str, float]:
     loop = METHODS[run.resolved.config.method].loop
-    assert loop is not None, "the method learns"
+    assert loop is not None, "a trainer's method has a loop"
     build_step = STEP_BUILDERS[loop](run)
     return sum_of_parts(run.learner.measure(*build_step(range(len(run.train_set)))))
 
 
-def _of_groups(run: Run) -> dict[str, float]:
+def _measure_groups(run: Run) -> dict[str, float]:
     config = run.resolved.config
     algorithm = run.resolved.algorithm
     all_rows = config.rollout.model_copy(update={"prompts_per_step": len(run.train_set)})

@@ -1,4 +1,4 @@
-"""Reward functions and reward models in TRL's form, as covey's rewards, and the choice of the verdict."""
+"""Conversion of TRL's reward functions and reward models to entries of `rewards`, with a verdict."""
 
 from __future__ import annotations
 
@@ -10,57 +10,60 @@ import torch
 from torch import nn
 
 from covey.rewards.contract import Reward
-from covey.trl.configs import Arguments
-from covey.trl.meanings import Refused
-from covey.trl.models import reward_model_of
+from covey.trl.configs import TrainerArguments
+from covey.trl.meanings import UnsupportedArgument
+from covey.trl.models import load_text_classifier
 
-PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
+NEUTRAL_COLUMNS = frozenset({"prompt", "prompts", "completion", "completions"})
 """Columns that say nothing about the correct answer."""
 
 
 def reward_entries(
-    functions: object, tokenizers: object, args: Arguments
+    functions: object, tokenizers: object, args: TrainerArguments
 ) -> list[dict[Any, dict[str, object]]]:
     """Return covey's entries of `rewards` for functions and reward models, each with its weight."""
-    every = list(functions) if isinstance(functions, list | tuple) else [functions]
-    if not every or functions is None:
-        raise Refused("No reward source provided: give at least one function in reward_funcs")
-    weights = list(args.reward_weights or [1.0] * len(every))
-    if len(weights) != len(every):
-        raise Refused(
-            f"Number of reward weights ({len(weights)}) must match number of reward functions ({len(every)})"
+    all_functions = list(functions) if isinstance(functions, list | tuple) else [functions]
+    if not all_functions or functions is None:
+        raise UnsupportedArgument("No reward source provided: give at least one function in reward_funcs")
+    weights = list(args.reward_weights or [1.0] * len(all_functions))
+    if len(weights) != len(all_functions):
+        raise UnsupportedArgument(
+            f"Number of reward weights ({len(weights)}) must match number of reward functions "
+            f"({len(all_functions)})"
         )
-    words = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
     if tokenizers is None:
-        words = [None] * len(every)
-    if len(words) != len(every):
-        raise Refused(
-            f"The number of reward processing classes ({len(words)}) must match the number of reward "
-            f"functions ({len(every)})."
+        tokenizers = [None] * len(all_functions)
+    all_tokenizers = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
+    if len(all_tokenizers) != len(all_functions):
+        raise UnsupportedArgument(
+            f"The number of reward processing classes ({len(all_tokenizers)}) must match the number of "
+            f"reward functions ({len(all_functions)})."
         )
     entries: list[dict[Any, dict[str, object]]] = []
-    for function, tokenizer, weight in zip(every, words, weights, strict=True):
-        called, name = _callable(function, tokenizer)
+    for function, tokenizer, weight in zip(all_functions, all_tokenizers, weights, strict=True):
+        reward_function, name = _reward_function(function, tokenizer)
         names = {str(entry_settings["name"]) for entry in entries for entry_settings in entry.values()}
         unique = name if name not in names else f"{name}_{len(entries)}"
-        entries.append({called: {"weight": float(weight), "name": unique}})
+        entries.append({reward_function: {"weight": float(weight), "name": unique}})
     return entries
 
 
-def _callable(function: object, tokenizer: object) -> tuple[Callable[..., object], str]:
+def _reward_function(function: object, tokenizer: object) -> tuple[Callable[..., object], str]:
     """Return a reward function and its name; a reward model becomes a function."""
     if isinstance(function, str | Path | nn.Module):
-        model, words = reward_model_of(function, tokenizer)
+        model, loaded_tokenizer = load_text_classifier(function, tokenizer)
         source = str(getattr(model.config, "_name_or_path", "") or "reward_model")
-        return ModelReward(model.eval(), words), source.rpartition("/")[2]
+        return ModelReward(model.eval(), loaded_tokenizer), source.rpartition("/")[2]
     if not callable(function):
-        raise Refused("reward_funcs: a reward must be a function, or the folder or hub id of a reward model")
+        raise UnsupportedArgument(
+            "reward_funcs: a reward must be a function, or the folder or hub id of a reward model"
+        )
     name = getattr(function, "__name__", type(function).__name__)
     return function, "reward" if name == "<lambda>" else name
 
 
 class ModelReward:
-    """A reward model as a reward function; a run's record has the name of this class."""
+    """A reward model as a reward function. The name of this class is in a run's record."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
@@ -83,23 +86,26 @@ class ModelReward:
 
 
 def mark_verdict(entries: Sequence[dict[Any, dict[str, object]]], columns: set[str]) -> list[str]:
-    """Mark the reward that says what is correct, if none is declared; return a note about the choice.
+    """Mark a reward as the verdict, unless one is declared; return a note on the choice.
 
-    TRL only adds rewards up. Among several the verifier is chosen that knows the problem: the only function
-    whose signature names a column of the data; else the first one. Only accuracy, which TRL does not have,
-    depends on it.
+    TRL has no verdict: it only adds rewards up. The verdict is the only function whose signature names a
+    column of the data, since a verifier has to know the problem, or else the first function. Only accuracy,
+    which TRL does not measure, depends on it.
     """
     candidates = [(entry, Reward("", next(iter(entry)))) for entry in entries]
     if len(entries) < 2 or any(reward.options.verdict for _, reward in candidates):
         return []
-    able = [(entry, reward) for entry, reward in candidates if reward.may_be_verdict] or candidates
-    read = [(entry, sorted(columns.intersection(reward.parameters) - PROMPTS)) for entry, reward in able]
-    verifiers = [(entry, names) for entry, names in read if names]
+    eligible = [(entry, reward) for entry, reward in candidates if reward.may_be_verdict] or candidates
+    verifiers = []
+    for entry, reward in eligible:
+        names = sorted(columns.intersection(reward.parameters) - NEUTRAL_COLUMNS)
+        if names:
+            verifiers.append((entry, names))
     if len(verifiers) == 1:
         entry, names = verifiers[0]
         why = f"the only reward that asks for a column ({names[0]})"
     else:
-        entry, why = able[0][0], "the first one"
+        entry, why = eligible[0][0], "the first one"
     (settings,) = entry.values()
     settings["verdict"] = True
     choice = f"{settings['name']} says what is correct, {why}; @covey.reward(verdict=True) chooses another"

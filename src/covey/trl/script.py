@@ -1,4 +1,4 @@
-"""The parts of TRL's scripts around a trainer: the argument parser, and peft's config from arguments."""
+"""The parts of TRL's scripts around a trainer: the argument parser, and the config of peft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from covey.trl.meanings import Refused
+from covey.trl.meanings import UnsupportedArgument
 
 
 class TrlParser(HfArgumentParser):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
         return_remaining_strings: bool = False,
         fail_with_unknown_args: bool = True,
     ) -> tuple[Any, ...]:
-        """Return an object of each dataclass. Raises ValueError for names of the file that none has."""
+        """Return an object of each dataclass. Raises ValueError for a name in the file that none has."""
         words = list(sys.argv[1:] if args is None else args)
         unknown: list[str] = []
         if "--config" in words:
@@ -43,10 +43,10 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
         return (*parsed[:-1], [*unknown, *parsed[-1]]) if return_remaining_strings else parsed
 
     def _take_defaults(self, file: Path) -> list[str]:
-        """Take a file's values as defaults; return the names that no dataclass has, with their values."""
+        """Set a file's values as defaults; return the names that no dataclass has, with their values."""
         values = yaml.safe_load(file.read_text("utf-8"))
         if not isinstance(values, dict):
-            raise Refused(f"Config file {file} must contain a YAML mapping.")
+            raise UnsupportedArgument(f"Config file {file} must contain a YAML mapping.")
         for name, value in (values.pop("env", None) or {}).items():
             os.environ[name] = str(value)
         actions = {action.dest: action for action in self._actions}
@@ -57,14 +57,14 @@ class TrlParser(HfArgumentParser):  # type: ignore[misc]
 
 
 def get_peft_config(model_args: Any) -> Any:
-    """Return peft's LoraConfig of a ModelConfig; None if it does not ask for one."""
+    """Return peft's LoraConfig for a ModelConfig; None without `use_peft`."""
     if not model_args.use_peft:
         return None
     from peft import LoraConfig
 
-    further = {}
+    extra = {}
     if model_args.lora_target_parameters is not None:
-        further["target_parameters"] = model_args.lora_target_parameters
+        extra["target_parameters"] = model_args.lora_target_parameters
     return LoraConfig(
         task_type=model_args.lora_task_type,
         r=model_args.lora_r,
@@ -74,15 +74,15 @@ def get_peft_config(model_args: Any) -> Any:
         modules_to_save=model_args.lora_modules_to_save,
         use_rslora=model_args.use_rslora,
         use_dora=model_args.use_dora,
-        **further,
+        **extra,
     )
 
 
 def get_quantization_config(model_args: Any) -> None:
-    """Return None. Raises Refused if a ModelConfig asks for quantized weights."""
+    """Return None. Raises UnsupportedArgument if a ModelConfig asks for quantized weights."""
     if model_args.load_in_4bit or model_args.load_in_8bit:
-        raise Refused("load_in_4bit, load_in_8bit: weights are float32 or bfloat16")
+        raise UnsupportedArgument("load_in_4bit, load_in_8bit: weights are float32 or bfloat16")
 
 
 def get_kbit_device_map() -> None:
-    """Return None: a model is on one device."""
+    """Return None, since a model is on one device."""

@@ -1,4 +1,4 @@
-"""Small objects that TRL's trainers give to scripts."""
+"""Small objects that TRL's trainers pass to scripts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class TrainOutput(NamedTuple):
     """The result of TRL's `train()`."""
 
     global_step: int
-    """Optimizer steps of the run, including those before a resume."""
+    """Number of optimizer steps of the run, including those before it was resumed."""
     training_loss: float
-    """Mean loss over these steps; 0 if none was done."""
+    """Mean loss over these steps; 0 if there were none."""
     metrics: Mapping[str, float | str]
 
 
-class Printer:
+class Accelerator:
     """The part of accelerate's Accelerator that scripts use."""
 
     is_main_process = True

@@ -13,7 +13,7 @@ import pytest
 from covey.commands.scoring import score_file
 from covey.models.policy import Policy
 from covey.rewards.loading import load_rewards
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.sampling.tools.reader import reader_by
 from covey.types import Completion, Group, Problem, Transcript
 from covey_verify.calls.forms import FORMS
@@ -60,7 +60,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Policy:
 
 def judged(problem: Problem, texts: list[str], policy: Policy | None = None, turns: Any = ()) -> Group:
     rewards = load_rewards(["tool_calls"], Path())
-    rewards = replace(rewards, reader=Reader() if policy is None else reader_by(policy))
+    rewards = replace(rewards, reader=ReplyReader() if policy is None else reader_by(policy))
     completions = []
     for text in texts:
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] if policy else [1]

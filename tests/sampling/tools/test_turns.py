@@ -20,7 +20,7 @@ from covey.models.controls import ControlWords
 from covey.models.policy import Policy
 from covey.rewards.contract import Context, Reward
 from covey.rewards.ends import token_ends
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.rng import key
 from covey.rollouts.metrics import tool_metrics
 from covey.sampling.base import Request, SampledCompletion, SamplingParams
@@ -357,7 +357,7 @@ def test_a_template_that_rewrites_is_refused(policy: Policy, monkeypatch: pytest
 def test_rewards_see_what_the_model_wrote(policy: Policy, box: Toolbox) -> None:
     """A tool that says the answer must not be paid as the model's."""
     whole, _ = talk(policy, box, CHAT, WRITTEN, "It is 42")
-    context = Context(reader=Reader(policy.decode))
+    context = Context(reader=ReplyReader(policy.decode))
 
     def judge(completion: list, token_ends: list, turns: list) -> float: ...
 

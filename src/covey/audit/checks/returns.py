@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product, starmap
+from itertools import product
 from statistics import pvariance
 from typing import NamedTuple
 
@@ -264,10 +264,10 @@ def returns_are_others(record: AuditRecord) -> Fault | MissingField | None:
     """The returns are not the sums that the settings' gamma and lambda give, of the completion's own rewards
     and of the critic's values if there is a critic.
     """
-    stranger = record.header.framework not in FRAMEWORKS
-    if stranger and (record.setting("gamma") is None or record.setting("lam") is None):
+    own_loop = record.header.framework not in FRAMEWORKS
+    if own_loop and (record.setting("gamma") is None or record.setting("lam") is None):
         return MissingField("settings.gamma")
-    if not stranger and record.setting("estimator") not in SUMS.get(record.header.framework, ()):
+    if not own_loop and record.setting("estimator") not in SUMS.get(record.header.framework, ()):
         return None
     gamma = record.number("gamma", 1.0)
     lam = record.number("lam", 1.0)
@@ -277,22 +277,24 @@ def returns_are_others(record: AuditRecord) -> Fault | MissingField | None:
     wrong = [summed for summed in sums if not summed.follows(discounts)]
     if len(wrong) < MIN_COMPLETIONS:
         return None
-    sentence = f"returns do not follow from gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
     # The settings may have been exchanged, or one of them left out.
-    for alternative in starmap(Discounts, product((lam, gamma, 1.0), (gamma, lam, 1.0))):
-        if alternative != discounts and all(summed.follows(alternative) for summed in sums):
-            sentence += f" but from gamma {alternative.gamma:g} and lambda {alternative.lam:g}"
-            break
-    else:
-        if all(summed.follows_to_the_last(discounts) for summed in wrong):
-            sentence = (
-                "returns include values after the end of their completion: they continue into the next row"
-            )
-    first = wrong[0]
-    due = first.due(discounts)
-    token = int((due - first.returns).abs().argmax())
-    numbers = f"{float(first.returns[token]):.4g} where {float(due[token]):.4g} is expected"
-    return Fault(f"{sentence}: {numbers}", first.use.update.step, location(first.use, token))
+    candidates = (Discounts(*pair) for pair in product((lam, gamma, 1.0), (gamma, lam, 1.0)))
+    alternatives = (other for other in candidates if other != discounts)
+    sentence = f"returns do not follow from gamma {discounts.gamma:g} and lambda {discounts.lam:g}"
+    match = next((other for other in alternatives if all(s.follows(other) for s in sums)), None)
+    if match is not None:
+        sentence += f" but from gamma {match.gamma:g} and lambda {match.lam:g}"
+    elif all(summed.follows_to_the_last(discounts) for summed in wrong):
+        sentence = "returns include values after the end of their completion: they continue into the next row"
+    return _returns_fault(sentence, wrong[0], discounts)
+
+
+def _returns_fault(sentence: str, wrong: CompletionReturns, discounts: Discounts) -> Fault:
+    """Return the fault of a completion's returns, with the token that deviates most."""
+    expected = wrong.due(discounts)
+    token = int((expected - wrong.returns).abs().argmax())
+    numbers = f"{float(wrong.returns[token]):.4g} where {float(expected[token]):.4g} is expected"
+    return Fault(f"{sentence}: {numbers}", wrong.use.update.step, location(wrong.use, token))
 
 
 CHECKS = {

@@ -111,6 +111,26 @@ def _trained_by_group(rollouts: Sequence[Rollout], trained: Container[tuple[int,
     return list(by_group.values())
 
 
+def _lengths_by_use(group: ScoredGroup, trained: Container[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return the lengths of a group's completions that are trained, and of those that are left out."""
+    kept: list[int] = []
+    left_out: list[int] = []
+    for place, sample in zip(group.places, group.samples, strict=True):
+        lengths = kept if (group.rollout.number, place) in trained else left_out
+        lengths.append(len(sample.ids or ()))
+    return kept, left_out
+
+
+def _chance_of_the_shortest(kept: Sequence[int], left_out: Sequence[int]) -> float:
+    """Return the probability that a random choice of as many completions is no longer than ``kept``."""
+    lengths = [*kept, *left_out]
+    longest = max(kept)
+    # Such a choice has all completions that are shorter, and some of those with the same length.
+    shorter = sum(length < longest for length in lengths)
+    ways = math.comb(lengths.count(longest), len(kept) - shorter)
+    return ways / math.comb(len(lengths), len(kept))
+
+
 def longer_completions_are_left_out(record: AuditRecord) -> Fault | None:
     """In nine in ten of the groups of which only a part is trained, at least four, all that are left out are
     at least as long as the longest that is trained, though they ended before the limit. By chance this
@@ -123,20 +143,13 @@ def longer_completions_are_left_out(record: AuditRecord) -> Fault | None:
     shown = list[ScoredGroup]()
     chance = 1.0
     for group in scored_groups(record):
-        lengths = [len(sample.ids or ()) for sample in group.samples]
-        is_trained = [(group.rollout.number, place) in trained for place in group.places]
-        kept, left_out = (
-            [n for n, on in zip(lengths, is_trained, strict=True) if on == which] for which in (True, False)
-        )
+        kept, left_out = _lengths_by_use(group, trained)
         if not kept or not left_out or max(left_out) >= limit or group.rollout.number == last:
             continue
         partly += 1
         if max(kept) <= min(left_out):
             shown.append(group)
-            # All shorter ones are kept, and some of those that are as long as the longest kept one.
-            shorter = sum(length < max(kept) for length in lengths)
-            alike = lengths.count(max(kept))
-            chance *= math.comb(alike, len(kept) - shorter) / math.comb(len(lengths), len(kept))
+            chance *= _chance_of_the_shortest(kept, left_out)
     if len(shown) < MIN_GROUPS or len(shown) < 0.9 * partly or chance > MAX_CHANCE:
         return None
     sentence = f"in {len(shown)} of {partly} groups only the shortest completions are trained"

@@ -20,7 +20,7 @@ from covey.runs.arithmetic import arithmetic_notes, enclosing_run, follow_run, s
 from covey.sampling.server_client import TOKEN
 from covey.system.console import say_aside
 from covey.system.device import pick_device
-from covey.system.http import Server, listen
+from covey.system.http import HttpServer, listen
 from covey.system.machine import available_threads
 from covey.system.parent import tell_exit_code
 from covey_verify.errors import ConfigError
@@ -59,7 +59,7 @@ def serve_app(host: str, port: int, build: Callable[[str], tuple[Starlette, str,
     with listen(host, port) as listener:
         application, name, path = build(token)
         shown = f"[{host}]" if ":" in host else host
-        server = Server(application, "warning")
+        server = HttpServer(application, "warning")
         print(f"{name} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
         server.run(sockets=[listener])
         # The model's thread may be in the middle of a pass or a long prompt: nothing ends it but this.

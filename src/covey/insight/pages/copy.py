@@ -11,7 +11,7 @@ from covey.insight.pages import lab
 from covey.insight.pages.document import address, document
 from covey.insight.pages.drawings import lab_contents, lab_texts
 from covey.runs.atomic import make_folder, write_file
-from covey.system.text import finite
+from covey.system.text import with_finite_numbers
 
 DIGITS = 10
 """Significant digits of a number in the copy."""
@@ -39,7 +39,7 @@ def stored_answers() -> Mapping[str, object]:
         question = address(f"lab/{tool}", query)
         if question not in answers:
             answer = lab.answer_tool(tool, {name: [value] for name, value in query.items()})
-            answers[question] = finite(answer, DIGITS)
+            answers[question] = with_finite_numbers(answer, DIGITS)
     return answers
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from covey.system.text import inert
+from covey.system.text import escape_controls
 
 SHARED = ("dom", "plot", "site")
 """Modules of every document."""
@@ -38,7 +38,7 @@ def document(
         f"script-src {_digest(library)} {_digest(script)}; style-src {_digest(style)}"
     )
     # A folder's name need not be text.
-    escaped_title = html.escape(inert(title)).encode("ascii", "xmlcharrefreplace").decode()
+    escaped_title = html.escape(escape_controls(title)).encode("ascii", "xmlcharrefreplace").decode()
     # ASCII only, and "<" is escaped: no text in it can end its element, begin a comment or turn a line.
     stored = json.dumps(answers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f"""<!doctype html>

@@ -18,7 +18,7 @@ from covey.runs.estimates import Evaluation
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_yaml, stages_in
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.system.text import finite
+from covey.system.text import with_finite_numbers
 from covey.types import VERSION
 from covey_verify.errors import ConfigError
 
@@ -69,7 +69,7 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
     pages = dict[str, object]()
     kinds = Counter[str]()
     for is_required, (path, query, content) in _by_importance(folder, page):
-        answer = finite(content, DIGITS)
+        answer = with_finite_numbers(content, DIGITS)
         size = len(json.dumps(answer, separators=(",", ":")))
         if size > room and not is_required:
             break
@@ -83,7 +83,7 @@ def _pages(folder: Path, run: str, room: int) -> dict[str, object]:
             f"groups and {kinds['tokens']} completions token by token. `covey ui` shows all from the run's "
             "folder."
         )
-    return {**pages, address("run", {"run": run}): finite(page | {"report": summary}, DIGITS)}
+    return {**pages, address("run", {"run": run}): with_finite_numbers(page | {"report": summary}, DIGITS)}
 
 
 class _Completions:

@@ -45,9 +45,9 @@ from covey.insight.pages.steps import completions_with_words, group_page, step_p
 from covey.insight.pages.thinning import Record
 from covey.insight.pages.tokens import token_page
 from covey.runs.state import run_state
-from covey.system.http import Server, listen
+from covey.system.http import HttpServer, listen
 from covey.system.opening import load_json
-from covey.system.text import finite
+from covey.system.text import with_finite_numbers
 from covey_verify.errors import ConfigError, CoveyError
 from covey_verify.web import two_lengths
 
@@ -153,7 +153,7 @@ class PromptProtocol(H11Protocol):
 
 def json_answer(value: object, status: int = 200) -> Response:
     """Return a JSON response; numbers that are not finite become null."""
-    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(with_finite_numbers(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
 
@@ -321,7 +321,7 @@ async def live_events(folder: Path, positions: Mapping[str, int]) -> AsyncIterat
                 **news(records),
                 "logged": newly_logged(folder, records["metrics"]),
             }
-            yield f"data: {json.dumps(finite(message), allow_nan=False)}\n\n"
+            yield f"data: {json.dumps(with_finite_numbers(message), allow_nan=False)}\n\n"
         await asyncio.sleep(LOOK)
 
 
@@ -349,7 +349,7 @@ def serve_pages(
         token = secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
         site = build_site(root, read_only, source)
-        server = Server(TokenGate(site, token, port), "critical", PromptProtocol)
+        server = HttpServer(TokenGate(site, token, port), "critical", PromptProtocol)
         print(json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it", flush=True)
         if open_browser and _has_display():
             webbrowser.open(_doorway(Path(private), url).as_uri())

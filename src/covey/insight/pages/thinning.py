@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.system.text import finite
+from covey.system.text import with_finite_numbers
 
 Record = dict[str, Any]
 MAX_POINTS = 200
@@ -102,4 +102,6 @@ class ThinnedCurve:
         """Return the curve, with at most two records per stretch."""
         between = [record for stretch in self.stretches for record in stretch.records()]
         records = [*self.ends[:1], *between, *self.ends[1:]]
-        return [{name: finite(value, DIGITS) for name, value in record.items()} for record in records]
+        return [
+            {name: with_finite_numbers(value, DIGITS) for name, value in record.items()} for record in records
+        ]

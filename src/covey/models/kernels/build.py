@@ -23,7 +23,7 @@ from covey.models.kernels.choice import Trial, trial_of
 from covey.models.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, c_sources, compile_library
 from covey.models.kernels.library_cache import keep_library, kept_library, tell_damaged
 from covey.system.allocator import keep_freed_memory
-from covey.system.cache import cache_folder, keep_file, own_file
+from covey.system.cache import cache_folder, read_private_file, write_private_file
 from covey.system.integrity import sealed, unsealed
 from covey_verify.children import CRASHES, how_ended, run
 
@@ -96,7 +96,8 @@ def tested_kernels() -> Kernels | None:
             if trial.works:
                 try:
                     operations = _permit_tiles(_load_library(content, path))
-                except OSError as error:  # what a child may do, this process may not
+                # The child could load the library, but this process may not be permitted to.
+                except OSError as error:
                     print(f"note: {instructions} is not used: {error}", file=sys.stderr, flush=True)
                     reason = error
                     continue
@@ -227,7 +228,7 @@ def _trial_result(content: bytes, path: Path) -> Trial:
     """The trial of this library in a child process; the result is kept next to the library."""
     record = path.with_suffix(".json")
     try:
-        return trial_of(unsealed(own_file(record)))
+        return trial_of(unsealed(read_private_file(record)))
     except (OSError, ValueError):
         tell_damaged(record, "measured anew")
     try:
@@ -242,10 +243,11 @@ def _trial_result(content: bytes, path: Path) -> Trial:
             process.returncode
         )
         trial = Trial(problem=f"they fail on this processor: {last_line:.200}")
-        is_permanent = -process.returncode in CRASHES  # anything else, such as a lack of memory, may pass
+        # A crash will happen again; any other failure, such as a lack of memory, may be temporary.
+        is_permanent = -process.returncode in CRASHES
     if is_permanent:
         with contextlib.suppress(OSError):
-            keep_file(record, sealed(vars(trial)).encode())
+            write_private_file(record, sealed(vars(trial)).encode())
     return trial
 
 

@@ -7,14 +7,14 @@ import os
 import sys
 from pathlib import Path
 
-from covey.system.cache import keep_file, own_file
+from covey.system.cache import read_private_file, write_private_file
 
 
 def kept_library(target: Path, otherwise: str) -> bytes | None:
     """The kept library if it is intact and ours; else None, with a note if there was a file."""
     try:
-        content = own_file(target)
-        digest = own_file(_digest_of(target))
+        content = read_private_file(target)
+        digest = read_private_file(_digest_of(target))
         if hashlib.sha256(content).hexdigest().encode() == digest:
             return content
     except OSError:
@@ -31,8 +31,8 @@ def tell_damaged(path: Path, otherwise: str) -> None:
 
 def keep_library(target: Path, content: bytes) -> None:
     """Write a library, then its digest."""
-    keep_file(target, content)
-    keep_file(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
+    write_private_file(target, content)
+    write_private_file(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
 
 
 def _digest_of(target: Path) -> Path:

@@ -87,7 +87,8 @@ class _Lending(TorchDispatchMode):
         """Handle a torch function, which torch passes here instead of running it."""
         tensor = function(*args, **(kwargs or {}))
         self.alone = self.alone and function in NEW
-        if not self.alone:  # what torch makes of lent memory may be a view of it
+        # Other functions may return a view of memory that is lent out, so nothing is lent from here on.
+        if not self.alone:
             return tensor
         free = self._free[tensor.shape, tensor.dtype]
         memory = free.pop() if free else tensor

@@ -53,7 +53,8 @@ def measure_speed(kind: str, dtype: Numbers) -> tuple[float, float]:
         for index, work in enumerate(pair):
             best[index] = min(best[index], _seconds(work))
     operations = 2 * math.prod(SHAPES[kind])
-    own_rate, torch_rate = (max(0.1, round(1e-9 * operations / s, 1)) for s in best)  # rates are divided
+    # Rounded, but never to 0, because one rate is divided by the other.
+    own_rate, torch_rate = (max(0.1, round(1e-9 * operations / s, 1)) for s in best)
     return own_rate, torch_rate
 
 

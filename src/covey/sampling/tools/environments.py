@@ -24,7 +24,7 @@ from covey.rng import key
 from covey.sampling.tools.allowance import WaitingTime
 from covey.sampling.tools.child import EnvironmentSetup
 from covey.sampling.tools.definitions import Environment
-from covey.system.text import inert
+from covey.system.text import escape_controls
 from covey.types import Problem
 from covey_verify.errors import CoveyError, DataError, RewardError
 from covey_verify.hosting import MEMORY
@@ -36,17 +36,17 @@ from covey_verify.threads import Call, Executor
 T = TypeVar("T")
 CHILD = "covey.sampling.tools.child"
 CALLS_AT_ONCE = 32
-"""Most calls at the same time: many, as most of them wait and need no processor."""
+"""Largest number of simultaneous calls. Most of them only wait, so it may be above the number of CPUs."""
 HOSTED = 300
-"""Most objects of one fork server: it holds open files for each, and a process may hold 1,024 everywhere."""
+"""Largest number of objects of a fork server, which has open files for each; any system allows 1,024."""
 OPEN_FILES = 65_536
-"""Open files that this process asks the system for: it needs two for each object that lives."""
+"""Limit of open files to request from the system; each object needs two in this process."""
 STATE = 1 << 20
-"""Most bytes of an object's attributes as JSON."""
+"""Largest size of an object's attributes, in bytes of JSON."""
 LAST_SECONDS = 1.0
 """Seconds for an object to report its state when the time for tools is used up."""
 NO_AGE = 1e8
-"""Seconds: a call that it does not answer ends a process, not its age."""
+"""Time limit of a process in seconds: none, as only a call that gets no answer ends it."""
 
 
 class FinalState(NamedTuple):
@@ -55,7 +55,7 @@ class FinalState(NamedTuple):
     state: dict[str, object] | None
     """The public attributes; None if it hung, died or has a fault."""
     fault: str = ""
-    """The exception of `get_reward`, in words; empty: none."""
+    """The exception that `get_reward` raised, in words; empty if there was none."""
 
 
 class Environments:
@@ -100,10 +100,10 @@ class Environments:
             is_first = not self.warned
             self.warned = True
         if is_first:
-            print(inert(f"{words}: this completion gets 0"), file=sys.stderr)
+            print(escape_controls(f"{words}: this completion gets 0"), file=sys.stderr)
 
     def leave(self, episode: Episode) -> None:
-        """Count an episode out: its process is gone."""
+        """Remove an episode whose process has ended."""
         with self.lock:
             for _, hosted in self.hosts:
                 hosted.discard(episode)

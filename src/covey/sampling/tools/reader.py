@@ -16,7 +16,7 @@ from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
 from covey.models.template import HEADER, template_facts
 from covey.models.text import FaithfulText
-from covey.rewards.reading import Reader
+from covey.rewards.reading import ReplyReader
 from covey.types import Completion, Problem
 from covey_verify.calls.call import ToolCall, call_of
 from covey_verify.calls.forms import form_of_template, types_of
@@ -79,7 +79,7 @@ def calls_in_text(text: str) -> Sequence[ToolCall]:
     return read_turn(text, PLAIN).calls
 
 
-def reader_by(policy: Policy) -> Reader:
+def reader_by(policy: Policy) -> ReplyReader:
     """Return the reader of a model's completions, for rewards."""
 
     def calls(problem: Problem, completion: Completion) -> Sequence[ToolCall]:
@@ -92,7 +92,7 @@ def reader_by(policy: Policy) -> Reader:
         read = turn_reader(policy, schemas if isinstance(schemas, Sequence) else ())
         return read(completion.tokens, prompt, problem.thoughts.begun)
 
-    return Reader(policy.decode, calls)
+    return ReplyReader(policy.decode, calls)
 
 
 def _by_response_template(

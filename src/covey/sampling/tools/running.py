@@ -1,4 +1,4 @@
-"""Running calls: each in a process of its own that can be killed, model-written code in the sandbox."""
+"""Execution of calls: each in a process of its own that can be killed, model-written code in the sandbox."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ERROR = "error: "
 """Beginning of a result that reports an error. The model reads it and may try again."""
 NOT_RUN = f"{ERROR}not run"
 MAX_TOKEN_CHARACTERS = 128
-"""Most characters of a token; Qwen and Llama 3 have tokens of 128 spaces."""
+"""Largest number of characters of a token: Qwen and Llama 3 have tokens of 128 spaces."""
 MANY_RESETS = 500
-"""Number of prompts up to which resets need no message: they take a second or two."""
+"""Number of prompts above which resets are announced, because they take more than a second or two."""
 ESCAPED = 12
-"""Most bytes of a character in a process's JSON: two escapes of the form backslash uXXXX."""
+"""Largest size of a character in JSON, in bytes: two escapes of the form backslash uXXXX."""
 
 
 class Toolbox:
@@ -53,7 +53,7 @@ class Toolbox:
         self.functions = load_tools(tools, folder)
         self.environment = load_environment(tools.environment, folder)
         self.longest_result = MAX_TOKEN_CHARACTERS * tools.result_tokens + 1
-        """Most characters of a result: a longer one has more than `result_tokens` and is truncated anyway."""
+        """Largest number of characters of a result; more have more than `result_tokens` tokens anyway."""
         self.output = Limits.output + ESCAPED * self.longest_result
         # A sandbox is looked for only if one is needed: on some systems none works.
         runs_programs = any(tool.function is python for tool in self.functions.values())

@@ -31,7 +31,7 @@ from covey_verify.calls.forms import CLOSE_CALL
 from covey_verify.threads import Call
 
 MAX_ADDED = 8
-"""Most continuations of a turn in plain text that `</tool_call>` has ended inside a call's text."""
+"""Largest number of times that a turn is continued because `</tool_call>` ended it inside an argument."""
 
 
 @dataclass
@@ -48,14 +48,14 @@ class Dialogue:
     answered: Completion | None = None
     """The completion up to the results of its last calls."""
     parts: list[Completion] = field(default_factory=list)
-    """Parts of the turn that is being sampled."""
+    """Parts of the current turn."""
 
     def with_turn(self, turn: Completion) -> Completion:
         """Return the completion up to the end of a turn."""
         return turn if self.answered is None else self.answered.then(turn)
 
     def request_rest(self, completion: Completion, params: SamplingParams) -> Request:
-        """Return the request for the rest after ``completion``: its draws continue where they were."""
+        """Return the request for the rest after ``completion``, drawn with the next numbers of its stream."""
         request = self.request
         _, sample = self.owner
         length = len(completion.tokens)
@@ -106,7 +106,7 @@ class TurnSampler:
 
     @property
     def samples_on_every_rank(self) -> bool:
-        """Whether each process samples some of the requests, as the inner sampler has it."""
+        """Whether each process samples some of the requests; it depends on the inner sampler."""
         return self.sampler.samples_on_every_rank
 
     @property
@@ -172,27 +172,35 @@ class TurnSampler:
                 if self._continues(dialogue, turn, params):
                     continued.append((dialogue, dialogue.with_turn(turn)))
                     continue
-                dialogue.parts = []
-                calls = self._calls(request, turn, dialogue.answered)
-                # The first turn gets its message only if a tool answers it.
-                completion = turn if dialogue.answered is None else dialogue.with_turn(_as_turn(turn, calls))
-                if calls:
-                    results = self.toolbox.begin(calls, request.problem, dialogue.episode, dialogue.allowance)
-                    tool_turns.append(ToolTurn(dialogue, completion, calls, results))
+                ended = self._end_turn(request, dialogue, turn)
+                if isinstance(ended, ToolTurn):
+                    tool_turns.append(ended)
                 else:
-                    yield SampledCompletion(*dialogue.owner, completion)
+                    yield SampledCompletion(*dialogue.owner, ended)
             for tool_turn in tool_turns:
                 dialogue = tool_turn.dialogue
                 completion = self._add_results(tool_turn, waiting)
                 if len(completion.tokens) < params.max_tokens:
                     dialogue.answered = completion
                     continued.append((dialogue, completion))
-                else:  # no room for another turn: the completion ends without the results of its last calls
+                else:
+                    # There is no room for another turn, so the completion ends before these results.
                     yield SampledCompletion(*dialogue.owner, replace(tool_turn.completion, finish="length"))
             turn_requests = [
                 TurnRequest(dialogue.request_rest(completion, params), [dialogue])
                 for dialogue, completion in continued
             ]
+
+    def _end_turn(self, request: Request, dialogue: Dialogue, turn: Completion) -> Completion | ToolTurn:
+        """Start the calls of a turn that has ended; return the completion itself if there are none."""
+        dialogue.parts = []
+        calls = self._calls(request, turn, dialogue.answered)
+        # The first turn gets its message only if a tool answers it.
+        completion = turn if dialogue.answered is None else dialogue.with_turn(_as_turn(turn, calls))
+        if not calls:
+            return completion
+        results = self.toolbox.begin(calls, request.problem, dialogue.episode, dialogue.allowance)
+        return ToolTurn(dialogue, completion, calls, results)
 
     def _join_parts(self, parts: Sequence[Completion], params: SamplingParams) -> Completion:
         """Join the parts of a turn; there are several if its stop string was inside an argument.
@@ -229,7 +237,7 @@ class TurnSampler:
             return []
         if not request.problem.chat:
             return calls_in_text(turn.text)
-        # Only of the first turn the problem tells whether thoughts are open; the reader finds out for others.
+        # The problem says only of the first turn whether it begins with open thoughts.
         opens_thoughts = request.problem.thoughts.begun if answered is None else None
         return self.read(turn.tokens, request.prompt, opens_thoughts)
 

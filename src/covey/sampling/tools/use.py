@@ -1,4 +1,4 @@
-"""Tools in a run: loaded before its model, described to the model, put around its sampler."""
+"""The tools of a run: loaded before its model, described to the model, and called by a sampler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from covey_verify.calls.forms import CLOSE_CALL, OPEN_CALL
 from covey_verify.errors import ConfigError, DataError
 
 PROBE = "42"
-"""A result that has to occur in what the template inserts."""
+"""The result of a trial call, which must occur in the text that the template inserts."""
 
 
 def toolbox_of(resolved: ResolvedConfig) -> Toolbox | None:
@@ -135,8 +135,9 @@ def _refuse_taken(problems: Sequence[Problem]) -> None:
 def unexplained_tools(
     policy: Policy, source: Source, toolbox: Toolbox | None, method: str = "rl"
 ) -> Iterator[str]:
-    """Yield notes on what the model is not told of its tools. Raises ConfigError or DataError."""
-    if toolbox is None or method == "reward_model":  # a reward model reads calls and never writes one
+    """Yield notes on tools that the model is not told about. Raises ConfigError or DataError."""
+    # A reward model reads calls, but never writes one.
+    if toolbox is None or method == "reward_model":
         return
     problems = [*source.train, *source.test]
     call = ToolCall(next(iter(toolbox.functions)), {})

@@ -20,13 +20,20 @@ ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def entries_of(name: str) -> list[Entry]:
-    """Return all entries for a name; for a family of metrics, such as `kl/`, all its members."""
-    kinds = (_metrics, _functions, _presets, _rewards, _findings, _checks)
-    return [entry for of_kind in kinds for entry in of_kind(name)]
+    """Return all entries for a name, or for all metrics of a family such as `kl/`."""
+    kinds = (
+        _metric_entries,
+        _function_entries,
+        _preset_entries,
+        _reward_entries,
+        _finding_entries,
+        _check_entries,
+    )
+    return [entry for entries_of_kind in kinds for entry in entries_of_kind(name)]
 
 
-def all_words() -> list[str]:
-    """Return the names that ``entries_of`` knows."""
+def all_names() -> list[str]:
+    """Return all names for which ``entries_of`` has an entry."""
     from covey.insight.findings.table import RULES
     from covey.rewards.loading import BUILT_IN
 
@@ -35,24 +42,24 @@ def all_words() -> list[str]:
     return [*metrics, *functions, *PRESETS, *BUILT_IN, *(rule.name for rule in RULES), *check_texts()]
 
 
-def _metrics(name: str) -> Iterator[Entry]:
+def _metric_entries(name: str) -> Iterator[Entry]:
     for row in metric_rows():
         if row.pattern.fullmatch(name) or name == row.name or _in_family(name, row.name):
-            yield word(row.name, "metric", row.meaning, range=f"healthy: {row.healthy}")
+            yield name_entry(row.name, "metric", row.meaning, range=f"healthy: {row.healthy}")
 
 
 def _in_family(name: str, metric: str) -> bool:
     return name.endswith("/") and metric.startswith(name)
 
 
-def _functions(name: str) -> Iterator[Entry]:
+def _function_entries(name: str) -> Iterator[Entry]:
     for axis, functions in AXES.items():
         for function in functions:
             if function.__name__ == name:
                 users = [n for n, preset in PRESETS.items() if function in _functions_of(preset)]
                 uses = f"used by {', '.join(users)}" if users else ""
                 where = f"algorithm.{axis}"
-                yield word(name, where, _doc(function), range=uses, source=_sources(function, users))
+                yield name_entry(name, where, _doc(function), range=uses, source=_sources(function, users))
 
 
 def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
@@ -61,45 +68,45 @@ def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
 
 
 def _sources(function: Callable[..., object], users: list[str]) -> str:
-    """Return the papers that a function cites, or else the papers of the presets that use it."""
+    """Return the papers that a function cites; if it cites none, those of the presets that use it."""
     cited = dict.fromkeys(ARXIV.findall(inspect.getdoc(function) or ""))
     if cited:
         return ", ".join(f"arXiv {number}" for number in cited)
     return "; ".join(dict.fromkeys(PRESETS[user].paper for user in users[:3])) or "covey"
 
 
-def _presets(name: str) -> Iterator[Entry]:
+def _preset_entries(name: str) -> Iterator[Entry]:
     if name in PRESETS:
         axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "filter")
         functions = {axis: getattr(PRESETS[name], axis) for axis in axes}
         parts = ", ".join(f"{axis} {part.name}" for axis, part in functions.items() if part is not None)
-        yield word(name, "algorithm", f"{parts}.", source=PRESETS[name].paper)
+        yield name_entry(name, "algorithm", f"{parts}.", source=PRESETS[name].paper)
 
 
-def _rewards(name: str) -> Iterator[Entry]:
+def _reward_entries(name: str) -> Iterator[Entry]:
     from covey.rewards.loading import BUILT_IN
 
     if name in BUILT_IN:
-        # What the run provides, such as the sandbox, is no setting.
+        # Arguments that the run provides, such as the sandbox, are not settings.
         rows = [row for row in rows_of(BUILT_IN[name], name) if row.key.rpartition(".")[2] not in PROVIDED]
         facts = (f"{row.default!r}, {row.values}" if row.values else repr(row.default) for row in rows)
         listed = (f"{row.key.rpartition('.')[2]} ({fact})" for row, fact in zip(rows, facts, strict=True))
         settings = f" Settings with their defaults: {'; '.join(listed)}." if rows else ""
-        yield word(name, "rewards", _doc(BUILT_IN[name]) + settings)
+        yield name_entry(name, "rewards", _doc(BUILT_IN[name]) + settings)
 
 
-def _findings(name: str) -> Iterator[Entry]:
+def _finding_entries(name: str) -> Iterator[Entry]:
     from covey.insight.findings.table import RULES
 
     for rule in RULES:
         if rule.name == name:
             silences = f"; silences {', '.join(rule.silences)}" if rule.silences else ""
-            yield word(
+            yield name_entry(
                 name, "finding", f"{rule.condition} Why: {rule.reason}", range=rule.severity + silences
             )
 
 
-def _checks(name: str) -> Iterator[Entry]:
+def _check_entries(name: str) -> Iterator[Entry]:
     if name not in check_texts():
         return
     from covey.audit.table import CHECKS  # it imports torch
@@ -110,7 +117,7 @@ def _checks(name: str) -> Iterator[Entry]:
     convention = f" Convention: {check.words.convention}." if check.words.convention else ""
     needs = f"needs {', '.join(check.words.needs)}"
     effect = f"{check.condition}{convention} Remedy: {'; '.join(remedies)}"
-    yield word(name, "audit", effect, range=f"{check.words.severity}; {needs}")
+    yield name_entry(name, "audit", effect, range=f"{check.words.severity}; {needs}")
 
 
 def _doc(function: Callable[..., object]) -> str:
@@ -118,7 +125,7 @@ def _doc(function: Callable[..., object]) -> str:
     return " ".join((inspect.getdoc(function) or "").partition(">>>")[0].split()).replace("``", "`")
 
 
-def word(name: str, kind: str, effect: str, **facts: object) -> Entry:
-    """Return the entry of a name that is not a setting, with a setting's fields."""
+def name_entry(name: str, kind: str, effect: str, **facts: object) -> Entry:
+    """Return an entry for a name that is not a setting; it has the same fields as a setting's."""
     blank: Mapping[str, object] = {"default": "", "range": "", "usual": "", "trl": "", "source": ""}
     return {"setting": name, "of": kind, "effect": effect, **blank, **facts}

@@ -1,4 +1,4 @@
-"""The check of a pipeline before its first stage: the stages and files that each stage names must exist."""
+"""A check before the first stage of a pipeline: the stages and files that each stage names must exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from covey.config.load import ResolvedConfig
 from covey.config.methods import EXAMPLE_METHODS, METHODS, POLICY_METHODS
-from covey.tasks.files import absence
+from covey.tasks.files import missing_file_message
 from covey.tasks.source import data_files
 from covey_verify.errors import ConfigError, DataError
 
@@ -16,28 +16,28 @@ STAGE = re.compile(rf"\d+-(?:{'|'.join(METHODS)})")
 
 
 def refuse_missing(stages: Sequence[ResolvedConfig]) -> None:
-    """Raise ConfigError if a stage needs what no earlier one makes, DataError if a data file is missing."""
+    """Raise ConfigError if a stage needs a result of no earlier stage, DataError if a file is missing."""
     earlier: dict[str, str] = {}  # folder of a stage -> its method
     for number, stage in enumerate(stages, start=1):
         folder = f"{number}-{stage.config.method}"
-        for key, name, able in _references(stage):
+        for key, name, methods in _references(stage):
             if name not in earlier:
                 names = ", ".join(earlier) or "none"
                 raise ConfigError(
                     f"stage {folder}: {key} {name!r} is not an earlier stage; these are: {names}"
                 )
-            if earlier[name] not in able:
+            if earlier[name] not in methods:
                 raise ConfigError(
                     f"stage {folder}: {key} {name!r} is a stage of method {earlier[name]}; use a stage of "
-                    f"method {', '.join(able)}"
+                    f"method {', '.join(methods)}"
                 )
-        # A stage that has begun has read its files, which may be gone by now.
+        # A stage that has begun has read its files, so they may have been removed.
         has_begun = (stage.config.output / folder).exists()
         files = [] if has_begun else data_files(stage)
         for file in files:
             if not STAGE.fullmatch(file.name) and not file.is_file():
                 where = f"stage {folder}: " if len(stages) > 1 else ""
-                raise DataError(f"{where}{absence(file, of_config=True)}")
+                raise DataError(f"{where}{missing_file_message(file, of_config=True)}")
         earlier[folder] = stage.config.method
 
 

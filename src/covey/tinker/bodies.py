@@ -1,4 +1,4 @@
-"""The bodies that Tinker's SDK sends as JSON. An unknown field is refused: it might change the result."""
+"""The bodies that Tinker's SDK sends as JSON. Unknown fields are refused, as they might change the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")]
 Seconds = Annotated[int, Ge(1)]
 Metadata = dict[str, object]
-NOT_HERE = {
+UNSUPPORTED = {
     "topk_prompt_logprobs": "a local Tinker returns log-probs of the prompt's own tokens only",
     "topk_sample_logprobs": "a local Tinker returns log-probs of the tokens drawn only",
     "target_prompt_logprobs": "use forward with loss_fn=cross_entropy and these ids as target_tokens",
@@ -20,7 +20,7 @@ NOT_HERE = {
     "kind": "an inflight sampler changes its weights while it draws; a local Tinker takes snapshots",
     "optimizer_config.type": "there is AdamW only",
 }
-"""Fields whose other values Tinker knows, and why they are refused."""
+"""Fields with values that Tinker supports and a local server does not -> the reason, for the error."""
 
 
 class Body(BaseModel):
@@ -32,7 +32,7 @@ class Body(BaseModel):
 
 
 class RequestOrder(BaseModel):
-    """The client and the place in its order of a request, whatever else is in it."""
+    """The client of a request and its place in the client's order. Other fields are ignored here."""
 
     model_id: str
     seq_id: int = 0
@@ -45,7 +45,7 @@ class Session(Body):
 
 
 class LoraConfig(Body):
-    """Which adapter a training client gets."""
+    """The adapter of a new training client."""
 
     rank: Annotated[int, Ge(1), Le(1024)]
     seed: Annotated[int, Ge(-(2**63)), Lt(2**64)] | None = None
@@ -73,8 +73,8 @@ class CreateModel(Body):
     optimizer_config: OptimizerBody = OptimizerBody()
 
 
-class OfModel(Body):
-    """A request of a training client. Requests of one client are done in the order of ``seq_id``."""
+class ClientBody(Body):
+    """The base of requests of a training client, which are computed in the order of ``seq_id``."""
 
     model_id: str
     seq_id: int = 0
@@ -89,16 +89,16 @@ class AdamParams(Body):
     eps: Annotated[float, Ge(0)] = 1e-12
     weight_decay: Annotated[float, Ge(0)] = 0.0
     grad_clip_norm: float = 0.0
-    """Largest norm of the gradient; 0 and less: any."""
+    """Largest norm of the gradient; no limit if it is 0 or less."""
 
 
-class OptimStep(OfModel):
+class OptimStep(ClientBody):
     """Body of optim_step."""
 
     adam_params: AdamParams
 
 
-class SaveWeights(OfModel):
+class SaveWeights(ClientBody):
     """Body of save_weights."""
 
     path: Name
@@ -107,8 +107,8 @@ class SaveWeights(OfModel):
     user_metadata: dict[str, str] | None = None
 
 
-class SaveForSampler(OfModel):
-    """Body of save_weights_for_sampler: with a name a checkpoint, without one a sampler."""
+class SaveForSampler(ClientBody):
+    """Body of save_weights_for_sampler, which writes a checkpoint or, without a path, makes a sampler."""
 
     path: Name | None = None
     sampling_session_seq_id: int | None = None
@@ -118,7 +118,7 @@ class SaveForSampler(OfModel):
 
 
 class LoadWeights(Body):
-    """Body of load_weights: into a model, or with a session as a new one.
+    """Body of load_weights: into an existing client, or with a session into a new one.
 
     The SDK sends ``optimizer_config`` and ``weights_access_token``; neither is used.
     """
@@ -158,7 +158,7 @@ class Prompt(Body):
 
 
 class SamplingBody(Body):
-    """Settings of how completions are drawn."""
+    """Settings of sampling."""
 
     max_tokens: Annotated[int, Ge(1)] | None = None
     seed: int | None = None
@@ -169,7 +169,7 @@ class SamplingBody(Body):
 
 
 class SampleBody(Body):
-    """Body of asample. The fields of type ``None`` and ``Literal`` are offered by Tinker and not here."""
+    """Body of asample. Fields of type ``None`` or ``Literal`` are unsupported features of Tinker."""
 
     num_samples: Annotated[int, Ge(1), Le(4096)] = 1
     prompt: Prompt
@@ -198,9 +198,9 @@ class WeightsInfo(Body):
     tinker_path: str
 
 
-def sentence(error: ValidationError) -> str:
-    """The first mistake in a body, and for what Tinker offers elsewhere the reason."""
+def first_mistake(error: ValidationError) -> str:
+    """Return the first mistake in a body, with the reason if it asks for an unsupported feature."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"
-    reason = next((f" ({why})" for name, why in NOT_HERE.items() if where.endswith(name)), "")
+    reason = next((f" ({why})" for name, why in UNSUPPORTED.items() if where.endswith(name)), "")
     return f"{where}: {first['msg']}{reason}"
