@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from covey.audit.check import Fault
 from covey.audit.groups import groups_of
 from covey.audit.probes import ANSWERS
+from covey.audit.prompts import common_start
 from covey.audit.record import AuditRecord, Sample
 from covey.audit.rescored import best_of, sum_of
-from covey.audit.tokens import common_start
 
 MIN_ROWS = 8
 """Fewest rows of which "most" is said."""
