@@ -191,7 +191,7 @@ def test_a_loss_whose_labels_are_not_shifted(tmp_path: Path) -> None:
 )
 def test_answers_of_the_data_with_what_belongs_to_a_prompt(due: str, change: Any, tmp_path: Path) -> None:
     batches = [batch(step, change) for step in range(4)]
-    trainer = Trainer(assistant_only_loss=True)
+    trainer = Trainer(completion_only_loss=True)
     if due == "template_twice":  # The template would find the second prompt; the data know the first.
         rows = [
             tokenizer().encode(change(f"<ask>{n + s}+{n}<end><say>", "")[0])
@@ -238,5 +238,8 @@ class Score(Trainer):
 def test_the_token_at_which_a_reward_model_reads_its_score(at_padding: bool, tmp_path: Path) -> None:
     trainer = Score()
     trainer.at_padding = at_padding
-    found = names(trainer, [batch(step) for step in range(4)], tmp_path)
+    batches = [batch(step) for step in range(4)]
+    # The second half of a batch is rejected, for the prompts of the first half.
+    pairs = [{name: values[[0, 3, 0, 3]] for name, values in given.items()} for given in batches]
+    found = names(trainer, pairs, tmp_path)
     assert found == (["padding_trained"] if at_padding else [])

@@ -60,18 +60,20 @@ def _end(record: AuditRecord, ids: list[int]) -> int | None:
 
 def other_tokens_are_trained(record: AuditRecord) -> Fault | None:
     """The ids in an update are not the sampled ids."""
-    for use in record.uses:
-        trained, sampled = use.row.ids, use.sample.ids
-        if trained is None or sampled is None:
-            continue
-        first = next((n for n, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
-        if first is not None and len(trained) > 2 and trained[1:] == sampled[:-1]:
-            sentence = "each place is taught its own token, not the next one: the labels are not shifted"
-            return Fault(sentence, use.update.step, location(use, first))
-        if first is not None:
-            pair = f"was sampled as {sampled[first]} and is trained as {trained[first]}"
-            sentence = f"token {first} of a completion {pair}"
-            return Fault(sentence, use.update.step, location(use, first))
+    pairs = [(use, use.row.ids, use.sample.ids) for use in record.uses if use.row.ids and use.sample.ids]
+    others = [
+        (use, trained, ids) for use, trained, ids in pairs if trained[: len(ids)] != ids[: len(trained)]
+    ]
+    own = [use for use, taught, ids in others if len(ids) > 2 and taught[1:] == ids[:-1]]
+    if len(own) > 0.5 * len(others):
+        sentence = "each place is taught its own token, not the next one: the labels are not shifted"
+        return Fault(sentence, own[0].update.step, location(own[0]))
+    for use, trained, ids in others[:1]:
+        first = next(n for n, (a, b) in enumerate(zip(trained, ids, strict=False)) if a != b)
+        sentence = (
+            f"token {first} of a completion was sampled as {ids[first]} and is trained as {trained[first]}"
+        )
+        return Fault(sentence, use.update.step, location(use, first))
     return None
 
 

@@ -64,6 +64,7 @@ class DataRecorder:
         self.turns = Turns(self.tokenizer)
         self.starts = _prompt_lengths(trainer.train_dataset)
         self.masks_prompts = _masks_prompts(trainer)
+        self.is_by_turns = bool(getattr(trainer.args, "assistant_only_loss", False))
         self.file = Recorder(
             path,
             **version_of("trl"),
@@ -182,7 +183,7 @@ class DataRecorder:
             "ids": ids[answer:last],
             "text": self.tokenizer.decode(ids[answer:last]),
         }
-        between = self.turns.between(ids[:last], answer) if self.masks_prompts else []
+        between = self.turns.between(ids[:last], answer) if self.is_by_turns else []
         if any(between):
             sample["inserted"] = [int(outside) for outside in between]
         row: dict[str, Any] = {"at": (n, start, answer, last)}
