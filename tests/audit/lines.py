@@ -39,6 +39,7 @@ def sound() -> Lines:
         "learning_rate": 1e-5,
     }
     tokens = {"bos": BOS, "eos": [EOS], "pad": 0, "names": {"8": "<tool_response>", "9": "</tool_response>"}}
+    tokens |= {"opening": [91], "opening_logprob": -3.0}
     data = {"rows": 20, "distinct": 20, "eval_rows": 10, "eval_in_train": 0}
     header = {
         "format": "covey-audit",
@@ -90,6 +91,7 @@ def _sample(number: int, place: int) -> dict[str, Any]:
         "elsewhere": {"right": 0.0},
         "empty": {"right": 0.0},
         "listed": {"right": 0.0},
+        "kl_ids": [99, EOS],
     }
 
 

@@ -219,6 +219,8 @@ MISTAKES: dict[str, Callable[[Lines], None]] = {
         lambda lines: lines[0]["tokens"]["names"].update({str(EOS): "<|end|>"}),
         every(samples, prompt=lambda s: [{"role": "user", "content": f"<|user|>{s['prompt']}<|end|>"}]),
     ),
+    "template_missing": lambda lines: lines[0]["tokens"].update(opening_logprob=-0.01),
+    "kl_own": every(samples, kl_ids=lambda s: s["ids"]),
     "not_finite": lambda lines: updates(lines)[1].update(loss=math.nan),
     "logprobs_shifted": every(
         rows, logprobs=lambda r: rolled(r["logprobs"]), old_logprobs=lambda r: rolled(r["old_logprobs"])

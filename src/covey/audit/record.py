@@ -46,6 +46,12 @@ class SpecialTokens(_Part):
     pad: int | None = None
     names: dict[str, str] = {}
     """Text of each added token, by its id."""
+    frozen: list[int] = []
+    """Tokens that the checkpoint lacks, and whose embeddings are not trained."""
+    opening: list[int] = []
+    """With what the template opens an answer."""
+    opening_logprob: float | None = None
+    """Of these tokens behind a prompt of the data in the template, in nats per token."""
 
 
 class DataFacts(_Part):
@@ -105,6 +111,8 @@ class Sample(_Part):
     """Rewards of an empty text for this row."""
     listed: Scores = {}
     """Rewards for this row of a text that lists the answers of all rows."""
+    kl_ids: list[int] | None = None
+    """In KTO: the completion, of another prompt, from which the KL is estimated."""
 
     @property
     def prompt_text(self) -> str:

@@ -16,6 +16,7 @@ from covey.audit.checks import (
     losses,
     magnitudes,
     preferences,
+    prompts,
     references,
     rescored,
     returns,
@@ -38,6 +39,7 @@ from covey.insight.show import finding_lines
 
 PREDICATES: Mapping[str, Predicate] = {
     **tokens.CHECKS,
+    **prompts.CHECKS,
     **tools.CHECKS,
     **logprobs.CHECKS,
     **samplers.CHECKS,

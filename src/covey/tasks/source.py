@@ -15,7 +15,7 @@ from covey.config.schema import Data
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
 from covey.tasks.examples import Example, examples_of
-from covey.tasks.files import given_problems, read_problems
+from covey.tasks.files import given_problems, missing_file_message, read_problems
 from covey.tasks.generated import generate_problems
 from covey.tasks.hub import fetch_rows, is_hub
 from covey.types import Problem

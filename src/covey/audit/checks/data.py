@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from covey.audit.checks.check import Fault
 from covey.audit.checks.groups import groups_of
+from covey.audit.checks.prompts import common_start
 from covey.audit.checks.rescored import best_of, sum_of
-from covey.audit.checks.tokens import common_start
 from covey.audit.probes import ANSWERS
 from covey.audit.record import AuditRecord, Sample
 

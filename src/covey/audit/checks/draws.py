@@ -48,12 +48,17 @@ def drawn_from_another_distribution(record: AuditRecord) -> Fault | MissingField
     if "entropies" not in record.fields:
         return _drawn_at_1(record) if temperature != 1 else MissingField("entropies")
     # Log-prob plus entropy is 0 on average, whatever came before the token.
-    surplus = [
-        value for use in first_uses(record) for value in _sums_of_tokens(use, trainer(use), use.row.entropies)
-    ]
-    mean = _mean_beyond_chance(surplus)
+    by_use = [(use, [*_sums_of_tokens(use, trainer(use), use.row.entropies)]) for use in first_uses(record)]
+    mean = _mean_beyond_chance([value for _, values in by_use for value in values])
     if mean is None:
         return None
+    at_first = [value for use, values in by_use if not use.changed_before for value in values]
+    if mean < 0 and at_first and sum(at_first) / len(at_first) > 0.25 * mean and not _beyond(at_first):
+        sentence = "tokens are drawn from the trainer's distribution until its weights change, and then their"
+        sentence += (
+            f" log-probs are {-mean:.2g} nats below what its entropy gives: the sampler has older weights"
+        )
+        return Fault(sentence, next(use.update.step for use, _ in by_use if use.changed_before))
     kind = "sharper" if mean > 0 else "flatter"
     sentence = f"tokens are drawn from a {kind} distribution than the trainer's: their log-probs are"
     return Fault(f"{sentence} {abs(mean):.2g} nats {'above' if mean > 0 else 'below'} what its entropy gives")
@@ -76,6 +81,11 @@ def _drawn_at_1(record: AuditRecord) -> Fault | None:
     temperature = record.number("temperature", 1.0)
     sentence = f"tokens are likelier at temperature 1 than at {temperature:g}, at which they should be drawn"
     return Fault(f"{sentence}: by {-mean:.2g} nats")
+
+
+def _beyond(values: Sequence[float]) -> bool:
+    """Whether a sum of terms that have a mean of 0 is probably not chance."""
+    return abs(sum(values)) > 3 * math.sqrt(sum(value**2 for value in values))
 
 
 def _mean_beyond_chance(values: Sequence[float]) -> float | None:

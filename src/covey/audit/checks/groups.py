@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.audit.checks.check import Fault
-from covey.audit.checks.preferences import learns_from_pairs
+from covey.audit.checks.preferences import learns_from_data
 from covey.audit.record import AuditRecord, Rollout, Sample
 from covey.objective.data import rows_of_groups
 from covey.system.text import percent
@@ -193,7 +193,7 @@ def draws_are_repeated(record: AuditRecord) -> Fault | None:
     completions of that rollout's group, in its order, at least two of them different. Runs whose `algorithm`
     learns from pairs of its data, as dpo, are not judged.
     """
-    if learns_from_pairs(record):
+    if learns_from_data(record):
         return None
     earlier: dict[str, list[list[str]]] = {}
     again: list[tuple[ScoredGroup, bool]] = []

@@ -228,7 +228,7 @@ def trainer_differs_from_the_model(record: AuditRecord) -> Fault | None:
     """
     if _samples_with_other_weights(record):
         return None
-    sentence = "the trainer's log-probs differ from its own model's"
+    sentence = _with_dropout(record, "the trainer's log-probs differ from its own model's")
     everywhere = apart(record, trainer, recomputed, sentence, limit=OTHER_PROGRAM_NATS)
     return everywhere or apart_in_some(record, trainer, recomputed, sentence)
 
@@ -247,7 +247,17 @@ def old_logprobs_are_stale(record: AuditRecord) -> Fault | None:
     """
     if distance(first_uses(record), old, sampler) == 0:  # the sampler's own: verl's bypass_mode
         return None
-    return apart(record, old, trainer, "no update came between, but old and present log-probs differ")
+    words = "no update came between, but old and present log-probs differ"
+    return apart(record, old, trainer, _with_dropout(record, words))
+
+
+def _with_dropout(record: AuditRecord, words: str) -> str:
+    """Return words with the dropout of the model, which draws another mask for each forward pass."""
+    rates = [(name, rate) for name, rate in record.header.settings.items() if name.startswith("model.")]
+    named = [f"{name.removeprefix('model.')}={rate:g}" for name, rate in rates if isinstance(rate, float)]
+    if not named:
+        return words
+    return f"the model has {', '.join(named)}: dropout is on in training, and {words}"
 
 
 def ratio_is_always_1(record: AuditRecord) -> Fault | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,13 +18,15 @@ MIN_UPDATES = 8
 """Fewest updates whose margins are all 0."""
 TOLERANCE = 5e-3
 """Largest relative difference by rounding; the largest absolute one is a fiftieth of it."""
+FROM_DATA = {"sft", "dpo", "kto", "reward"}
+"""First words of the algorithms that learn from completions of their data."""
 PAIR = ("chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_lengths", "rejected_lengths")
 """Data of pairs that a record has."""
 
 
-def learns_from_pairs(record: AuditRecord) -> bool:
-    """Whether a run's completions come from its data, in pairs, and were not drawn from its policy."""
-    return _name(record) in PREFERENCES
+def learns_from_data(record: AuditRecord) -> bool:
+    """Whether a run's completions come from its data, and were not drawn from its policy."""
+    return _name(record) in PREFERENCES or _name(record).partition(" ")[0] in FROM_DATA
 
 
 def _name(record: AuditRecord) -> str:
@@ -35,7 +38,7 @@ def preference_loss_differs(record: AuditRecord) -> Fault | None:
     are not those of their pairs, more than half of all. A pair is a group of two; the completion with the
     higher reward is chosen. Other differences may be terms that covey's loss of that name lacks.
     """
-    if not learns_from_pairs(record):
+    if _name(record) not in PREFERENCES:
         return None
     updates = [(u.step, u.loss, _pairs(record.uses_of(u))) for u in record.updates]
     losses = [(step, loss, pairs) for step, loss, pairs in updates if loss is not None and pairs is not None]
@@ -139,4 +142,30 @@ def margins_are_zero(record: AuditRecord) -> Fault | None:
     return Fault(f"the margin between chosen and rejected is 0 in all {len(logged)} updates: {cause}")
 
 
-CHECKS = {"preference_differs": preference_loss_differs, "margins_zero": margins_are_zero}
+def kl_is_of_its_own_completion(record: AuditRecord) -> Fault | None:
+    """In KTO, more than a tenth of the completions from which the KL is estimated are the completion itself,
+    beyond what equal completions of a batch explain, by 4 standard errors.
+    """
+    count = own = 0
+    expected = variance = 0.0
+    for rollout in record.rollouts:
+        batch = [s for s in rollout.completions if s.ids and s.kl_ids]
+        for sample in batch:
+            ids = sample.ids or []
+            equal = sum((other.ids or []) == ids for other in batch) - 1
+            chance = equal / max(1, len(batch) - 1)
+            count += 1
+            own += (sample.kl_ids or [])[: len(ids)] == ids
+            expected += chance
+            variance += chance * (1 - chance)
+    beyond = own - expected - 4 * math.sqrt(variance)
+    if own < 4 or beyond <= 0.1 * count:
+        return None
+    return Fault(f"the KL of {own} of {count} completions is that of the completion itself")
+
+
+CHECKS = {
+    "preference_differs": preference_loss_differs,
+    "margins_zero": margins_are_zero,
+    "kl_own": kl_is_of_its_own_completion,
+}

@@ -9,11 +9,17 @@ from typing import NamedTuple
 
 from covey.audit.checks.check import Fault
 from covey.audit.checks.groups import scored_groups, totals, weights_of
-from covey.audit.checks.row_answers import rewards_of_other_texts, texts_are_paid_alike_everywhere
+from covey.audit.checks.row_answers import (
+    last_number,
+    rewards_of_other_texts,
+    texts_are_paid_alike_everywhere,
+)
 from covey.audit.record import AuditRecord, Sample
 
 MIN_COMPLETIONS = 8
 """Completions that a check needs before it applies."""
+MIN_NUMBERS = 3
+"""Fewest different last numbers of a prompt's completions that show whether its answer matters."""
 NOISE = 0.05
 """Fraction of the variance of rewards that a judge may add by chance."""
 EQUAL_REWARDS = 1e-5
@@ -184,8 +190,34 @@ def other_rows_are_paid_alike(record: AuditRecord) -> Fault | None:
 def empty_text_is_paid_most(record: AuditRecord) -> Fault | None:
     """An empty text earns as much as the best completion of the run: in more than nine of ten rows, if not
     all completions earn as much; or in at least two prompts whose completions, at least eight, all earn as
-    much, while most completions of the other prompts do not.
+    much, while most completions of the other prompts do not. Or in at least two prompts every completion
+    earns as much as the best, with at least three different last numbers, while in the others, at least two
+    and nine in ten with them, at most one last number does.
     """
+    return _empty_is_paid(record) or _any_number_is_paid(record)
+
+
+def _any_number_is_paid(record: AuditRecord) -> Fault | None:
+    best = best_of(record)
+    paid: dict[str, dict[str, list[bool]]] = {}
+    for rollout in record.rollouts:
+        rewards = totals(record, rollout.completions).rewards.tolist()
+        for sample, reward in zip(rollout.completions, rewards, strict=True):
+            number = last_number(sample.text or "")
+            if number and not math.isnan(reward):
+                paid.setdefault(sample.prompt_text, {}).setdefault(number, []).append(reward >= best)
+    judged = {prompt: numbers for prompt, numbers in paid.items() if len(numbers) >= MIN_NUMBERS}
+    free = [prompt for prompt, numbers in judged.items() if all(map(all, numbers.values()))]
+    strict = [prompt for prompt, numbers in judged.items() if sum(map(any, numbers.values())) <= 1]
+    if min(len(free), len(strict)) < 2 or len(free) + len(strict) < 0.9 * len(judged):
+        return None
+    sentence = (
+        f"{len(free)} of {len(judged)} prompts pay every completion, whatever its number, and the others"
+    )
+    return Fault(f"{sentence} pay one number alone: probably their answers cannot be read")
+
+
+def _empty_is_paid(record: AuditRecord) -> Fault | None:
     rewards = rewards_of(record)
     best = max(rewards, default=math.nan)
     probed = [(step, n, s) for step, n, s in record.samples if s.empty]

@@ -22,6 +22,8 @@ MIN_COMPLETIONS = 4
 """Fewest completions from which a common factor can be read."""
 RECORDED_DATA = frozenset({"rewards", "components", "weights", "lengths", "mask"})
 """The data of a group that a record holds."""
+TRLS_EPS = 1e-4
+"""What TRL adds to the std of a group."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def _scored_rollout(record: AuditRecord, rollout: Rollout) -> ScoredRollout | No
     counts = ~rewards.isnan()
     counts[_padding(samples, untrained)] = False
     rows = torch.nonzero(counts)[:, 0]
-    used = tensor_of(values.advantages)[rows]
+    group = torch.tensor(groups_of(samples))[rows]
+    used = _without_rounding(tensor_of(values.advantages)[rows], rewards[rows], group)
     if int((~used.isnan()).sum()) < 2:
         return None
     return ScoredRollout(
@@ -126,13 +129,25 @@ def _scored_rollout(record: AuditRecord, rollout: Rollout) -> ScoredRollout | No
         rewards=rewards[rows],
         components=components[:, rows],
         weights=weights,
-        group=torch.tensor(groups_of(samples))[rows],
+        group=group,
         lengths=torch.tensor(values.lengths).clamp(min=1)[rows],
         kl=tensor_of(values.kl)[rows],
         used=used,
         update=torch.tensor(values.updates)[rows],
         one_per_completion=has_common and max(values.lengths) > 1,
     )
+
+
+def _without_rounding(used: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
+    """Return advantages that are 0 in groups of equal rewards, where those are the rounding of a mean.
+
+    The mean of eight float32 numbers of .1 is not .1, and TRL divides the difference by a std of 0 plus 1e-4.
+    """
+    rounding = rewards.abs() * 2**-22 / TRLS_EPS
+    dead = torch.zeros_like(used, dtype=torch.bool)
+    for _, rows in rows_of_groups(group):
+        dead[rows] = rewards[rows].max() == rewards[rows].min()
+    return torch.where(dead & (used.abs() <= rounding), torch.zeros_like(used), used)
 
 
 def _padding(samples: Sequence[Sample], untrained: AbstractSet[int]) -> list[int]:

@@ -31,14 +31,15 @@ def number_of(text: str) -> float | None:
     return None if match is None else float(text.replace(",", ""))
 
 
-def _last_number(text: str) -> str:
+def last_number(text: str) -> str:
+    """Return the last number in a text; '' without one."""
     return next(reversed(NUMBER.findall(text)), "").rstrip(",")
 
 
 RULES: tuple[Callable[[str, str], bool], ...] = (
     lambda text, answer: text.strip() == answer,
     lambda text, answer: text.rstrip().endswith(answer),
-    lambda text, answer: _last_number(text) == answer,
+    lambda text, answer: last_number(text) == answer,
 )
 """Text, answer -> whether the text is correct."""
 
@@ -170,7 +171,7 @@ def another_notation_is_not_paid(record: AuditRecord) -> Fault | None:
         for batch in function:
             for i, (sample, best) in enumerate(zip(batch.rollout.completions, batch.best, strict=True)):
                 answer = answer_of(sample)
-                number = _last_number(sample.text or "")
+                number = last_number(sample.text or "")
                 value = number_of(answer)
                 if number == answer:
                     same.append(best)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from covey.audit.checks.check import Fault, MissingField
+from covey.audit.checks.check import Fault
+from covey.audit.checks.preferences import learns_from_data
 from covey.audit.record import AuditRecord, Sample, Use
 
 MIN_COMPLETIONS = 4
 """Completions that a check needs before it applies."""
-MIN_CHARACTERS = 4
-"""Fewest characters of a common beginning or end that is not chance."""
 IMPOSSIBLE = -25.0
 """Log-prob in nats of a practically impossible event."""
 TRUNCATED_FRACTION = 0.75
 """Fraction of truncated completions above which the limit is too small."""
-MIN_COMMON_START = 8
-"""Fewest characters that all prompts of a template begin with."""
-MIN_COMMON_ENDING = 20
-"""Fewest characters that they all end with, so that a missing end shows."""
-MIN_LENGTH_RATIO = 0.8
-"""Smallest ratio of the characters of two prompts with the same number of tokens."""
 TOOL_ANSWER_MARKS = (("<tool_response>", "</tool_response>"), ("[TOOL_RESULTS]", "[/TOOL_RESULTS]"))
 """Marks around a tool's answer in the templates of Qwen and Mistral."""
 
@@ -66,15 +60,20 @@ def _end(record: AuditRecord, ids: list[int]) -> int | None:
 
 def other_tokens_are_trained(record: AuditRecord) -> Fault | None:
     """The ids in an update are not the sampled ids."""
-    for use in record.uses:
-        trained, sampled = use.row.ids, use.sample.ids
-        if trained is None or sampled is None:
-            continue
-        first = next((n for n, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
-        if first is not None:
-            pair = f"was sampled as {sampled[first]} and is trained as {trained[first]}"
-            sentence = f"token {first} of a completion {pair}"
-            return Fault(sentence, use.update.step, location(use, first))
+    pairs = [(use, use.row.ids, use.sample.ids) for use in record.uses if use.row.ids and use.sample.ids]
+    others = [
+        (use, trained, ids) for use, trained, ids in pairs if trained[: len(ids)] != ids[: len(trained)]
+    ]
+    own = [use for use, taught, ids in others if len(ids) > 2 and taught[1:] == ids[:-1]]
+    if len(own) > 0.5 * len(others):
+        sentence = "each place is taught its own token, not the next one: the labels are not shifted"
+        return Fault(sentence, own[0].update.step, location(own[0]))
+    for use, trained, ids in others[:1]:
+        first = next(n for n, (a, b) in enumerate(zip(trained, ids, strict=False)) if a != b)
+        sentence = (
+            f"token {first} of a completion was sampled as {ids[first]} and is trained as {trained[first]}"
+        )
+        return Fault(sentence, use.update.step, location(use, first))
     return None
 
 
@@ -233,14 +232,52 @@ def completions_begin_with_their_prompt(record: AuditRecord) -> Fault | None:
 
 
 def end_is_lost(record: AuditRecord) -> Fault | None:
-    """More than half of the completions that are shorter than the limit have no end token."""
+    """More than half of the completions that are shorter than the limit have no end token. Or, in a run that
+    learns from data without packing it, more than a tenth of the completions are truncated at max_length.
+    """
+    if learns_from_data(record):
+        return _data_is_cut(record)
     limit = record.number("max_completion_length", 0)
-    shorter = [(step, n, s) for step, n, s in record.samples if s.ids and len(s.ids) < limit]
-    lost = [(step, n) for step, n, s in shorter if _end(record, s.ids or []) is None]
+    given = [(step, n, _without_padding(record, s.ids)) for step, n, s in record.samples if s.ids]
+    shorter = [(step, n, ids) for step, n, ids in given if ids and len(ids) < limit]
+    lost = [(step, n, ids) for step, n, ids in shorter if _end(record, ids) is None]
     if len(shorter) < MIN_COMPLETIONS or len(lost) <= 0.5 * len(shorter):
         return None
     sentence = f"{len(lost)} of {len(shorter)} completions stop before the limit without an end token"
+    last, count = Counter(ids[-1] for _, _, ids in lost).most_common(1)[0]
+    name = record.header.tokens.names.get(str(last))
+    if name is not None and count > 0.9 * len(lost):
+        sentence += f": they end with {name}, which the trainer does not take for an end token"
+        if record.setting("mask_truncated_completions") is True:
+            sentence += " and leaves out as truncated"
     return Fault(sentence, lost[0][0], {"completion": lost[0][1]})
+
+
+def _without_padding(record: AuditRecord, ids: list[int]) -> list[int]:
+    """Return a completion without the padding at its end, unless padding ends completions."""
+    tokens = record.header.tokens
+    pads = (
+        0
+        if tokens.pad in tokens.eos
+        else next((n for n, i in enumerate(ids[::-1]) if i != tokens.pad), len(ids))
+    )
+    return ids[: len(ids) - pads]
+
+
+def _data_is_cut(record: AuditRecord) -> Fault | None:
+    limit = record.number("max_length", math.inf)
+    known = [(step, n, s) for step, n, s in record.samples if s.ids and s.prompt_ids is not None]
+    lengths = [len(s.prompt_ids or ()) + len(s.ids or ()) for _, _, s in known]
+    cut = [
+        (step, n)
+        for (step, n, s), length in zip(known, lengths, strict=True)
+        if length == limit and _end(record, s.ids or []) is None
+    ]
+    is_packed = record.setting("packing") is True
+    if is_packed or len(cut) < MIN_COMPLETIONS or len(cut) <= 0.1 * len(known):
+        return None
+    sentence = f"{len(cut)} of {len(known)} completions of the data are truncated at max_length={limit:.0f}"
+    return Fault(f"{sentence} and lack their end", cut[0][0], {"completion": cut[0][1]})
 
 
 def nothing_ends(record: AuditRecord) -> Fault | None:
@@ -277,127 +314,12 @@ def _least_fraction(by_prompt: Sequence[Sequence[bool]]) -> float:
     return min(fraction - 3.5 * error, 1 - 3 / total)
 
 
-def prompts_are_cut(record: AuditRecord) -> Fault | MissingField | None:
-    """More than a quarter of the prompts, and at least four, are exactly as long as the limit, and none is
-    longer, although the settings truncate prompts. Or more than a tenth of the prompts, the longest ones,
-    lack an ending of at least 20 characters that all others share, and share no ending of their own,
-    although all prompts begin alike.
-    """
-    limit = record.number("max_prompt_length", 0)
-    if not limit:
-        return _ends_are_cut(record)
-    prompts = {tuple(s.prompt_ids): (step, n) for step, n, s in record.samples if s.prompt_ids}
-    full = [ids for ids in prompts if len(ids) == limit]
-    too_few = len(full) < MIN_COMPLETIONS or len(full) <= 0.25 * len(prompts)
-    if too_few or any(len(ids) > limit for ids in prompts) or record.setting("prompt_truncation") == "error":
-        return None
-    step, n = prompts[full[0]]
-    sentence = f"{len(full)} of {len(prompts)} prompts have exactly {limit:.0f} tokens, the limit"
-    return Fault(f"{sentence}: longer ones are truncated", step, {"completion": n})
-
-
-def _ends_are_cut(record: AuditRecord) -> Fault | MissingField | None:
-    texts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
-    prompts = sorted(texts, key=len)
-    if not prompts:
-        return MissingField("settings.max_prompt_length")
-    if len(prompts) < MIN_COMPLETIONS or len(common_start(prompts)) < MIN_COMMON_START:
-        return None
-    backwards = [prompt[::-1] for prompt in prompts]
-    # From the shortest prompt on, all share their end up to the first truncated one.
-    whole = next(
-        (n for n in range(2, len(prompts)) if len(common_start(backwards[: n + 1])) < MIN_COMMON_ENDING),
-        len(prompts),
-    )
-    end = common_start(backwards[:whole])
-    lacking = [back for back in backwards if not back.startswith(end)]
-    if len(end) < MIN_COMMON_ENDING or len(lacking) <= 0.1 * len(prompts):
-        return None
-    longest = max(len(back) for back in backwards if back.startswith(end))
-    # Prompts of another kind would share an end of their own; truncated prompts share none.
-    if len(common_start(lacking)) >= MIN_CHARACTERS or len(lacking[0]) < MIN_LENGTH_RATIO * longest:
-        return None
-    step, n = texts[lacking[0][::-1]]
-    sentence = f"{len(lacking)} of {len(prompts)} prompts, the longest, lack the end of the others,"
-    return Fault(
-        f"{sentence} {end[::-1][-MIN_COMMON_ENDING:]!r}: they are truncated", step, {"completion": n}
-    )
-
-
-def common_start(texts: Sequence[str]) -> str:
-    """Return the common beginning of all texts."""
-    first, last = min(texts), max(texts)
-    return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
-
-
-def begin_is_doubled(record: AuditRecord) -> Fault | None:
-    """A prompt begins with two begin-of-sequence tokens."""
-    bos = record.header.tokens.bos
-    for step, n, sample in record.samples:
-        if bos is not None and sample.prompt_ids and sample.prompt_ids[:2] == [bos, bos]:
-            return Fault("prompts begin with two begin-of-sequence tokens", step, {"completion": n})
-    return None
-
-
 def update_trains_no_token(record: AuditRecord) -> Fault | None:
     """All masks of an update are 0."""
     for update in record.updates:
         masks = [row.mask for row in update.rows]
         if masks and not any(any(mask) for mask in masks if mask is not None) and None not in masks:
             return Fault("an update trains no token: every mask is 0", update.step)
-    return None
-
-
-def prompts_are_ended(record: AuditRecord) -> Fault | None:
-    """All prompts, at least four, end with an end token, or with one that only white space follows."""
-    ends = record.header.tokens.eos
-    names = record.header.tokens.names
-    texts = tuple(names[str(token)] for token in ends if str(token) in names)
-    prompts = [(step, n, s.prompt_ids, s.prompt) for step, n, s in record.samples if s.prompt_ids]
-    ended = [
-        ids[-1] in ends or (isinstance(prompt, str) and prompt.rstrip().endswith(texts))
-        for _, _, ids, prompt in prompts
-    ]
-    if len(prompts) < MIN_COMPLETIONS or not all(ended):
-        return None
-    step, n, ids, _ = prompts[0]
-    evidence = {"completion": n, "token": len(ids) - 1}
-    return Fault("every prompt ends with the end token, and the answer comes after it", step, evidence)
-
-
-def prompts_end_with_a_space(record: AuditRecord) -> Fault | None:
-    """All prompts, at least four, end with a space. Tokenizers put the space into the word that follows it,
-    so a model has hardly seen a word behind a space of its own.
-    """
-    prompts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
-    if len(prompts) < MIN_COMPLETIONS or not all(prompt.endswith(" ") for prompt in prompts):
-        return None
-    step, n = next(iter(prompts.values()))
-    return Fault(f"all {len(prompts)} prompts end with a space", step, {"completion": n})
-
-
-def template_is_applied_twice(record: AuditRecord) -> Fault | None:
-    """A message of a prompt contains the text of the end token, which a template writes between messages. Or
-    all prompts, at least four, begin with the same text of eight or more characters, twice in a row.
-    """
-    names = record.header.tokens.names
-    ends = [names[str(token)] for token in record.header.tokens.eos if str(token) in names]
-    texts = {s.prompt for _, _, s in record.samples if isinstance(s.prompt, str)}
-    start = common_start(sorted(texts)) if len(texts) >= MIN_COMPLETIONS else ""
-    twice = [n for n in range(MIN_COMMON_START, len(start) // 2 + 1) if start[:n] == start[n : 2 * n]]
-    if twice and len(set(start[: twice[0]])) > MIN_CHARACTERS:
-        return Fault(f"every prompt begins twice with {start[: twice[0]]!r}: the template was applied twice")
-    for step, n, sample in record.samples:
-        messages = sample.prompt if isinstance(sample.prompt, list) else ()
-        shown = [
-            end for end in ends for m in messages if m.get("role") == "user" and end in str(m.get("content"))
-        ]
-        if shown:
-            return Fault(
-                f"a user's message contains {shown[0]}: it already is a templated prompt",
-                step,
-                {"completion": n},
-            )
     return None
 
 
@@ -414,9 +336,4 @@ CHECKS = {
     "prompt_trained": completions_begin_with_their_prompt,
     "end_lost": end_is_lost,
     "never_ends": nothing_ends,
-    "prompt_cut": prompts_are_cut,
-    "bos_doubled": begin_is_doubled,
-    "prompt_ended": prompts_are_ended,
-    "prompt_space": prompts_end_with_a_space,
-    "template_twice": template_is_applied_twice,
 }

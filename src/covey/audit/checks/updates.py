@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 
 from covey.audit.checks.check import Fault
 from covey.audit.checks.logprobs import after, before, distance, pairs, ratios_are_wide, trainer
-from covey.audit.checks.tokens import location
+from covey.audit.checks.tokens import MIN_COMPLETIONS, location
 from covey.audit.record import AuditRecord, Update, Use
 from covey.system.text import percent
 
@@ -25,6 +25,8 @@ LEAP_NATS = 1.0
 """Most nats per token by which a sound update moves a policy."""
 IDLE_UPDATES = 4
 """Fewest updates without a learning rate that are more than the end of a schedule."""
+MIN_ADAPTER_RATE = 1e-6
+"""A lower learning rate is too small for LoRA, which needs ten times that of full fine-tuning."""
 MIN_RATE = 1e-10
 """A lower learning rate moves no weight, whatever the precision."""
 
@@ -102,8 +104,18 @@ def warmup_is_longer_than_the_run(record: AuditRecord) -> Fault | None:
 def weights_do_not_move(record: AuditRecord) -> Fault | None:
     """Weights stay the same after updates with a gradient and a learning rate above 0. Where they are
     unknown, log-probs stay the same bit for bit after updates with advantages, outside of a warm-up. Or more
-    than half of the tensors of an adapter require no gradient.
+    than half of the tensors of an adapter require no gradient. Or at least four completions that are trained
+    have tokens that the checkpoint lacks, and whose embeddings are frozen.
     """
+    fresh = {*record.header.tokens.frozen}
+    new = [use for use in record.uses if fresh and fresh & {*(use.sample.ids or ())}]
+    if len(new) >= MIN_COMPLETIONS:
+        names = record.header.tokens.names
+        words = ", ".join(names.get(str(token), str(token)) for token in sorted(fresh)[:4])
+        sentence = (
+            f"{len(fresh)} new tokens ({words}) keep the embeddings that they were given: they are frozen"
+        )
+        return Fault(sentence, new[0].update.step, location(new[0]))
     frozen = [(u.step, u.adapter_frozen) for u in record.updates if u.adapter_frozen is not None]
     if frozen and min(part for _, part in frozen) > 0.5:
         step, part = frozen[0]
@@ -180,7 +192,15 @@ def rate_restarts(record: AuditRecord) -> Fault | None:
 
 
 def weights_are_too_coarse(record: AuditRecord) -> Fault | None:
-    """With weights in bfloat16 or float16, every update changes less than a fifth of them."""
+    """With weights in bfloat16 or float16, every update changes less than a fifth of them. Or an adapter is
+    trained at less than 1e-6 in every update, at least four, a rate of full fine-tuning.
+    """
+    rates = [u.learning_rate or 0.0 for u in record.updates if u.adapter_frozen is not None]
+    if len(rates) >= IDLE_UPDATES and 0 < max(rates) < MIN_ADAPTER_RATE:
+        sentence = (
+            f"the learning rate of the adapter is at most {max(rates):.2g}, as in full fine-tuning: B begins"
+        )
+        return Fault(f"{sentence} at 0, and moves too little to be seen", record.updates[0].step)
     dtype = str(record.setting("dtype", ""))
     changed = [
         u.weights_changed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypeVar
 from covey.audit.probes import probe
 from covey.audit.record import FORMAT, VERSION
 from covey.audit.writers.motions import MotionRecorder
+from covey.audit.writers.turns import Turns
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,9 +110,7 @@ class BatchRecorder(Recorder):
     """Writes a record of a trainer that holds whole batches: a rollout and then an update for each batch."""
 
     def __init__(self, path: Path, **header: Any) -> None:
-        with suppress(PackageNotFoundError):
-            header["framework_version"] = version(header["framework"])
-        super().__init__(path, **header)
+        super().__init__(path, **{**header, **version_of(header["framework"])})
         self.count = 0
         self._step = 0
         self._rows: list[dict[str, Any]] = []
@@ -155,6 +154,14 @@ class BatchRecorder(Recorder):
         fields = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "metrics": numbers_by_name}
         self.write(kind="update", step=self._step, rows=self._rows, **fields)
         self.count += 1
+
+
+def version_of(framework: str) -> dict[str, str]:
+    """Return the header's fields of a framework: its name, and its version if it is installed."""
+    try:
+        return {"framework": framework, "framework_version": version(framework)}
+    except PackageNotFoundError:
+        return {"framework": framework}
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -257,6 +264,38 @@ def tokens_of(tokenizer: Any) -> dict[str, Any]:
     names = {str(i): token.content for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     ends = [tokenizer.eos_token_id]
     return {"bos": tokenizer.bos_token_id, "eos": ends, "pad": tokenizer.pad_token_id, "names": names}
+
+
+def frozen_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the added tokens that a model's checkpoint lacks, if no step trains their embeddings."""
+    layers = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if any(p.requires_grad for layer in layers if layer is not None for p in layer.parameters()):
+        return []
+    # A model that was not loaded from a folder with a config has no vocabulary of before.
+    with suppress(Exception):
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(model.config.name_or_path, local_files_only=True)
+        size = config.get_text_config().vocab_size
+        return [token for token in tokenizer.added_tokens_decoder if token >= size]
+    return []
+
+
+def opening_of(model: Any, tokenizer: Any, prompt: object) -> dict[str, Any]:
+    """Return the tokens that open an answer in the template, and how the model expects them behind a prompt.
+
+    {} for messages, to which a trainer applies the template, and where no template opens answers.
+    """
+    opening = Turns(tokenizer).opening
+    if not isinstance(prompt, str) or not opening:
+        return {}
+    messages = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    before = tokenizer(text, add_special_tokens=False)["input_ids"][: -len(opening)]
+    if not before:
+        return {}
+    (logprobs,) = plain_logprobs(model, before, opening, (1.0,), nullcontext())
+    return {"opening": opening, "opening_logprob": fmean(logprobs)}
 
 
 def keep_tokenizer(tokenizer: Any, record: Path) -> None:

@@ -1,4 +1,6 @@
-"""Write a record of TRL's GRPOTrainer or RLOOTrainer: `record_run(trainer, "run.jsonl")` before it trains.
+"""Write a record of a trainer of TRL: `record_run(trainer, "run.jsonl")` before it trains.
+
+This module follows GRPOTrainer and RLOOTrainer, `trl_data_writer` those that learn from data.
 
 Importing this module imports neither torch nor TRL. The trainer's methods run unchanged; their arguments and
 results are copied. Only the first process writes. If recording fails, the record ends and training continues.
@@ -11,7 +13,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,20 +23,25 @@ from covey.audit.writers.recorder import (
     Recorder,
     T,
     facts_of,
+    frozen_tokens,
     keep_tokenizer,
     numbers,
+    opening_of,
     plain_logprobs,
     row_of,
     token_logprobs,
     tokens_of,
     up_to,
+    version_of,
 )
+from covey.audit.writers.trl_data import DataRecorder, learns_from_data
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WRAPPED = (
     "_calculate_rewards",
+    "_generate",
     "_generate_and_score_completions",
     "compute_loss",
     "_compute_loss",
@@ -57,13 +63,18 @@ SAME_LOGPROBS = 0.02
 def record_run(trainer: Any, path: str | Path, looks: int = 8, probes: bool = True) -> None:
     """Record a trainer's work in a file, with a line for each rollout and update.
 
-    ``looks``: completions of each rollout whose log-probs are computed again, before and after updates.
+    ``looks``: completions of each rollout, or of the first batches of data, whose log-probs are computed
+    again; those of a rollout before and after updates.
     ``probes``: call the reward functions up to four more times for each completion of the first rollout.
     """
     if not trainer.accelerator.is_main_process:
         return
     from transformers import TrainerCallback
 
+    if learns_from_data(trainer):
+        ends = DataRecorder(trainer, Path(path), looks, _settings_of(trainer)).callbacks()
+        trainer.add_callback(type("AuditCallback", (TrainerCallback,), ends)())
+        return
     recorder = _TrlRecorder(trainer, Path(path), looks, probes)
     for name in WRAPPED:
         if hasattr(trainer, name):
@@ -82,12 +93,15 @@ class _TrlRecorder:
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         tokens = tokens_of(tokenizer)
         tokens["eos"] = list(getattr(trainer, "eos_token_ids", tokens["eos"]))
+        tokens["frozen"] = frozen_tokens(trainer.model, tokenizer)
         datasets = (trainer.train_dataset, getattr(trainer, "eval_dataset", None))
         prompts = [_prompts(data) for data in datasets]
+        # A model in parts on several devices may not run outside of its trainer's steps.
+        with suppress(Exception):
+            tokens |= opening_of(trainer.model, tokenizer, next(iter(prompts[0]), None))
         self.file = Recorder(
             path,
-            framework="trl",
-            framework_version=version("trl"),
+            **version_of("trl"),
             settings=_settings_of(trainer),
             tokens=tokens,
             data=facts_of(*prompts),
@@ -98,6 +112,8 @@ class _TrlRecorder:
         self.looks = looks
         self.probes = probes
         self.scored: tuple[Any, ...] = ()
+        self.written: list[list[int]] | None = None
+        """For each completion of a rollout with tools, which of its tokens the model wrote."""
         self.count = -1
         self.logprobs: Tensor
         self.entropies: Tensor | None = None
@@ -113,6 +129,11 @@ class _TrlRecorder:
         result = inner(*args, **kwargs)
         replaced = self.file.attempt(hook, result, *args, **kwargs)
         return result if replaced is None else replaced
+
+    def _generate(self, result: Sequence[Any], *_: object) -> None:
+        # The third of its results says which tokens the model wrote, if a tool wrote others.
+        masks = result[2] if len(result) > 2 else None
+        self.written = list(masks) if isinstance(masks, list) else None
 
     def _calculate_rewards(
         self, rewards: Tensor, inputs: Rows, prompts: list[Any], texts: list[Any], ids: list[list[int]]
@@ -165,6 +186,8 @@ class _TrlRecorder:
             sample["sampler_logprobs"] = numbers(output["sampling_per_token_logps"][index][: len(ids)])
         if "tool_mask" in output:
             sample["inserted"] = (output["tool_mask"][index][: len(ids)] == 0).int().tolist()
+        elif self.written is not None and len(self.written[index]) == len(ids):
+            sample["inserted"] = [int(not wrote) for wrote in self.written[index]]
         return sample
 
     def _looked(self, sample: dict[str, Any]) -> list[list[float]]:
@@ -286,6 +309,8 @@ def _settings_of(trainer: Any) -> dict[str, Any]:
     settings["processes"] = trainer.accelerator.num_processes
     settings["model"] = trainer.model.config.name_or_path
     settings["dtype"] = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
+    noise = trainer.model.config.to_dict().items()
+    settings |= {f"model.{name}": rate for name, rate in noise if _is_dropout(name, rate)}
     # An optimizer or a schedule that the script made is not that of the arguments.
     if trainer.optimizer is not None:
         settings["learning_rate"] = trainer.optimizer.param_groups[0]["lr"]
@@ -302,6 +327,10 @@ def _rloo_logprobs(output: Tensors, passes: Sequence[Tensor]) -> Tensors:
         return {}
     names = ("covey_old_logprobs", "covey_ref_logprobs")
     return {name: logprobs.detach() for name, logprobs in zip(names, passes, strict=False)}
+
+
+def _is_dropout(name: str, rate: object) -> bool:
+    return bool(re.search("dropout|pdrop", name)) and isinstance(rate, float) and rate > 0
 
 
 def _has_noise(model: Any) -> bool:
