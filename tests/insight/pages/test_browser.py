@@ -326,14 +326,12 @@ def test_two_runs_are_compared(site, page) -> None:
     page.wait_for_selector("canvas")
 
 
-def test_two_runs_are_subtracted_in_the_order_that_the_page_names(page, tmp_path) -> None:
-    seeds(tmp_path)
-    with serving(tmp_path) as url:
-        gain = {"name": "greedy", "value": 0.1, "low": 0.0, "high": 0.2, "is_fraction": True}
-        page.route("**/api/compare?*", lambda r: r.fulfill(json={**r.fetch().json(), "held_out": [gain]}))
-        page.goto(f"{url}?token=right#/compare/y/x%2Cseed%3D1")
-        page.wait_for_selector("h2:text-is('The same held-out problems: x,seed=1 minus y')")
-        page.goto("about:blank")
+def test_two_runs_are_subtracted_in_the_order_that_the_page_names(site, page) -> None:
+    gain = {"name": "greedy", "value": 0.1, "low": 0.0, "high": 0.2, "is_fraction": True}
+    page.route("**/api/compare*", lambda r: r.fulfill(json={**r.fetch().json(), "held_out": [gain]}))
+    page.goto(site.at("#/compare/one/two"))
+    page.wait_for_selector("h2:text-is('The same held-out problems: two minus one')")
+    page.wait_for_selector(".tile >> text=+10 points")
 
 
 def test_a_record_of_another_trainer_is_listed_with_what_it_has(page, tmp_path) -> None:

@@ -32,7 +32,6 @@ from covey.insight.pages.thinning import MAX_POINTS, ThinnedCurve
 from covey.insight.show import end_reason, show_step
 from covey.models.tiny import build_tokenizer
 from covey.runs.folder import RunFolder
-from covey.runs.owner import name_owner
 from covey.runs.state import RunStatus, run_state
 from covey.runs.trust import write_own
 from tests.conftest import full_tokenizer
@@ -46,10 +45,10 @@ def test_a_run_that_trains_again_is_listed_without_its_last_end(tmp_path) -> Non
     end = {"exit_code": 75, "error": "stopped by SIGTERM", "resume_command": "covey resume run"}
     (tmp_path / "run" / "exit.json").write_text(json.dumps(end))
     (row,) = run_list(Runs(tmp_path))["runs"]
-    assert row["state"] == "interrupted" and "stopped by SIGTERM" in row["ended"]
-    name_owner(tmp_path / "run")  # this process, which is at work
-    (row,) = run_list(Runs(tmp_path))["runs"]
     assert row["state"] == "training" and row["ended"] == ""
+    (tmp_path / "run" / ".owner").write_text("")  # which names this process, and that is at work
+    (row,) = run_list(Runs(tmp_path))["runs"]
+    assert row["state"] == "interrupted" and "stopped by SIGTERM" in row["ended"]
 
 
 def test_the_pages_start_without_the_libraries_of_models() -> None:
