@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.fakes import completion
 
 from covey.rewards.contract import Reward
@@ -40,6 +41,9 @@ def leaves(completion):
     if completion == "quit": raise SystemExit(0)
     if completion == "interrupt": raise KeyboardInterrupt
     return 1.0
+
+def forks(completion):
+    return 1.0 if os.fork() else 0.5
 
 def counts(completion):
     seen.append(completion)
@@ -156,6 +160,22 @@ def test_one_that_ends_its_process_costs_its_own_sample(project: Path, capsys) -
     count_failures([], [judged(rewards, "exit", "exit")], max_infra=0.2)
     with pytest.raises(RewardError, match=r"leaves on problem p: it ended its own process"):
         judged(rewards, "exit", strict=True)
+
+
+def test_a_child_of_a_function_that_forks_does_not_reply(project: Path) -> None:
+    """The child returned 0.5 into the same channel, and the second reply was taken for the next call's."""
+    assert judged(load(project, "forks"), *"abc").rewards.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_importing_a_file_leaves_torch_as_it_was(tmp_path: Path) -> None:
+    """With another default dtype, the trainer's own tensors had another size than its operations write."""
+    changes = "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\n"
+    changes += "torch.set_num_threads(7)\ntorch.set_default_device('meta')\n"
+    (tmp_path / "loud.py").write_text(f"{changes}def loud(completion):\n    return 1.0\n")
+    threads = torch.get_num_threads()
+    load_rewards(["loud.py:loud"], tmp_path)
+    assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
+    assert (torch.get_num_threads(), torch.get_default_device().type) == (threads, "cpu")
 
 
 def test_its_state_is_kept_between_calls(project: Path) -> None:

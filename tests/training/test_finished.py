@@ -49,6 +49,17 @@ def test_more_steps_continue_where_they_were_interrupted(tmp_path: Path) -> None
     assert fingerprint(tmp_path / "once") == fingerprint(tmp_path / "parts")
 
 
+def test_more_steps_continue_from_an_earlier_checkpoint_where_the_last_is_damaged(tmp_path: Path) -> None:
+    """The hashes of the ended run's result were compared with logs that were shorter already."""
+    start(tmp_path / "once", train={"steps": 6, "save_every": 1})
+    start(tmp_path / "twice", train={"steps": 4, "save_every": 1})
+    weights = tmp_path / "twice" / "checkpoints" / "step_000004" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    (result,) = start(tmp_path / "twice", train={"steps": 6, "save_every": 1})
+    assert result.steps == 6
+    assert fingerprint(tmp_path / "once") == fingerprint(tmp_path / "twice")
+
+
 def test_more_steps_under_a_schedule_that_counts_them_need_resume(tmp_path: Path) -> None:
     cosine = {"steps": 4, "schedule": "cosine"}
     start(tmp_path / "run", train=cosine)

@@ -95,11 +95,15 @@ def serve_user(setup: UserSetup) -> None:
     send(CHANNEL, {"ready": True})
     # Several threads send replies, and their frames must not be interleaved.
     writing = threading.Lock()
+    process = os.getpid()
     loop = asyncio.new_event_loop()
     if reward.is_async:
         threading.Thread(target=loop.run_forever, daemon=True).start()
 
     def send_reply(request: CallRequest, reply: CallReply) -> None:
+        # The function has forked, and its child returned as well: a call has one reply.
+        if os.getpid() != process:
+            os._exit(0)
         with writing:
             send(CHANNEL, {"id": request["id"], **reply})
 

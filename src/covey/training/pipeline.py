@@ -21,7 +21,6 @@ from covey.insight.result import (
 from covey.learner.process import default_torch_modes, freeze_existing_objects, restore_process_settings
 from covey.models.model_objects import restore_model_object, take_weights
 from covey.runs.folder import (
-    RESULT,
     checkpoints,
     read_numbers,
 )
@@ -172,8 +171,6 @@ def _run_stage(
     if loop is None:
         return _select_rows(resolved, console)
     run = set_up(resolved, console, stop, options)
-    # An earlier result is of fewer steps, or of a model that was lost.
-    on_rank_zero(partial((config.output / RESULT).unlink, missing_ok=True))
     try:
         if config.method == "rl":
             for note in notes_on(resolved.algorithm, config.train.updates_per_rollout_batch):

@@ -10,10 +10,10 @@ from covey.errors import EXIT_FILE, START_FILE, CheckpointError
 from covey.models.chat import rendered_at
 from covey.objective.controllers import resumed_coefficients
 from covey.runs.arithmetic import any_step_rounded
-from covey.runs.atomic import write_file
+from covey.runs.atomic import sync, write_file
 from covey.runs.checkpoint import load_checkpoint, newest_checkpoint
 from covey.runs.compatibility import differences_to_record, environment
-from covey.runs.folder import IN_CHECKPOINT, INEXACT, LogState, checkpoint_at, checkpoints
+from covey.runs.folder import IN_CHECKPOINT, INEXACT, RESULT, LogState, checkpoint_at, checkpoints
 from covey.runs.inputs import contents_record, files_of, problems_hash
 from covey.runs.pending import forget_completions
 from covey.runs.trust import write_own
@@ -117,6 +117,10 @@ def _rewind(run: Run, logs: LogState) -> None:
     complaints += folder.damaged_rollouts(logs, step, every=run.options.strict)
     if complaints and run.options.strict:
         raise CheckpointError(f"{'; '.join(complaints)}. Restore the files, or remove --strict")
+    # An earlier result is of fewer steps, or of a model that was lost. It goes before the logs are changed,
+    # whose hashes it has: with them a run that is killed here would seem to be damaged.
+    (folder.path / RESULT).unlink(missing_ok=True)
+    sync(folder.path)
     repeated = folder.rewind(logs, step)
     if repeated:
         steps = "1 step was" if repeated == 1 else f"{repeated} steps were"

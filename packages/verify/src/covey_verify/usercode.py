@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -24,12 +24,13 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
     """
     file, _, name = spec.partition(":")
     path = (folder / file).resolve()
-    if path.suffix != ".py" and all(part.isidentifier() for part in file.split(".")):
-        module = _import_module(spec, file, folder)
-    elif path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"{spec}: no such file {path}; write it as module.py:function")
-    else:
-        module = _load(path)
+    with _torch_as_before():
+        if path.suffix != ".py" and all(part.isidentifier() for part in file.split(".")):
+            module = _import_module(spec, file, folder)
+        elif path.suffix != ".py" or not path.is_file():
+            raise ConfigError(f"{spec}: no such file {path}; write it as module.py:function")
+        else:
+            module = _load(path)
     function = getattr(module, name, None)
     if not callable(function):
         offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
@@ -38,6 +39,30 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
     with suppress(AttributeError, TypeError):
         function.__covey_name__ = spec
     return function
+
+
+@contextmanager
+def _torch_as_before() -> Iterator[None]:
+    """Undo what an import sets in torch for the whole process, if torch is loaded: the program computes too.
+
+    A file with `torch.set_default_dtype` or `torch.set_grad_enabled` may be meant for its own process.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
+    computes_gradients = torch.is_grad_enabled()
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(computes_gradients)
+        torch.set_num_threads(threads)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def name_of(function: object) -> str:
