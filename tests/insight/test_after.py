@@ -55,7 +55,7 @@ def test_show_a_run_a_step_a_group(runs, capsys) -> None:
     text = out(capsys, "show", runs[0])
     assert "3 of 3 steps" in text
     assert "held-out accuracy" in text
-    assert re.search(r"^ +0 +\d", text, re.MULTILINE)
+    assert re.search(r"^ +1 +\d", text, re.MULTILINE)
     text = out(capsys, "show", runs[0], 1)
     assert "prompt" in text
     rows = json.loads(out(capsys, "show", runs[0], 1, "--json"))["groups"]
