@@ -9,9 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 
 from covey.models import flex
-from covey.models.compiled import pick_ops
 from covey.models.flex import BLOCK, MIN_BLOCKS, MIN_HEAD_WIDTH, FlexOps, group_mask
 from covey.models.ops import Heads, Ops, TorchOps
+from covey.models.ops_choice import pick_ops
 from covey.models.packing import pack
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.models.flex import FlexOps
 from covey.models.internals import master_of
 from covey.models.kernels.calls import (
-    DTYPES,
-    LANES,
-    MAX_HEAD_WIDTH,
     Numbers,
-    available,
     by_torch,
     call,
     same_bits,
 )
 from covey.models.linear import FusedLinear
 from covey.models.logprobs import TokenOutputs, exclude, rows_at_once
-from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
+from covey.models.ops import Activation, Attention, Heads, Norm, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
+
+UNLIMITED = 1 << 40
+"""A window that hides nothing."""
+UNCAPPED = 0.0
+"""The value by which the operations know that there is no cap."""
 
 
 class CompiledOps:
@@ -412,42 +412,3 @@ def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:
     for start in range(0, len(hidden), max(len(buffer), 1)):
         rows = slice(start, start + len(buffer))
         yield hidden[rows], rows
-
-
-UNLIMITED = 1 << 40
-"""A window that hides nothing."""
-UNCAPPED = 0.0
-"""The value by which the operations know that there is no cap."""
-
-
-def pick_ops(weight: Tensor, unfit: str) -> Ops:
-    """Choose compiled operations if these weights allow them, else torch's, with FlexAttention on a GPU.
-
-    ``unfit`` is the reason why a model cannot use compiled ones (`why_unfit`), or empty.
-    """
-    if not unfit and available(weight.dtype, weight.device):
-        return CompiledOps(weight.dtype)
-    return FlexOps() if weight.device.type == "cuda" else TorchOps()
-
-
-def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Tensor, rotated: int) -> str:
-    """The first property of a model that the compiled operations cannot compute; empty if there is none.
-
-    ``widths`` are the sizes besides a head's that vectors run over, by their names in a config. Norms need
-    the weights' dtype, and the rotation has to turn whole heads (``rotated`` features) in halves.
-    """
-    # The C code runs over whole vectors without a remainder, halves of a head included.
-    uneven = [f"{name} {width}" for name, width in widths.items() if width % LANES]
-    if weight.dtype not in DTYPES:
-        return f"weights of {str(weight.dtype).removeprefix('torch.')}"
-    if norm.dtype != weight.dtype:
-        return "norms of another dtype than its weights"
-    if heads.interleaved:
-        return "a rotation of neighbours"
-    if rotated != heads.width:
-        return f"a rotation of {rotated} of {heads.width} features"
-    if uneven or heads.width % (2 * LANES) or heads.width > MAX_HEAD_WIDTH:
-        return f"{uneven[0]}, no multiple of {LANES}" if uneven else f"heads of {heads.width} features"
-    # `decode_attend` has room for the queries of 16 heads that share a key head.
-    queries_per_key = heads.queries // heads.keys
-    return f"{queries_per_key} query heads for each key head" if queries_per_key > LANES else ""

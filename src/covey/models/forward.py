@@ -18,11 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from covey.models.compiled import CompiledOps, pick_ops, why_unfit
+from covey.models.compiled import CompiledOps
 from covey.models.internals import has_hooks
 from covey.models.kernels.calls import MIXED_PRODUCTS, passes_known_answers, products, same_bits
 from covey.models.linear import FusedLinear, adapts_linears
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Sequences
+from covey.models.ops_choice import pick_ops, why_unfit
 from covey.models.packing import Packed
 from covey.models.rotary import NO_ROTATION, RotaryTables, longest_stable_rotation
 from covey_verify.errors import ConfigError

@@ -1,6 +1,6 @@
 """The operations that a decoder consists of: their definition, and an implementation in plain torch.
 
-`compiled` implements them for the CPU; `pick_ops` chooses when a model is loaded. Shapes: T tokens,
+`compiled` implements them for the CPU; `ops_choice` chooses when a model is loaded. Shapes: T tokens,
 D width, F feed-forward width, H query heads, K key/value heads, E head width, S sequences.
 """
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +30,7 @@ from covey.models.forward import (
     hidden_states,
     leave_images,
 )
+from covey.models.hashes import vocabulary_hash
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logits import logits_of
 from covey.models.logprobs import Head, TokenOutputs, token_outputs
@@ -393,12 +392,6 @@ class Policy:
         return bool(torch.allclose(expected.float(), computed.float(), rtol=tolerance, atol=tolerance))
 
 
-def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of a tokenizer's words with their ids."""
-    words = sorted((n, word) for word, n in tokenizer.get_vocab().items())
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
-
-
 @torch.no_grad()
 def copy_trained(policy: Policy, duplicate: Policy) -> None:
     """Copy the policy's present trained weights into a snapshot."""
@@ -444,13 +437,3 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
 
         policy.adapter.save_pretrained(folder)
         check_folder(folder, get_peft_model_state_dict(policy.adapter))
-
-
-def weights_hash(weights: Mapping[str, Tensor]) -> str:
-    """The sha256 hash of weights and their names."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        digest.update(name.encode())
-        # As bytes, since numpy has no bfloat16.
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -8,9 +8,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from covey.models.hashes import weights_hash
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
-from covey.models.policy import Policy, weights_hash
+from covey.models.policy import Policy
 from covey.models.sharded import copy_into, free_gathered, full_weights, local_part, split_weights
 
 

@@ -18,7 +18,8 @@ from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import restore_process_settings
-from covey.models.policy import Policy, weights_hash
+from covey.models.hashes import weights_hash
+from covey.models.policy import Policy
 from covey.proof.direction import MAX_AGAINST, fraction_against, small_step, with_alternating_rewards
 from covey.runs.reader import retry_with_newest
 from covey.sampling.base import Sampler

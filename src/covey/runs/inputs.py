@@ -18,9 +18,9 @@ from pathlib import Path
 
 from covey.config.load import ResolvedConfig
 from covey.config.python_objects import ModelObject, RowsObject
+from covey.models.hashes import weights_hash
 from covey.models.load import model_files
 from covey.models.model_objects import adapter_of, checked_model
-from covey.models.policy import weights_hash
 from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards
 from covey.rollouts.learned import is_learned

@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
-from covey.models.policy import Policy, weights_hash
+from covey.models.hashes import weights_hash
+from covey.models.policy import Policy
 from covey.models.readback import check_written
 from covey.sampling.local import LocalSampler
 from covey.tinker.bodies import AdamParams

@@ -16,7 +16,7 @@ from typing import Any
 
 from covey.config.python_objects import MAX_STREAMED, listed, without_format
 from covey.models.chat import assistant_spans
-from covey.models.policy import vocabulary_hash
+from covey.models.hashes import vocabulary_hash
 from covey.rng import key, permutation
 from covey.system.text import common_prefix_length
 from covey.tasks.sampled import SAMPLED, sampled_column

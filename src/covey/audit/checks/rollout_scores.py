@@ -23,7 +23,7 @@ MIN_COMPLETIONS = 4
 RECORDED_DATA = frozenset({"rewards", "components", "weights", "lengths", "mask"})
 """The data of a group that a record holds."""
 TRLS_EPS = 1e-4
-"""What TRL adds to the std of a group."""
+"""The constant that TRL adds to the std of a group."""
 
 
 @dataclass(frozen=True)

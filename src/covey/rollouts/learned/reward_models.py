@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.errors import out_of_memory
 from covey.models.controls import ControlWords, turn_words
+from covey.models.hashes import weights_hash
 from covey.models.load import source_of
-from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, load_pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import CLASSES, SEPARATOR, RewardModelKind, conversation_ids, worked_ids
 from covey.rewards.loading import ModelCache
