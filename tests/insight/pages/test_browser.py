@@ -326,14 +326,6 @@ def test_two_runs_are_compared(site, page) -> None:
     page.wait_for_selector("canvas")
 
 
-def test_two_runs_are_subtracted_in_the_order_that_the_page_names(site, page) -> None:
-    gain = {"name": "greedy", "value": 0.1, "low": 0.0, "high": 0.2, "is_fraction": True}
-    page.route("**/api/compare*", lambda r: r.fulfill(json={**r.fetch().json(), "held_out": [gain]}))
-    page.goto(site.at("#/compare/one/two"))
-    page.wait_for_selector("h2:text-is('The same held-out problems: two minus one')")
-    page.wait_for_selector(".tile >> text=+10 points")
-
-
 def test_a_record_of_another_trainer_is_listed_with_what_it_has(page, tmp_path) -> None:
     record = tmp_path / "history.csv"
     record.write_text("_step,train/reward,train/loss\n1,0.1,0.2\n2,0.3,0.1\n")
