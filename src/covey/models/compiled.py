@@ -50,8 +50,7 @@ class CompiledOps:
         if not (type(module) is nn.Embedding or type(module).__name__.endswith("TextScaledWordEmbedding")):
             return module(tokens)
         rows = _apply(_Embed, tokens, module.weight)
-        # Gemma multiplies its embeddings by a constant.
-        scale = getattr(module, "embed_scale", None)
+        scale = getattr(module, "embed_scale", None)  # Gemma scales its embeddings
         return rows if scale is None else rows * scale.to(rows.dtype)
 
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
@@ -244,8 +243,7 @@ class _SplitHeads(torch.autograd.Function):
         parts = (g.contiguous() for g in grads)
         call("split_heads_back", *inputs, *parts, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
         # One gradient an argument of forward: qkv, both norms' weights, heads and rotation.
-        # Queries and keys have no norms, or their weights are frozen.
-        if not ctx.needs_input_grad[1]:
+        if not ctx.needs_input_grad[1]:  # there are no norms, or frozen ones
             return dqkv, None, None, None, None
         return dqkv, dqw.to(qw.dtype), dkw.to(kw.dtype), None, None
 
@@ -393,8 +391,7 @@ class _TokenOutputsFunction(torch.autograd.Function):
                 if total is not None:
                     ctx.layer.add_gradient(logits, x, total)
 
-        # `add_gradient` calls the function only for a weight that is trained.
-        if not weight.requires_grad:
+        if not weight.requires_grad:  # `add_gradient` ignores frozen weights
             add(None)
         return dhidden, None, None, None, add_gradient(weight, add), None, None, None
 

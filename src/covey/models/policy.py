@@ -168,8 +168,7 @@ class Policy:
             return self.conversation(prompt, template or {}, begin=True)
         ids = list(self.tokenizer(prompt)["input_ids"])
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
-            # A template has been applied to the prompt, which then begins with this token already.
-            ids = ids[1:]
+            ids = ids[1:]  # the template has added this token already
         if ids and ids[-1] in self.end_ids:
             # Remove the end only if the tokenizer added it: a prompt may end with that token itself.
             bare_ids = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
@@ -211,8 +210,7 @@ class Policy:
     @property
     def embedded(self) -> int:
         """Number of ids with an embedding."""
-        # An embedding with an adapter has this attribute too.
-        return len(self.model.get_input_embeddings().weight)
+        return len(self.model.get_input_embeddings().weight)  # an embedding with an adapter has it too
 
     @cached_property
     def vocabulary_hash(self) -> str:
@@ -273,8 +271,7 @@ class Policy:
     def update_unsharded(self) -> None:
         """Gather the present weights into ``unsharded``; all processes do this at once."""
         for whole, part in zip(self.unsharded.parameters, self.parameters, strict=True):
-            # A policy that is not split is its own unsharded policy.
-            if whole is not part:
+            if whole is not part:  # an unsplit policy is its own unsharded one
                 whole.copy_(full_tensor(part))
 
     @property
@@ -321,8 +318,7 @@ class Policy:
             cap = self.decoder.logits_cap
             return logits if cap is None else self.decoder.ops.soft_cap(logits, cap)
         if not self.plain_head:
-            # Without a plain head the modules have returned logits as ``hidden``.
-            return hidden
+            return hidden  # the modules have computed logits already
         head = self.model.get_output_embeddings()
         cap = cap_of(self.model.config, LOGITS_CAP)
         # Some models keep their residual stream in float32.
@@ -368,8 +364,7 @@ class Policy:
     def _decoder_explains_logits(self) -> bool:
         """Whether our own forward pass gives this model's distributions, up to rounding."""
         if getattr(self.model.get_output_embeddings(), "bias", None) is not None:
-            # Our own forward pass computes no gradient of a bias of the head.
-            return False
+            return False  # the gradient of a bias is not computed
         tokens = np.arange(min(8, self.embedded))
         ids = torch.from_numpy(tokens)[None].to(self.device)
         expected = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float().softmax(-1)
@@ -387,8 +382,7 @@ class Policy:
         tokens = torch.tensor([[0, 1, 2, 3]], device=self.device)
         expected = self.model(input_ids=tokens, use_cache=False).logits
         computed = self.head(self._states(tokens, torch.ones_like(tokens)))
-        # In a lower precision the modules round every result.
-        tolerance = 1e-4 if self.model.dtype == torch.float32 else 2e-2
+        tolerance = 1e-4 if self.model.dtype == torch.float32 else 2e-2  # in bfloat16 the modules round
         return bool(torch.allclose(expected.float(), computed.float(), rtol=tolerance, atol=tolerance))
 
 
@@ -427,8 +421,7 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
         check_folder(folder, policy.model.state_dict())
     elif merged:
         policy.adapter.save_pretrained(folder / "adapter")
-        # Frees memory for the copy of the model.
-        policy.drop_packed()
+        policy.drop_packed()  # frees memory for the copy
         model = copy.deepcopy(policy.adapter).merge_and_unload()
         model.save_pretrained(folder)
         check_folder(folder, model.state_dict())

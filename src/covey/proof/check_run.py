@@ -184,7 +184,7 @@ def _repetition(
     if not METHODS[resolved.config.method].learns_from:
         return partial(replay, stage, architecture=shape, steps=steps)
     return partial(
-        replay_given, stage, architecture=shape, given=given_examples_of(resolved, policy), steps=steps
+        replay_given, stage, architecture=shape, dataset=given_examples_of(resolved, policy), steps=steps
     )
 
 

@@ -28,7 +28,7 @@ def replay_given(
     folder: Path,
     model: NamedWeights,
     architecture: AxisSettings,
-    given: GivenExamples,
+    dataset: GivenExamples,
     steps: int,
     twin: bool = False,
 ) -> Iterator[Agreement]:
@@ -37,14 +37,14 @@ def replay_given(
     start = copy_weights(model)
     trainers = [ShadowTrainer(w, copy_weights(w)) for w in with_twin(model, setting.rounded, twin)]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
-        norm, values = given_step(trainers[0], setting, given, number)
+        norm, values = given_step(trainers[0], setting, dataset, number)
         weights = trainers[0].weights
         recorded = read_saved_weights(folder, number, setting.train["steps"], weights)
         comparison = _compare_step(number, norm, record["optimizer/grad_norm"], values, record)
         gap, course = weights_apart(weights, recorded, start)
         apart = None
         for other in trainers[1:]:
-            its_norm, its_values = given_step(other, setting, given, number)
+            its_norm, its_values = given_step(other, setting, dataset, number)
             nearby = _compare_step(number, norm, its_norm, values, its_values)
             apart = replace(nearby, course=weights_apart(weights, other.weights, start)[1])
         yield replace(comparison, weights=gap, course=course, apart=apart)

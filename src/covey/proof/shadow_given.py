@@ -62,16 +62,16 @@ class GivenExamples:
 
 
 def given_step(
-    trainer: ShadowTrainer, setting: ShadowConfig, given: GivenExamples, number: int
+    trainer: ShadowTrainer, setting: ShadowConfig, dataset: GivenExamples, number: int
 ) -> tuple[float, StepMetrics]:
     """Repeat training step ``number`` with ``trainer``; return the gradient's norm and the metrics."""
     size = setting.train["batch_size"]
     metrics = StepMetrics(float)
-    rows = rows_of_step(len(given.examples), size, number, setting.seed)
+    rows = rows_of_step(len(dataset.examples), size, number, setting.seed)
     # Number of the optimizer step, for the learning rate.
     optimizer_step = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
     (norm,) = gradient_step(
-        [trainer], setting, step_losses(trainer, setting, given, rows, metrics), optimizer_step
+        [trainer], setting, step_losses(trainer, setting, dataset, rows, metrics), optimizer_step
     )
     return norm, metrics
 
@@ -91,18 +91,18 @@ def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
 def step_losses(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
-    given: GivenExamples,
+    dataset: GivenExamples,
     rows: Sequence[int],
     metrics: StepMetrics,
 ) -> Iterator[Tensor]:
     """Yield each example's part of a step's loss; its metrics are added to ``metrics``."""
-    batch = [given.examples[row] for row in rows]
-    if given.method == IMITATION:
+    batch = [dataset.examples[row] for row in rows]
+    if dataset.method == IMITATION:
         parts = imitation_losses(trainer, setting, batch)
-    elif given.method in JUDGED_METHODS:
-        parts = judged_losses(trainer, setting, given, rows, metrics)
+    elif dataset.method in JUDGED_METHODS:
+        parts = judged_losses(trainer, setting, dataset, rows, metrics)
     else:
-        parts = pair_losses(trainer, setting, given, batch, metrics)
+        parts = pair_losses(trainer, setting, dataset, batch, metrics)
     for part in parts:
         metrics["loss"] += float(part.detach())
         yield part
@@ -121,7 +121,7 @@ def imitation_losses(
 def pair_losses(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
-    given: GivenExamples,
+    dataset: GivenExamples,
     batch: Sequence[ShadowExample],
     metrics: StepMetrics,
 ) -> Iterator[Tensor]:
@@ -132,57 +132,59 @@ def pair_losses(
     answer_tokens = sum(len(e.answers[0].trained) for e in batch)
     tokens = sum(len(e.prompt) - 1 for e in batch) + answer_tokens
     for example in batch:
-        good, bad = (answer_logprob(trainer, setting, given, example, answer) for answer in example.answers)
-        loss = losses.pair_loss(given.method, good, bad, given.loss) / len(batch)
-        if given.method == "orpo":
+        good, bad = (answer_logprob(trainer, setting, dataset, example, answer) for answer in example.answers)
+        loss = losses.pair_loss(dataset.method, good, bad, dataset.loss) / len(batch)
+        if dataset.method == "orpo":
             whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
             loss = loss - whole.sum() / tokens
-        if given.method == "mpo":
-            loss = loss - given.loss["generation_weight"] * good.total / answer_tokens
-        up, down = (float(implicit_reward(given, answer)) for answer in (good, bad))
+        if dataset.method == "mpo":
+            loss = loss - dataset.loss["generation_weight"] * good.total / answer_tokens
+        up, down = (float(implicit_reward(dataset, answer)) for answer in (good, bad))
         for name, value in {"margin": up - down, "chosen": up, "rejected": down}.items():
             metrics[f"preference/{name}"] += value / len(batch)
         yield loss
 
 
-def implicit_reward(given: GivenExamples, answer: AnswerLogprob) -> Tensor:
+def implicit_reward(dataset: GivenExamples, answer: AnswerLogprob) -> Tensor:
     """Return the implicit reward of an answer: its gain, or without a reference its mean log-prob."""
-    return (answer.mean if given.method in WITHOUT_REFERENCE else answer.gain).detach()
+    return (answer.mean if dataset.method in WITHOUT_REFERENCE else answer.gain).detach()
 
 
 def judged_losses(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
-    given: GivenExamples,
+    dataset: GivenExamples,
     rows: Sequence[int],
     metrics: StepMetrics,
 ) -> Iterator[Tensor]:
     """Yield the mean loss of single answers; KTO's against the KL estimate of mismatched answers."""
     point = 0.0
-    if given.method == "kto":
+    if dataset.method == "kto":
         with torch.no_grad():
-            others = [mismatched_example(given, row) for row in rows]
-            gaps = [answer_logprob(trainer, setting, given, other, other.answers[0]).gain for other in others]
+            others = [mismatched_example(dataset, row) for row in rows]
+            gaps = [
+                answer_logprob(trainer, setting, dataset, other, other.answers[0]).gain for other in others
+            ]
         point = float(sum(gaps)) / len(gaps)
     metrics["preference/reference_point"] = point
     for row in rows:
-        example = given.examples[row]
-        answer = answer_logprob(trainer, setting, given, example, example.answers[0])
-        metrics["preference/log_ratio"] += float(implicit_reward(given, answer)) / len(rows)
-        yield losses.judged_loss(given.method, answer, example.good, point, given.loss) / len(rows)
+        example = dataset.examples[row]
+        answer = answer_logprob(trainer, setting, dataset, example, example.answers[0])
+        metrics["preference/log_ratio"] += float(implicit_reward(dataset, answer)) / len(rows)
+        yield losses.judged_loss(dataset.method, answer, example.good, point, dataset.loss) / len(rows)
 
 
-def mismatched_example(given: GivenExamples, row: int) -> ShadowExample:
+def mismatched_example(dataset: GivenExamples, row: int) -> ShadowExample:
     """Return a prompt with the answer to the nearest different prompt before it, cyclically.
 
     The answer is truncated to the context.
     """
-    examples = [*given.examples, *given.measured]
+    examples = [*dataset.examples, *dataset.measured]
     prompt = examples[row].prompt
     # Negative indices wrap around to the end of the list.
     before = [examples[row - back] for back in range(1, len(examples))]
     other = next((e for e in before if list(e.prompt) != list(prompt)), examples[row - 1]).answers[0]
-    room = max(1, given.context - len(prompt))
+    room = max(1, dataset.context - len(prompt))
     truncated = ShadowAnswer(other.tokens[:room], [index for index in other.trained if index < room])
     return ShadowExample(prompt, [truncated])
 
@@ -190,13 +192,13 @@ def mismatched_example(given: GivenExamples, row: int) -> ShadowExample:
 def answer_logprob(
     trainer: ShadowTrainer,
     setting: ShadowConfig,
-    given: GivenExamples,
+    dataset: GivenExamples,
     example: ShadowExample,
     answer: ShadowAnswer,
 ) -> AnswerLogprob:
     """Return the log-prob of an answer under the policy and under the model at the start."""
     reference = 0.0
-    if given.method not in WITHOUT_REFERENCE:
+    if dataset.method not in WITHOUT_REFERENCE:
         with torch.no_grad():
             reference = float(logprobs(trainer.reference, setting, example, answer).sum())
     total = logprobs(trainer.weights, setting, example, answer).sum()

@@ -115,8 +115,8 @@ def _lengths_by_use(group: ScoredGroup, trained: Container[tuple[int, int]]) -> 
     """Return the lengths of a group's completions that are trained, and of those that are left out."""
     kept: list[int] = []
     left_out: list[int] = []
-    for place, sample in zip(group.places, group.samples, strict=True):
-        lengths = kept if (group.rollout.number, place) in trained else left_out
+    for number, sample in zip(group.places, group.samples, strict=True):
+        lengths = kept if (group.rollout.number, number) in trained else left_out
         lengths.append(len(sample.ids or ()))
     return kept, left_out
 
