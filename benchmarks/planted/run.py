@@ -1,7 +1,7 @@
 """Audit scripts that strangers wrote: `python benchmarks/planted/run.py --verl PATH --openrlhf PATH`.
 
 Each script of `trl/`, `verl/` and `openrlhf/` has one mistake and each of the `_sound` folders none; its
-first line says what. The scripts of `fourth/` to `ninth/` make several runs each, which `cases.py` lists.
+first line says what. The scripts of `fourth/` to `tenth/` make several runs each, which `cases.py` lists.
 Their authors had not read the checks, but for verl's and OpenRLHF's 13 to 16. A script trains a tiny model
 for some steps, and its record is audited. All need covey[bench], verl's also tensordict and omegaconf. The
 paths are folders of the frameworks' sources, of which nothing is imported that wants Ray, vLLM or a GPU.
@@ -21,6 +21,7 @@ from fourth import cases as of_the_fourth
 from ninth import cases as of_the_ninth
 from seventh import cases as of_the_seventh
 from sixth import cases as of_the_sixth
+from tenth import cases as of_the_tenth
 
 from covey.audit.course import findings_from_metrics
 from covey.audit.table import audit
@@ -254,6 +255,18 @@ computes other advantages. Six checks followed, others read more, and the last c
 named: what a template drops (`s03`), end tokens that TRL does not know (`s04`), a fine that counts the prompt
 (`s32`), the best of wrong texts (`s33`), a critic that no optimizer has (`s34`), an adapter that stays merged
 (`s37`), and a curriculum that runs dry (`s38`)."""
+TENTH = """\
+A tenth author took the mistakes from threads: silent ones that were reported of TRL, verl, OpenRLHF, NeMo-RL,
+ms-swift, axolotl, Unsloth and their users' scripts. Each script names its thread, and the cause was written
+before its author read a check. There are 36 runs with one mistake and 14 without, of TRL's GRPO, RLOO, DPO,
+KTO, SFT and reward models. **At first sight, with 140 checks, 12 of the 36 were named, 11 of them first; 6 had a
+finding on a consequence or on a part of the cause, 12 one beside the mistake, and 6 none.** Of the 14 that learn
+from data, none was named: the record ended at the first batch, or had losses alone. One of the 36 had an
+incorrect, severe finding: the rounding of equal rewards of .1 was taken for an advantage. Two more scripts
+whose mistake did not show in what they did were left out, and one (`s34`) was repaired after its record was read.
+The writer follows trainers that learn from data since then, two checks are new, others read more, and the last
+column is no longer blind. Not named: a reward that grows with the distance it should punish (`s07`), advantages
+in place of a mask (`s15`), and an end token that nobody sampled (`s18`)."""
 COUNT = """
 
 **Named: {named} of {mistakes}, {first} first. Incorrect findings in {alarms} of {sound} sound runs**
@@ -325,6 +338,8 @@ def main() -> None:
     text += f"\n## TRL's trainers and packed rows\n\n{EIGHTH}{by_author(of_the_eighth, args.kept)}"
     ninth = f"{NINTH}{by_author(of_the_ninth, args.kept)}"
     text += f"\n## TRL's trainers, and loops that choose what they train\n\n{ninth}"
+    tenth = f"{TENTH}{by_author(of_the_tenth, args.kept)}"
+    text += f"\n## What threads report of TRL and its neighbours\n\n{tenth}"
     if args.write:
         RESULT.write_text(text)
     else:

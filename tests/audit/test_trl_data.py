@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -31,6 +31,7 @@ TEMPLATE = (
 def tokenizer() -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate(LETTERS)}, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
     special = {"pad_token": "<pad>", "eos_token": "<end>", "bos_token": "<bos>"}
     new = PreTrainedTokenizerFast(
         tokenizer_object=inner, additional_special_tokens=["<ask>", "<say>"], **special
@@ -64,7 +65,7 @@ class Trainer:
         config = LlamaConfig(vocab_size=len(LETTERS), pad_token_id=0, num_labels=1, **size)
         is_score = self.kind is RewardConfig
         self.model = (LlamaForSequenceClassification if is_score else LlamaForCausalLM)(config)
-        self.args = self.kind(**{"max_length": 64, **settings})
+        self.args = self.kind(**{"max_length": 64, "max_grad_norm": 1.0, **settings})
         self.processing_class = tokenizer()
         self.train_dataset = None
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -238,8 +239,7 @@ class Score(Trainer):
 def test_the_token_at_which_a_reward_model_reads_its_score(at_padding: bool, tmp_path: Path) -> None:
     trainer = Score()
     trainer.at_padding = at_padding
-    batches = [batch(step) for step in range(4)]
     # The second half of a batch is rejected, for the prompts of the first half.
-    pairs = [{name: values[[0, 3, 0, 3]] for name, values in given.items()} for given in batches]
+    pairs = [batch(step, lambda _, answer: ("<ask>1+1<end><say>", answer)) for step in range(4)]
     found = names(trainer, pairs, tmp_path)
     assert found == (["padding_trained"] if at_padding else [])

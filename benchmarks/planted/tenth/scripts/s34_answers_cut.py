@@ -5,4 +5,4 @@ Right answer: sequences are truncated: completions lose their end.
 
 from world import conversations, sft, train
 
-train(sft(conversations(), completion_only_loss=True, max_length=40))
+train(sft(conversations(), completion_only_loss=True, max_length=34))

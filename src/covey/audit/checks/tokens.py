@@ -87,7 +87,9 @@ def mask_is_shifted(record: AuditRecord) -> Fault | None:
             return None
         late = not mask[0] and all(mask[1 : len(ids)])
         # The mask's place past the last token may be missing if the batch is only as wide as the completion.
-        early = all(mask[: len(ids) - 1]) and not any(mask[len(ids) - 1 :]) and _end(record, ids) is None
+        is_early = all(mask[: len(ids) - 1]) and not any(mask[len(ids) - 1 :])
+        # Without an end token's loss and with that of the prompt's last token, the mask begins too early.
+        early = is_early and (_end(record, ids) is None or use.row.prompt_trained == 1)
         return 0 if late else len(ids) - 1 if early else -1
 
     return _most(record, shows, "the mask is shifted by one place", 0.5)

@@ -190,7 +190,10 @@ class DataRecorder:
         if trained is not None:
             row["mask"] = [int(on) for on in trained[answer:last]]
             if self.masks_prompts:
-                row["prompt_trained"] = sum(trained[1 : max(1, answer - self.turns.opening_length)])
+                opening = trained[max(1, answer - self.turns.opening_length) : answer]
+                before = sum(trained[1 : max(1, answer - self.turns.opening_length)])
+                # A template may count the opening as part of the answer, but not its last token alone.
+                row["prompt_trained"] = before + (len(opening) > 1 and opening[-1] and not any(opening[:-1]))
         for name, heard in (("logprobs", own), ("ref_logprobs", ref)):
             if heard is not None and heard.logprobs is not None:
                 shift = own.ids.shape[1] - heard.logprobs.shape[1]
