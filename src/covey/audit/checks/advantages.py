@@ -56,8 +56,8 @@ def in_another_order(comparison: Comparison) -> bool:
 
 
 def with_other_weights(comparison: Comparison) -> bool:
-    """The advantages are those of rewards whose functions have other weights than in the settings: all the
-    same one, or theirs in reverse; or of one function alone.
+    """The advantages are those of rewards with other weights than in the settings: equal ones, those of the
+    settings in reverse order, or that of one function alone.
     """
     return any(fits(comparison.rollout.used, candidate) for candidate in comparison.reweighted)
 
@@ -78,7 +78,7 @@ def one_is_the_baseline(comparison: Comparison) -> bool:
 
 
 def rewards_where_groups_are_dead(comparison: Comparison) -> bool:
-    """The advantages are the expected ones, but in groups of equal rewards they are these rewards."""
+    """The advantages are the expected ones, except in groups of equal rewards, where they are the rewards."""
     rollout, expected = comparison[:2]
     ranges = rollout.by_group(lambda rewards: (rewards.max() - rewards.min()).expand_as(rewards))
     is_dead = ranges == 0

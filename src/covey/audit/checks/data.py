@@ -184,8 +184,8 @@ def one_prompt_is_sampled_twice(record: AuditRecord) -> Fault | None:
 
 
 def few_prompts_are_sampled(record: AuditRecord) -> Fault | None:
-    """Over at least three rollouts, a run has sampled at most half as many different prompts as the same
-    number of independent draws from its rows would give.
+    """Over at least three rollouts, a run has sampled at most half as many different prompts as random draws
+    from its rows would give.
     """
     rows = record.header.data.distinct or 0
     of_rollouts = [{s.prompt_text for s in rollout.completions} for rollout in record.rollouts]

@@ -28,12 +28,12 @@ CUT = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def drawn_from_another_distribution(record: AuditRecord) -> Fault | MissingField | None:
-    """TRL's generation_kwargs have another temperature than its log-probs. Or the tokens of first updates are
-    likelier for the trainer than its own entropy lets draws of it be, or less likely. Or, without entropies,
-    its log-probs at temperature 1 find them likelier than those at the sampling temperature, although none
-    do so on average for tokens that are drawn there. All by 5 standard errors and .05 nats per token. Not
-    asked of a run whose settings cut the distribution, whose sampler has log-probs of its own, or whose
-    trainer differs from its own model.
+    """TRL's generation_kwargs have another temperature than its log-probs. Or, in first updates, the
+    trainer's log-probs of the sampled tokens are higher or lower than its own entropy allows for draws from
+    it. Or, without entropies, its log-probs at temperature 1 are higher than those at the sampling
+    temperature, which cannot be on average for tokens that were drawn there. Each must exceed 5 standard
+    errors and .05 nats per token. A run is not judged if its settings cut the distribution, if its sampler
+    has log-probs of its own, or if its trainer differs from its own model.
     """
     hot = record.header.settings.get("generation_kwargs.temperature")
     temperature = record.number("temperature", 1.0)

@@ -57,7 +57,7 @@ class Suspect(NamedTuple):
 
 def logprobs_are_in_another_order(record: AuditRecord) -> Fault | None:
     """The old log-probs, the sampler's or the reference's belong to other completions of the same update:
-    nine in ten of the completions that differ from the trainer have another completion's log-probs.
+    nine in ten of the completions that differ from the trainer have the log-probs of another one.
     """
     by_calls = _certain_by_calls(record)
     comparisons = [(old_logprobs, certain, "old") for certain in (recomputed, trainer, by_calls)]

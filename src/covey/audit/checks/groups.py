@@ -99,7 +99,7 @@ def scored_groups(record: AuditRecord) -> Iterator[ScoredGroup]:
 
 
 def group_mixes_prompts(record: AuditRecord) -> Fault | None:
-    """A group, in which the trainer compares completions, has more than one prompt."""
+    """A group, whose completions the trainer compares with each other, has more than one prompt."""
     for rollout in record.rollouts:
         prompts: dict[int, str] = {}
         for index, sample in enumerate(rollout.completions):
@@ -128,8 +128,8 @@ def groups_have_one_completion(record: AuditRecord) -> Fault | None:
 
 
 def copies_fill_a_group(record: AuditRecord) -> Fault | None:
-    """A group has more completions than the settings ask for or most groups have. All of the surplus, at
-    least two, are copies of its other completions, and they are trained.
+    """A group has more completions than the settings ask for, or than most groups have. All surplus
+    completions, at least two, are copies of its others, and they are trained.
     """
     trained = {
         (use.row.rollout, use.row.completion)
@@ -218,8 +218,8 @@ def draws_are_repeated(record: AuditRecord) -> Fault | None:
 
 
 def groups_are_dead(record: AuditRecord) -> Fault | None:
-    """In more than nine tenths of at least 8 groups, all completions got the same reward; or TRL's metric
-    says so of every step, of at least 8.
+    """In more than nine in ten of at least 8 groups, all completions got the same reward. Or TRL's metric
+    says so of every step, at least 8.
     """
     logged = [update.metrics.get("frac_reward_zero_std") for update in record.updates]
     shares = [share for share in logged if share is not None]

@@ -339,7 +339,7 @@ def ratios_are_wide(record: AuditRecord) -> Fault | None:
 
 
 def logprobs_are_rounded(record: AuditRecord) -> Fault | None:
-    """All log-probs of one kind, at least 64 different numbers, are numbers of bfloat16 or of float16."""
+    """All log-probs of one kind, at least 64 different numbers, are values of bfloat16 or float16."""
     for select, whose in WHOSE.items():
         values = {x for use in record.uses[:DTYPE_COMPLETIONS] for _, x, _ in pairs(use, select, select)}
         values = {value for value in values if abs(value) > NEAR_ZERO}

@@ -86,8 +86,8 @@ def explained_by(variation: Variation, words: str, condition: str) -> Callable[[
 
 
 def correction_is_inverted(record: AuditRecord) -> Fault | MissingField | None:
-    """The importance correction is the sampler's probability over the trainer's: the recorded weights are,
-    or the loss has such weights, or it gets the two log-probs in the other order.
+    """The importance correction is the sampler's probability over the trainer's. Either the recorded weights
+    or those in the loss have these values, or the loss gets the two log-probs in the wrong order.
     """
     sentence = "the importance correction is the inverse of the correct one"
     return (
@@ -186,8 +186,8 @@ def loss_differs(record: AuditRecord) -> Fault | MissingField | None:
 
 
 def gradient_differs(record: AuditRecord) -> Fault | MissingField | None:
-    """The derivative of the loss by the log-probs, as the record has it, is not that of the settings' loss,
-    times a number: tokens of the mask have none, others have one, or the KL has none.
+    """The recorded derivative of the loss by the log-probs is not that of the settings' loss, up to a factor:
+    tokens of the mask have none, tokens off the mask have one, or the KL has none.
     """
     off = [case for cases in differing(record) for case in cases if not case.is_along(case)]
     for words, explains in DERIVATIVES:

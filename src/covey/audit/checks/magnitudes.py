@@ -47,9 +47,9 @@ def advantages_are_huge(record: AuditRecord) -> Fault | None:
 
 
 def baseline_is_beyond_the_rewards(record: AuditRecord) -> Fault | None:
-    """In more than half of the rollouts, and in at least two, the advantages are the rewards minus one number
-    that is above all rewards so far and 0, or below, by a tenth of their range. Runs with a critic are not
-    judged.
+    """In more than half of the rollouts, and in at least two, the advantages are the rewards minus a number
+    that lies outside the range of 0 and all rewards so far, by a tenth of that range. Runs with a critic are
+    not judged.
     """
     if has_critic(record):
         return None
@@ -75,8 +75,8 @@ def baseline_is_beyond_the_rewards(record: AuditRecord) -> Fault | None:
 
 
 def noise_is_amplified(record: AuditRecord) -> Fault | None:
-    """In more than a quarter of the groups whose rewards differ, and at least four, they differ by less than
-    a hundredth of the run's range of rewards, and an advantage is above .5 all the same.
+    """In more than a quarter of the groups whose rewards differ, and at least four, the differences are less
+    than a hundredth of the run's range of rewards, yet an advantage is above .5.
     """
     rollouts = [rollout.trained() for rollout in scored_rollouts(record)]
     rewards = torch.cat([rollout.rewards for rollout in rollouts] or [torch.zeros(1)])

@@ -111,8 +111,8 @@ def prompts_are_ended(record: AuditRecord) -> Fault | None:
 
 
 def prompts_end_with_a_space(record: AuditRecord) -> Fault | None:
-    """All prompts, at least four, end with a space. Tokenizers put the space into the word that follows it,
-    so a model has hardly seen a word behind a space of its own.
+    """All prompts, at least four, end with a space. Tokenizers join a space to the word that follows it, so a
+    model has hardly ever seen a word behind a separate space.
     """
     prompts = {s.prompt: (step, n) for step, n, s in record.samples if isinstance(s.prompt, str)}
     if len(prompts) < MIN_COMPLETIONS or not all(prompt.endswith(" ") for prompt in prompts):

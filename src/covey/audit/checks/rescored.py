@@ -253,7 +253,7 @@ def _are_free(record: AuditRecord, prompts: set[str], samples: Sequence[Sample],
 
 def lists_are_paid_most(record: AuditRecord) -> Fault | None:
     """A function gives a text that lists the answers of all rows as much as the best completion of the run,
-    in more than nine of ten rows, although it reads the row and gives an empty text less.
+    in more than nine of ten rows. Yet it does read the row, and gives an empty text less.
     """
     for name in record.functions:
         scores = [s.rewards[name] for _, _, s in record.samples if s.rewards.get(name) is not None]

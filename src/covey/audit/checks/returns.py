@@ -261,8 +261,8 @@ def _first(values: Numbers, size: int) -> list[float]:
 
 
 def returns_are_others(record: AuditRecord) -> Fault | MissingField | None:
-    """The returns are not the sums that the settings' gamma and lambda give, of the completion's own rewards
-    and of the critic's values if there is a critic.
+    """The returns are not the sums of the completion's rewards that the settings' gamma and lambda give, with
+    the critic's values if there is a critic.
     """
     own_loop = record.header.framework not in FRAMEWORKS
     if own_loop and (record.setting("gamma") is None or record.setting("lam") is None):

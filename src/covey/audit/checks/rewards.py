@@ -26,9 +26,9 @@ MIN_COPIES = 4
 
 
 def copies_are_paid_differently(record: AuditRecord) -> Fault | None:
-    """More than a tenth of the completions that repeat another one, for the same prompt in the same rollout,
-    get another reward than it. The differences are larger than a judge's noise, a twentieth of the variance
-    of rewards.
+    """More than a tenth of the completions that repeat another one of the same prompt and rollout get another
+    reward than that one. The differences are larger than a judge's noise, a twentieth of the variance of
+    rewards.
     """
     rewards = torch.tensor(rewards_of(record), dtype=torch.float64)
     variance = float(rewards.var(correction=0)) if len(rewards) else 0.0
@@ -52,9 +52,9 @@ def copies_are_paid_differently(record: AuditRecord) -> Fault | None:
 
 
 def one_reward_drowns_the_others(record: AuditRecord) -> Fault | None:
-    """One function makes up more than 99.9 % of the variance within groups, although another one varies too,
-    over less than a tenth of its range. A penalty of a similar size that few completions incur is taken to
-    be intended.
+    """One function makes up more than 99.9 % of the variance within groups, although another one varies too.
+    Its range is less than a tenth of the first one's. A penalty of a similar size that few completions incur
+    is taken to be intended.
     """
     spread: dict[str, float] = {}
     for rollout in record.rollouts:
@@ -123,8 +123,8 @@ def _logged_alike(record: AuditRecord) -> Fault | None:
 
 
 def penalty_pays(record: AuditRecord) -> Fault | None:
-    """A function that is named a penalty adds to the reward: with a weight above 0, it is positive for some
-    of at least 16 completions and negative for none.
+    """A function whose name says that it is a penalty adds to the reward: its weight is positive, and of at
+    least 16 completions it is positive for some and negative for none.
     """
     weight_of = dict(zip(record.functions, weights_of(record, record.functions), strict=True))
     for name in record.functions:
@@ -187,8 +187,8 @@ def rewards_are_constant(record: AuditRecord) -> Fault | None:
 
 
 def rewards_are_missing(record: AuditRecord) -> Fault | None:
-    """More than a twentieth of the scores of a run's only function are missing, or all scores of one of
-    several functions.
+    """A run's only function gave no score to more than a twentieth of the completions, or one of several
+    functions never gave any.
     """
     for name in record.functions:
         scores = [s.rewards.get(name) for _, _, s in record.samples if s.rewards]

@@ -162,8 +162,8 @@ def texts_are_paid_alike_everywhere(record: AuditRecord) -> Fault | None:
 
 def another_notation_is_not_paid(record: AuditRecord) -> Fault | None:
     """Of the texts whose last number is their row's answer, at least four write it in another notation than
-    the row, such as 1,234 for 1234, and none of these gets the highest reward. At least four write it as the
-    row does, and nine in ten of these get the highest reward.
+    the row, such as 1,234 for 1234, and none of these gets the highest reward. Of those that write it as the
+    row does, at least four, nine in ten get the highest reward.
     """
     for function in scores_of_functions(record):
         same = list[bool]()

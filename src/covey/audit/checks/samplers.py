@@ -79,9 +79,9 @@ def sampler_is_shifted(record: AuditRecord) -> Fault | None:
 
 def sampler_reports_another_temperature(record: AuditRecord) -> Fault | None:
     """The sampler's log-probs are those at temperature 1, but it sampled at another temperature. If the
-    model's own log-probs at temperature 1 are unknown: the trainer finds the tokens more likely than the
-    sampler does, by 4 standard errors, although on average no distribution finds tokens more likely than the
-    one from which they were drawn.
+    model's own log-probs at temperature 1 are unknown: the trainer's log-probs of the tokens are higher than
+    the sampler's, by 4 standard errors, although on average no distribution gives tokens a higher log-prob
+    than the one from which they were drawn.
     """
     temperature = record.number("temperature", 1.0)
     has_plain = any(at_1(use) for use in record.uses)
@@ -126,9 +126,9 @@ def sampler_is_left_behind(record: AuditRecord) -> Fault | None:
 
 
 def sampler_reads_another_history(record: AuditRecord) -> Fault | None:
-    """Until a weight has changed, sampler and trainer agree up to a tool's first answer and differ behind it,
-    by more than .05 nats per token and at least five times as much, although the tokens before it are
-    uncertain enough to differ.
+    """Until a weight has changed, sampler and trainer agree up to a tool's first answer. Behind it they
+    differ by more than .05 nats per token and at least five times as much as before, although the tokens
+    before it are uncertain enough to show a difference.
     """
     uses = [use for use in first_uses(record) if not use.changed_before]
     before_it, behind = (distance(uses, of_turns(sampler, later), present) for later in (False, True))

@@ -27,7 +27,7 @@ OTHER_RATE = 0.01
 
 def weights_move_between_steps(record: AuditRecord) -> Fault | None:
     """In at least a tenth of the updates, and in at least two, weights have moved since the end of the
-    previous step, by more than a hundredth of what a step moves them.
+    previous step, by more than a hundredth of a step's motion.
     """
     outside = [(update, _total(update, "outside")) for update in record.updates]
     later = [(update, moved) for update, moved in outside if moved is not None]
@@ -54,7 +54,7 @@ def _total(update: Update, name: str) -> float | None:
 
 def steps_are_others(record: AuditRecord) -> Fault | None:
     """In more than half of the updates, and in at least two, a watched tensor moves otherwise than the
-    optimizer's formula moves it, by a tenth of its motion.
+    optimizer's formula says, by a tenth of its motion.
     """
     judged = [update for update in record.updates if any(m.due for m in update.motions)]
     off = [(update, motion) for update in judged for motion in update.motions if _is_off(motion)]
@@ -101,10 +101,10 @@ def _factors(motions: Sequence[Motion]) -> Iterator[float]:
 
 
 def gradients_have_other_parts(record: AuditRecord) -> Fault | None:
-    """The gradient of the weights before a step has a cosine below .98 (.9 with bf16 or fp16) with that of
-    the loss of its completions, computed once more. Or in more than half of the updates, and in at least
-    two, the gradient that the optimizer's step gets is longer than max_grad_norm, or, in TRL, has not the
-    logged norm, clipped to max_grad_norm: by 2 %.
+    """The gradient of the weights before a step has a cosine below .98 (.9 with bf16 or fp16) with the
+    gradient of the loss of its completions, which covey computes again. Or, in more than half of the updates
+    and at least two, the gradient of the optimizer's step is longer than max_grad_norm or, in TRL, does not
+    have the logged norm clipped to max_grad_norm, by 2 %.
     """
     cosines = [(update, update.gradient_cosine) for update in record.updates]
     is_rounded = record.setting("bf16") or record.setting("fp16") or record.setting("dtype") != "float32"
@@ -139,9 +139,9 @@ def _norms_are_others(record: AuditRecord) -> Fault | None:
 
 
 def rates_are_others(record: AuditRecord) -> Fault | None:
-    """In at least half of the updates, and in at least two, the learning rate lies by a hundredth of its
-    peak outside of those that lr_scheduler_type (linear, cosine, constant) gives the update and those before
-    and after it; or, without such a setting, it is above learning_rate.
+    """In at least half of the updates, and in at least two, the learning rate differs, by a hundredth of its
+    peak, from all that lr_scheduler_type (linear, cosine, constant) gives the update and those before and
+    after it. Or, without such a setting, it is above learning_rate.
     """
     peak = record.number("learning_rate", 0.0)
     rates = [(u, u.learning_rate) for u in record.updates if u.learning_rate is not None and peak > 0]

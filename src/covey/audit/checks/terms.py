@@ -74,8 +74,8 @@ def coefficient_is_another(record: AuditRecord) -> Fault | None:
 
 
 def controller_is_inverted(record: AuditRecord) -> Fault | None:
-    """Over at least eight changes of the KL's coefficient, it has fallen after the larger KLs and risen after
-    the smaller ones, without an exception.
+    """Over at least eight changes, the coefficient of the KL always fell after the larger KLs and rose after
+    the smaller ones, the reverse of what a controller should do.
     """
     updates = [
         (update.metrics.get(KL_COEFFICIENT), _mean_kl(record.uses_of(update))) for update in record.updates

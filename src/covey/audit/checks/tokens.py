@@ -79,7 +79,7 @@ def other_tokens_are_trained(record: AuditRecord) -> Fault | None:
 
 def mask_is_shifted(record: AuditRecord) -> Fault | None:
     """In more than half of the completions, the mask leaves out the first token and reaches one place past
-    the last, or the reverse.
+    the last one, or the reverse.
     """
 
     def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
@@ -164,8 +164,8 @@ def _inserted(use: Use) -> set[int]:
 
 
 def mask_is_inverted(record: AuditRecord) -> Fault | None:
-    """In more than half of the completions with tokens that a tool wrote, at least half of these are trained,
-    and none of the tokens that the model wrote.
+    """In more than half of the completions with tokens of a tool, at least half of the tool's tokens are
+    trained and none of the model's.
     """
 
     def shows(use: Use, ids: list[int], mask: list[bool]) -> int | None:
@@ -182,9 +182,9 @@ def mask_is_inverted(record: AuditRecord) -> Fault | None:
 
 
 def inserted_tokens_are_trained(record: AuditRecord) -> Fault | None:
-    """Tokens that a tool wrote are trained: tokens declared as inserted, or two in a row to which the
-    sampler gives a log-prob of 0 or none and the trainer less than -1, although the two agree on the other
-    tokens.
+    """Tokens that a tool wrote are trained. They are declared as inserted, or there are two in a row to which
+    the sampler gives a log-prob of 0 or none and the trainer one below -1, although the two agree on all
+    other tokens.
     """
 
     def shows(use: Use, _ids: list[int], mask: list[bool]) -> int | None:
@@ -283,8 +283,8 @@ def _data_is_cut(record: AuditRecord) -> Fault | None:
 
 
 def nothing_ends(record: AuditRecord) -> Fault | None:
-    """Most completions reach the limit without an end token: more than three in four, by 3.5 standard errors
-    over prompts. With fewer than three prompts, each is judged by the standard errors over its completions.
+    """More than three in four completions reach the limit without an end token, by 3.5 standard errors over
+    prompts (over the completions of each prompt if there are fewer than three prompts).
     """
     limit = record.number("max_completion_length", 0)
     truncated: dict[str, list[bool]] = {}

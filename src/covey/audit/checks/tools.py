@@ -50,9 +50,9 @@ def _repeated(calls: Sequence[_Call], lag: int) -> list[bool]:
 
 
 def answers_are_of_other_calls(record: AuditRecord) -> Fault | None:
-    """At least three repeated calls of a tool have other answers than the first calls, and would all have
-    equal answers if each call took the answer some calls later or earlier. By chance this happens less than
-    once in fifty.
+    """At least three repeated calls of a tool got other answers than the first calls did, but all answers
+    would be equal if each call took the answer of a call some places later or earlier. By chance this happens
+    less than once in fifty.
     """
     calls = list(_calls(record))
     lags = [lag for lag in range(-MAX_LAG, MAX_LAG + 1) if lag]

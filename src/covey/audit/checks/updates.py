@@ -144,8 +144,8 @@ def _motions(record: AuditRecord, update: Update) -> list[float]:
 
 
 def gradients_are_kept(record: AuditRecord) -> Fault | None:
-    """After steps that moved a weight, its gradient is not 0 when the next one is computed. Or, in a run
-    without a KL, an update whose advantages and loss are all 0 has a gradient above a thousandth of the
+    """After steps that moved a weight, its gradient is not set to 0 before the next one is computed. Or, in a
+    run without a KL, an update whose advantages and loss are all 0 has a gradient above a thousandth of the
     largest.
     """
     without = _gradient_of_nothing(record)
@@ -232,7 +232,7 @@ def gradient_is_zero(record: AuditRecord) -> Fault | None:
 
 
 def gradient_is_always_clipped(record: AuditRecord) -> Fault | None:
-    """The gradient norm is more than a hundred times its bound in every update."""
+    """In every update, the gradient norm is more than a hundred times the bound to which it is clipped."""
     bound = record.number("max_grad_norm", math.inf)
     norms = [u.grad_norm for u in record.updates if u.grad_norm]
     if len(norms) < MIN_UPDATES or bound <= 0 or min(norms) <= 100 * bound:
@@ -261,7 +261,7 @@ def best_model_is_that_of_least_loss(record: AuditRecord) -> Fault | None:
 
 
 def upper_bound_is_below_1(record: AuditRecord) -> Fault | None:
-    """TRL's `delta`, the upper bound of every ratio, is at most 1, which ratios of a first update reach."""
+    """TRL's `delta`, the upper bound of every ratio, is at most 1. The ratios of a first update are 1."""
     delta = record.number("delta", math.inf)
     if record.header.framework != "trl" or not 0 < delta <= 1:
         return None
@@ -279,9 +279,7 @@ def clipping_cannot_act(record: AuditRecord) -> Fault | None:
 
 
 def penalties_are_not_trained(record: AuditRecord) -> Fault | None:
-    """Sampling has a repetition penalty, or draws only from the likelier half of the probability (top_p up
-    to .5), which no trainer takes into account.
-    """
+    """Sampling has a repetition penalty or a top_p of at most .5. No trainer takes either into account."""
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         neutral = 1.0 if name == "repetition_penalty" else 0.0
         value = _number_of_sampling(record, name, neutral)

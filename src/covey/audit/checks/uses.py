@@ -57,9 +57,7 @@ def _advantages_of(rollout: Rollout) -> set[float]:
 
 
 def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
-    """An update uses another advantage than the completion got in its rollout, and the update's numbers are
-    among the rollout's numbers.
-    """
+    """An update uses other advantages than the completions got in their rollout, but the same numbers."""
     for rollout in record.rollouts:
         rollout_values = _advantages_of(rollout)
         # For each use of a completion, the advantage in its update and in its rollout.
@@ -78,9 +76,9 @@ def advantages_of_updates_differ(record: AuditRecord) -> Fault | None:
 
 
 def rollouts_are_cut_short(record: AuditRecord) -> Fault | None:
-    """The first rollout is trained whole, but of each of at least the last three at most half, and in most
-    of their groups only some completions. The very last rollout, and those without any update, do not count,
-    since a record may end before they are trained.
+    """The first rollout is trained completely. Of each later one, for at least three rollouts, at most half
+    is trained, and most of their groups only in part. The very last rollout and those without any update do
+    not count, since a record may end before they are trained.
     """
     trained = {(use.row.rollout, use.row.completion) for use in record.uses}
     fractions = [
@@ -132,9 +130,10 @@ def _chance_of_the_shortest(kept: Sequence[int], left_out: Sequence[int]) -> flo
 
 
 def longer_completions_are_left_out(record: AuditRecord) -> Fault | None:
-    """In nine in ten of the groups of which only a part is trained, at least four, all that are left out are
-    at least as long as the longest that is trained, though they ended before the limit. By chance this
-    happens less than once in ten thousand. The last rollout does not count: its update may still run.
+    """In at least nine in ten of the groups that are trained in part (four or more), no completion that is
+    left out is shorter than the longest that is trained, though all of them ended before the limit. By chance
+    this happens less than once in ten thousand. The last rollout does not count, because its update may still
+    run.
     """
     limit = record.number("max_completion_length", math.inf)
     trained = {(use.row.rollout, use.row.completion) for use in record.uses if any(use.row.mask or (True,))}
@@ -157,7 +156,7 @@ def longer_completions_are_left_out(record: AuditRecord) -> Fault | None:
 
 
 def good_completions_are_masked(record: AuditRecord) -> Fault | None:
-    """All completions that end before the limit and whose mask is 0 in an update, at least eight, have a
+    """Completions end before the limit with a mask of 0 in an update, at least eight, and all of them have a
     positive advantage.
     """
     limit = record.number("max_completion_length", math.inf)
@@ -175,8 +174,8 @@ def good_completions_are_masked(record: AuditRecord) -> Fault | None:
 
 
 def filter_is_inverted(record: AuditRecord) -> Fault | None:
-    """All groups that are trained, at least four, have equal rewards, and at least four groups whose rewards
-    differ are left out of rollouts up to the last one that is trained.
+    """In all trained groups, at least four, the rewards are equal, while at least four groups with different
+    rewards are left out of the rollouts up to the last trained one.
     """
     trained = {(use.row.rollout, use.row.completion) for use in record.uses}
     last = max((rollout for rollout, _ in trained), default=-1)
@@ -202,8 +201,9 @@ def _differs(group: ScoredGroup) -> bool:
 
 
 def advantages_change_within_completions(record: AuditRecord) -> Fault | None:
-    """Within more than a quarter of the completions, and at least four, the advantage changes from token to
-    token, and all values are advantages of the rollout's completions; the run has no rewards of tokens.
+    """In more than a quarter of the completions, and at least four, the advantage changes from token to
+    token, and each value is the advantage of some completion of the rollout. Runs with rewards of tokens are
+    not judged.
     """
     if {"values", "token_rewards"} & record.fields:
         return None
