@@ -144,7 +144,7 @@ def bar(value: float, low: float, high: float) -> str:
 def align_columns(rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
     """Return rows of the same length as aligned lines; the first ``numbers`` columns align at the right.
 
-    >>> table([("stage", "steps"), ("1-sft", "40")])
+    >>> align_columns([("stage", "steps"), ("1-sft", "40")])
     ['stage  steps', '1-sft  40']
     """
     columns = []

@@ -27,7 +27,7 @@ them. The pages have their own list (dom.js).
 def escape_controls(text: str) -> str:
     r"""Return text with its control characters as escapes, so that no model output acts on the terminal.
 
-    >>> print(inert("\x1b[2Jgone\u202e 4\u200b2"))
+    >>> print(escape_controls("\x1b[2Jgone\u202e 4\u200b2"))
     \x1b[2Jgone\u202e 4\u200b2
     """
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
@@ -38,7 +38,7 @@ def with_finite_numbers(value: object, digits: int | None = None) -> object:
 
     With ``digits``, numbers have so many significant ones.
 
-    >>> finite({"mean": math.nan, "rows": [1, 0.5]})
+    >>> with_finite_numbers({"mean": math.nan, "rows": [1, 0.5]})
     {'mean': None, 'rows': [1, 0.5]}
     """
     if hasattr(value, "tolist"):  # numpy's, which is not loaded here
