@@ -294,6 +294,15 @@ def test_a_folder_that_cannot_be_written_is_said(project: Path, capsys) -> None:
     assert "may write to" in capsys.readouterr().err
 
 
+def test_a_current_folder_that_is_gone_is_named(tmp_path: Path, monkeypatch, capsys) -> None:
+    """`a file: No such file or directory. Check the disk` named neither."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["new", "task"]) == 2
+    assert "the folder that the command was started in is gone" in capsys.readouterr().err
+
+
 def test_errors_that_only_their_text_explains_are_understood() -> None:
     from covey.errors import as_error
 

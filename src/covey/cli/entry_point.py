@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
@@ -65,7 +66,17 @@ def _as_covey_error(caught: BaseException) -> CoveyError:
     """Return an exception that ended a command as a CoveyError."""
     if isinstance(caught, CycloptsError):
         return _usage_error(caught)
+    if isinstance(caught, FileNotFoundError) and not _has_current_folder():
+        return ConfigError("the folder that the command was started in is gone; change to one that exists")
     return _exit_error(caught) if isinstance(caught, SystemExit) else as_error(caught)
+
+
+def _has_current_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _usage_error(caught: CycloptsError) -> CoveyError:
