@@ -144,7 +144,7 @@ planted(
     "s22_dropout",
     "Dropout is on while old and new log-probs are computed, so the ratio is noise (huggingface/trl#3234, trl#3000)",
     "dropout is active in the policy",
-    names="old_stale logprobs_differ", first_sight="`old_stale`: a consequence",
+    first_sight="`old_stale`: a consequence",
 )
 planted(
     "s25_whole_conversation",
