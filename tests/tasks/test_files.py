@@ -71,7 +71,11 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": "a", "answer": 1e400}', "a.jsonl:1: the number 1e400 is too large; write it"),
         ("a.jsonl", '{"prompt": "a", "answer": ' + "9" * 5000 + "}", "a.jsonl:1: a number has thousands of"),
         ("a.jsonl", gzip.compress(b"{}", mtime=0), "a.jsonl: the file is compressed; unpack it with gunzip"),
-        ("a.jsonl.gz", gzip.compress(b"{}", mtime=0), "a.jsonl.gz: the file is compressed; unpack it with gunzip"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b"{}", mtime=0),
+            "a.jsonl.gz: the file is compressed; unpack it with gunzip",
+        ),
         ("a.jsonl", '{"prompt": "a"}\n\n{"question": "b"}\n', "a.jsonl:3: there is no column 'prompt'"),
         ("a.jsonl", '{"prompt": " "}\n', "a.jsonl:1: 'prompt' must be text"),
         ("a.jsonl", '{"prompt": "a", "completions": 1}\n', "a.jsonl:1: rewards use the name 'completions'"),

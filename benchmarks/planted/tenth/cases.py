@@ -76,7 +76,7 @@ planted(
 )
 planted(
     "s11_second_end_token",
-    "Generation stops at <|im_end|>, the trainer knows only <|endoftext|>: all masked as truncated (huggingface/trl#7039)",
+    "Generation stops at im_end, the trainer knows only endoftext: all masked as truncated (huggingface/trl#7039)",
     "completions that ended are taken for truncated and left out of the loss: the end token differs",
     names="end_lost", first_sight="`end_lost`: that texts have no end; `drawn_otherwise`",
 )
