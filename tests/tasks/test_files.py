@@ -13,6 +13,8 @@ from covey.config.schema import Data
 from covey.tasks.files import read_problems, rows
 from covey_verify.errors import DataError
 
+COMPRESSED = gzip.compress(b"{}", mtime=0)
+
 
 def read(file: Path, content: str | bytes, **settings: Any):
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -70,10 +72,10 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
         ("a.json", '[{"prompt": "a"},\n{"prompt": x}]', "a.json: not valid JSON at line 2, column 12: Exp"),
         ("a.jsonl", '{"prompt": "a", "answer": 1e400}', "a.jsonl:1: the number 1e400 is too large; write it"),
         ("a.jsonl", '{"prompt": "a", "answer": ' + "9" * 5000 + "}", "a.jsonl:1: a number has thousands of"),
-        ("a.jsonl", gzip.compress(b"{}", mtime=0), "a.jsonl: the file is compressed; unpack it with gunzip"),
+        ("a.jsonl", COMPRESSED, "a.jsonl: the file is compressed; unpack it with gunzip"),
         (
             "a.jsonl.gz",
-            gzip.compress(b"{}", mtime=0),
+            COMPRESSED,
             "a.jsonl.gz: the file is compressed; unpack it with gunzip",
         ),
         ("a.jsonl", '{"prompt": "a"}\n\n{"question": "b"}\n', "a.jsonl:3: there is no column 'prompt'"),
