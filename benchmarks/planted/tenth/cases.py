@@ -144,7 +144,7 @@ planted(
     "s22_dropout",
     "Dropout is on while old and new log-probs are computed, so the ratio is noise (huggingface/trl#3234, trl#3000)",
     "dropout is active in the policy",
-    first_sight="`old_stale`: a consequence",
+    names="old_stale", first_sight="`old_stale`: a consequence",
 )
 planted(
     "s25_whole_conversation",
@@ -275,10 +275,6 @@ sound(
 sound(
     "n11_packed_turns",
     "SFT of the assistant's turns only, packed",
-)
-sound(
-    "n12_new_tokens_trained",
-    "New tokens for a format, trained beside LoRA",
 )
 sound(
     "n13_reward_model",
