@@ -54,13 +54,13 @@ def test_a_prompt_survives_the_shell(text: str, tmp_path: Path) -> None:
 def test_covey_takes_the_line(tmp_path: Path, capsys, monkeypatch) -> None:
     """What the shell makes of it reaches the model: the command's own words are not taken for options."""
     asked = []
-    monkeypatch.setattr("covey.api.sample", lambda *a, **_: asked.append(a) or [["x"]])
+    monkeypatch.setattr("covey.api.sample", lambda *a, **settings: asked.append((a, settings)) or [["x"]])
     for text in filter(None, NASTY):
         chat = [{"role": "system", "content": text}, {"role": "user", "content": text}]
         assert main(said(sample_command(tmp_path, chat, {"enable_thinking": False}))) == 0
-        model, prompts, *_, system, arguments = asked[-1]
-        assert (model, prompts, system) == (str(tmp_path), (text,), text)
-        assert arguments == {"enable_thinking": False}
+        (model, prompts), settings = asked[-1]
+        assert (model, prompts, settings["system"]) == (str(tmp_path), (text,), text)
+        assert settings["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_an_example_is_one_that_can_be_shown() -> None:

@@ -202,12 +202,12 @@ def test_trials_begin_before_the_trouble(run: Path, monkeypatch: pytest.MonkeyPa
         )
         return plan_trials(run)
 
-    severe, mild = Finding("farmed", 4, "severe", ""), Finding("flat", 1, "warning", "")
+    severe, mild = Finding("farmed", 5, "severe", ""), Finding("flat", 2, "warning", "")
     assert planned(mild, severe).begun == 4
     assert planned(mild).begun == 0, "no checkpoint is as old as its step"
     assert planned().begun == 0, "without trouble the whole course is in question"
-    assert planned(replace(severe, step=3)).begun == 2
-    assert planned(replace(severe, step=3)).steps == 4, "no more than the run has left"
+    assert planned(replace(severe, step=4)).begun == 2
+    assert planned(replace(severe, step=4)).steps == 4, "no more than the run has left"
 
 
 def test_settings_that_metrics_do_not_tell_apart_are_tried(run: Path, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> 
         "def _helper(completion):\n    return 0.0\n\n\ndef other(x):\n    return x\n"
     )
     found = json.loads(out(capsys, "rescore", runs[0], tmp_path / "new.py", "--json"))
-    assert found["groups"] == sum(len(read_rollouts(runs[0], step).groups) for step in range(3))
+    assert found["groups"] == sum(len(read_rollouts(runs[0], step).groups) for step in range(1, 4))
     for row in found["of_groups"]:
         old, new = np.array(row["old"]), np.array(row["new"])
         if row["change"] == "changes sign":

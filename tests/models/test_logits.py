@@ -68,7 +68,7 @@ def test_a_layer_that_does_more_is_called_itself(change: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "gemma2"])
 def test_policies_in_bfloat16_have_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever way a model is computed: its head is still recognized although Hugging Face rounds."""
-    monkeypatch.setattr("covey.models.compiled.available", lambda *_: False)
+    monkeypatch.setattr("covey.models.ops_choice.available", lambda *_: False)
     policy = Policy(sharpened(CONFIGS[name]).to(torch.bfloat16), full_tokenizer())
     assert policy.plain_head
     hidden = torch.randn(3, 32, dtype=torch.bfloat16)

@@ -262,7 +262,16 @@ def test_contradictions_are_refused_with_the_reason(algorithm, says: str) -> Non
 def test_a_group_of_one_needs_an_estimator_without_siblings() -> None:
     for name, algorithm in PRESETS.items():
         alone = contradictions(algorithm, group_size=1, updates=1)
-        needs_none = name in {"reinforce", "remax", "reinforce_pp", "rae", "grpo_process", "ppo", "vapo"}
+        needs_none = name in {
+            "reinforce",
+            "remax",
+            "reinforce_pp",
+            "rae",
+            "grpo_process",
+            "ppo",
+            "vapo",
+            "vine_ppo",
+        }
         assert (alone == []) == needs_none, name
     assert contradictions(replace(PRESETS["remax"], filter=PRESETS["dapo"].filter), 1, 1) == [
         "rollout.group_size 1: the filter informative does nothing with a single completion; use filter: null"

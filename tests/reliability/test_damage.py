@@ -159,7 +159,7 @@ def test_a_log_that_lost_its_end_costs_one_checkpoint_not_the_run(runs: Path, tm
     assert main(["resume", str(run)]) in (0, 1)
 
 
-@pytest.mark.parametrize("file", ["step_000003.jsonl", "step_000003.npz"])
+@pytest.mark.parametrize("file", ["step_000004.jsonl", "step_000004.npz"])
 def test_a_damaged_step_can_be_left_out(runs: Path, tmp_path: Path, capsys, file: str) -> None:
     run, other = tmp_path / "run", str(runs / "done")
     shutil.copytree(runs / "done", run)
@@ -169,7 +169,7 @@ def test_a_damaged_step_can_be_left_out(runs: Path, tmp_path: Path, capsys, file
     looks = [*looks, ["rescore", str(run), str(runs / "rewards.py:varied")]]
     refused = {look[0]: capsys.readouterr().err for look in looks if main(look) == 4}
     assert refused.keys() == ({"report", "rescore"} | ({"diff"} if path.suffix == ".jsonl" else set()))
-    assert all("move step_000003.jsonl elsewhere" in said for said in refused.values())
+    assert all("move step_000004.jsonl elsewhere" in said for said in refused.values())
     path.with_suffix(".jsonl").rename(tmp_path / "elsewhere")
     assert [main(look) for look in looks] == [0, 0, 0]
 

@@ -214,7 +214,7 @@ def test_a_header_that_promises_too_much_is_an_error_of_one_line(project: Path, 
     length = len(header).to_bytes(8, "little")
     (project / "stranger" / "model.safetensors").write_bytes(length + header.encode() + bytes(1 << 20))
     assert main(["train", str(project / "run.yaml")]) == 2
-    assert "could not be loaded" in capsys.readouterr().err
+    assert "model.safetensors is damaged or incomplete" in capsys.readouterr().err
 
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -120,7 +120,7 @@ def test_commands_that_look_run_and_open_nothing_else(theirs: Path, tmp_path: Pa
     assert not (tmp_path / "ran").exists()
     opened = [Path(p) for p in found["opened"]]
     of_records = {p.name for p in opened if not p.is_absolute()} - {"rollouts", "<string>"}
-    assert of_records <= OWN | {f"step_{n:06d}.{kind}" for n in (0, 1) for kind in ("jsonl", "npz")}
+    assert of_records <= OWN | {f"step_{n:06d}.{kind}" for n in (1, 2) for kind in ("jsonl", "npz")}
     own = (str(theirs), str(tmp_path / "other"), report, str(tmp_path / ".tmp-report"))
     named = {p for p in opened if p.is_relative_to(tmp_path) and p != tmp_path}
     assert {p for p in named if not str(p).startswith(own)} == set()

@@ -162,8 +162,8 @@ def test_a_run_may_be_as_far_from_the_shadow_as_rounding_takes_a_twin(
     run: Path, monkeypatch, of_rounding: tuple[float, float], right: bool
 ) -> None:
     """Rounding grows from step to step, at a rate that is the run's own."""
-    none = Agreement(0, logprobs=0.0, advantages=0.0, gradient=0.0, kl_coef=0.0)
-    found = [none, replace(none, step=1, logprobs=0.01), replace(none, step=2, logprobs=0.009)]
+    none = Agreement(1, logprobs=0.0, advantages=0.0, gradient=0.0, kl_coef=0.0)
+    found = [none, replace(none, step=2, logprobs=0.01), replace(none, step=3, logprobs=0.009)]
     twins = [replace(none, logprobs=gap) for gap in (*of_rounding, 0.0)]  # it may be near again by chance
 
     def replayed(*_: object, twin: bool = False, **__: object) -> list[Agreement]:

@@ -285,7 +285,7 @@ def test_scripts_end_with_the_methods_of_transformers(tmp_path: Path) -> None:
 
 def test_a_model_is_not_compared_with_itself(tmp_path: Path) -> None:
     given = live()
-    with pytest.raises(ValueError, match="`model` and `ref_model` are one object"):
+    with pytest.raises(ValueError, match="`model` and `ref_model` are the same object"):
         DPOTrainer(
             given["model"], given["model"], quick(DPOConfig, tmp_path),
             processing_class=given["tokenizer"], train_dataset=[{"chosen": "1+1=2", "rejected": "1+1=3"}],

@@ -285,12 +285,12 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
     sizes = {p: p.stat().st_size for p in folder.glob("*.safetensors")} if folder.is_dir() else {}
     size_of_files = sum(sizes.values())
     for path, size in sizes.items():
-        _check_header(path)
         if size > MAX_BYTES_PER_WEIGHT * count + HEADER_BYTES:
             raise ConfigError(
                 f"model: {path} has {size:,} bytes, but {folder / CONFIG} describes {count:,} weights; they "
                 "belong to different models"
             )
+        _check_header(path)
     if size_of_files and count * MIN_BYTES_PER_WEIGHT > size_of_files:
         raise ConfigError(
             f"model: {folder / 'config.json'} describes {count:,} weights, but the weight files have "

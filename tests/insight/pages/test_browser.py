@@ -88,9 +88,9 @@ def test_a_live_page_grows_while_the_run_writes(site, page) -> None:
         file.write(line[:30])
         file.flush()
         time.sleep(1)
-        assert page.locator("text=5 / ").count() == 0
+        assert page.locator("text=4 / ").count() == 0
         file.write(line[30:])
-    page.wait_for_selector("text=5 / ")
+    page.wait_for_selector("text=4 / ")
     page.wait_for_selector(".tile:has-text('reward') >> text=0.750")
     folder.close()
 
@@ -298,7 +298,7 @@ def test_a_run_without_a_conclusion_says_why_and_how_it_continues(site, page) ->
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".note >> text=stopped by SIGTERM. Continue with: covey resume runs/one")
     page.wait_for_selector("text=No conclusion yet")
-    page.wait_for_selector(".finding >> text=after 2 steps")  # as the console and the curves count
+    page.wait_for_selector(".finding >> text=step 2")
     (run / "result.json").write_text("{}")
     page.reload()
     page.wait_for_selector("text=No conclusion: held-out problems were not measured")
@@ -404,11 +404,11 @@ def test_seeds_are_one_curve_with_a_band_and_open_to_single_ones(page, tmp_path)
         found = np.array([[float(v) for v in row[:4]] for row in rows[1:] if all(row[:4])])
         # The first seed has three steps, the second four, the third five.
         expected = [
-            [1, 0.01, 0, 0.02],
-            [2, 0.11, 0.1, 0.12],
-            [3, 0.21, 0.2, 0.22],
-            [4, 0.315, 0.31, 0.32],
-            [5, 0.42, 0.42, 0.42],
+            [0, 0.01, 0, 0.02],
+            [1, 0.11, 0.1, 0.12],
+            [2, 0.21, 0.2, 0.22],
+            [3, 0.315, 0.31, 0.32],
+            [4, 0.42, 0.42, 0.42],
         ]
         assert found == pytest.approx(np.array(expected))
         page.select_option("select[aria-label='Runs of several seeds']", "single")

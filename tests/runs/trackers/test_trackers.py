@@ -56,7 +56,7 @@ def test_it_gets_metrics_times_and_evaluations(kept: Kept, tmp_path: Path) -> No
     assert kept.closed
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     by_step = [(step, values) for step, values in kept.seen if "reward/mean" in values]
-    assert [step for step, _ in by_step] == [0, 1, 2, 3]
+    assert [step for step, _ in by_step] == [1, 2, 3, 4]
     for record, (_, values) in zip(metrics, by_step, strict=True):
         assert values["reward/mean"] == record["reward/mean"]
         assert "seconds/rollout" in values

@@ -142,7 +142,7 @@ def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Pat
         "train": {"steps": 3, "save_every": 1, "lr": 1e-3},
     }
     check_resumes_alike(folder, **settings)
-    for own in read_rollouts(folder / "whole", 0).rows:
+    for own in read_rollouts(folder / "whole", 1).rows:
         total = own["environment"]["total"]
         assert own["components"] == {"environment_reward": total / 10, "even": float(total % 2 == 0)}
     shown = show_group(folder / "whole", 0, 0)[1]

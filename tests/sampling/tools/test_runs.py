@@ -232,7 +232,7 @@ def test_an_environment_may_bring_the_prompts(tmp_path: Path) -> None:
         environment_factory=Puzzle,
     )  # fmt: skip
     trainer.train()
-    logs = [read_rollouts(tmp_path / "run", step).rows for step in range(3)]
+    logs = [read_rollouts(tmp_path / "run", step).rows for step in range(1, 4)]
     asked = {(r["group"], step): r["prompt"][0]["content"] for step, rows in enumerate(logs) for r in rows}
     assert len(asked) == 6
     assert len(set(asked.values())) == 6
@@ -256,18 +256,18 @@ def test_a_model_is_tried_with_its_tools(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_group_shows_what_tools_said(tmp_path: Path) -> None:
     settings = collecting(tmp_path, "rl", chat=True)
     start(tmp_path / "run", **settings, rewards=(turned,), train={"steps": 1, "lr": 1e-3})
-    _, lines = show_group(tmp_path / "run", 0, 0)
+    _, lines = show_group(tmp_path / "run", 1, 0)
     assert "  > 42" in lines
     # The tokens of a step's list are those of its metrics: what the model drew.
     (step,) = metrics_of(tmp_path / "run")
-    groups = show_step(tmp_path / "run", 0)[0]["groups"]
+    groups = show_step(tmp_path / "run", 1)[0]["groups"]
     assert np.mean([group["tokens"] for group in groups]) == pytest.approx(step["length/mean"])
-    log = read_rollouts(tmp_path / "run", 0)
+    log = read_rollouts(tmp_path / "run", 1)
     answered = [row for row in log.rows if row.get("turns")]
     assert answered
     for row in answered:
         assert row["inserted"] == 3 * sum(turn["role"] == "tool" for turn in row["turns"])
-    lengths = [n for group in log.groups for n in group_page(tmp_path / "run", 0, group)["lengths"]]
+    lengths = [n for group in log.groups for n in group_page(tmp_path / "run", 1, group)["lengths"]]
     assert np.mean(lengths) == pytest.approx(step["length/mean"])
     shown = [line for group in log.groups for line in show_group(tmp_path / "run", 0, group)[1]]
     assert any(

@@ -146,7 +146,7 @@ def kl_is_of_its_own_completion(record: AuditRecord) -> Fault | None:
     """In KTO, more than a tenth of the completions from which the KL is estimated are the completion itself,
     beyond what equal completions of a batch explain, by 4 standard errors.
     """
-    count = own = 0
+    count = repeats = 0
     expected = variance = 0.0
     for rollout in record.rollouts:
         batch = [s for s in rollout.completions if s.ids and s.kl_ids]
@@ -155,13 +155,13 @@ def kl_is_of_its_own_completion(record: AuditRecord) -> Fault | None:
             equal = sum((other.ids or []) == ids for other in batch) - 1
             chance = equal / max(1, len(batch) - 1)
             count += 1
-            own += (sample.kl_ids or [])[: len(ids)] == ids
+            repeats += (sample.kl_ids or [])[: len(ids)] == ids
             expected += chance
             variance += chance * (1 - chance)
-    beyond = own - expected - 4 * math.sqrt(variance)
-    if own < 4 or beyond <= 0.1 * count:
+    beyond = repeats - expected - 4 * math.sqrt(variance)
+    if repeats < 4 or beyond <= 0.1 * count:
         return None
-    return Fault(f"the KL of {own} of {count} completions is that of the completion itself")
+    return Fault(f"the KL of {repeats} of {count} completions is that of the completion itself")
 
 
 CHECKS = {

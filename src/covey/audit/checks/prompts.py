@@ -80,13 +80,15 @@ def begin_is_doubled(record: AuditRecord) -> Fault | None:
     begin with one, behind their prompt.
     """
     bos = record.header.tokens.bos
-    given = [(step, n, s) for step, n, s in record.samples if s.ids and s.prompt_ids]
-    begun = [(step, n) for step, n, s in given if (s.ids or [])[0] == bos]
-    if learns_from_data(record) and bos is not None and len(begun) > max(0.5 * len(given), MIN_COMPLETIONS):
-        sentence = (
-            f"{len(begun)} of {len(given)} completions begin with a begin-of-sequence token of their own"
-        )
-        return Fault(sentence, begun[0][0], {"completion": begun[0][1], "token": 0})
+    completions = [(step, n, s) for step, n, s in record.samples if s.ids and s.prompt_ids]
+    doubled = [(step, n) for step, n, s in completions if (s.ids or [])[0] == bos]
+    if (
+        learns_from_data(record)
+        and bos is not None
+        and len(doubled) > max(0.5 * len(completions), MIN_COMPLETIONS)
+    ):
+        sentence = f"{len(doubled)} of {len(completions)} completions begin with a begin-of-sequence token"
+        return Fault(sentence, doubled[0][0], {"completion": doubled[0][1], "token": 0})
     for step, n, sample in record.samples:
         if bos is not None and sample.prompt_ids and sample.prompt_ids[:2] == [bos, bos]:
             return Fault("prompts begin with two begin-of-sequence tokens", step, {"completion": n})
@@ -170,19 +172,17 @@ def template_is_missing(record: AuditRecord) -> Fault | None:
 
 def _repeated_prompts(record: AuditRecord) -> Fault | None:
     names = [*record.header.tokens.names.values()]
-    known = [
+    completions = [
         (step, n, s.prompt, s.text) for step, n, s in record.samples if isinstance(s.prompt, str) and s.text
     ]
     shown = []
-    for step, n, prompt, text in known:
-        before, found, _ = (text or "").partition(prompt.strip() or "\0")
-        if found and any(name in before for name in names):
+    for step, n, prompt, text in completions:
+        before, repeat, _ = (text or "").partition(prompt.strip() or "\0")
+        if repeat and any(name in before for name in names):
             shown.append((step, n))
-    if len(shown) < MIN_COMPLETIONS or len(shown) <= 0.9 * len(known):
+    if len(shown) < MIN_COMPLETIONS or len(shown) <= 0.9 * len(completions):
         return None
-    sentence = (
-        f"{len(shown)} of {len(known)} completions of the data contain their prompt once more, in a template"
-    )
+    sentence = f"{len(shown)} of {len(completions)} completions contain their prompt once more, in a template"
     return Fault(sentence, shown[0][0], {"completion": shown[0][1]})
 
 

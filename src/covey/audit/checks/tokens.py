@@ -64,10 +64,10 @@ def other_tokens_are_trained(record: AuditRecord) -> Fault | None:
     others = [
         (use, trained, ids) for use, trained, ids in pairs if trained[: len(ids)] != ids[: len(trained)]
     ]
-    own = [use for use, taught, ids in others if len(ids) > 2 and taught[1:] == ids[:-1]]
-    if len(own) > 0.5 * len(others):
+    unshifted = [use for use, taught, ids in others if len(ids) > 2 and taught[1:] == ids[:-1]]
+    if len(unshifted) > 0.5 * len(others):
         sentence = "each place is taught its own token, not the next one: the labels are not shifted"
-        return Fault(sentence, own[0].update.step, location(own[0]))
+        return Fault(sentence, unshifted[0].update.step, location(unshifted[0]))
     for use, trained, ids in others[:1]:
         first = next(n for n, (a, b) in enumerate(zip(trained, ids, strict=False)) if a != b)
         sentence = (
@@ -240,8 +240,8 @@ def end_is_lost(record: AuditRecord) -> Fault | None:
     if learns_from_data(record):
         return _data_is_cut(record)
     limit = record.number("max_completion_length", 0)
-    given = [(step, n, _without_padding(record, s.ids)) for step, n, s in record.samples if s.ids]
-    shorter = [(step, n, ids) for step, n, ids in given if ids and len(ids) < limit]
+    completions = [(step, n, _without_padding(record, s.ids)) for step, n, s in record.samples if s.ids]
+    shorter = [(step, n, ids) for step, n, ids in completions if ids and len(ids) < limit]
     lost = [(step, n, ids) for step, n, ids in shorter if _end(record, ids) is None]
     if len(shorter) < MIN_COMPLETIONS or len(lost) <= 0.5 * len(shorter):
         return None
@@ -268,17 +268,19 @@ def _without_padding(record: AuditRecord, ids: list[int]) -> list[int]:
 
 def _data_is_cut(record: AuditRecord) -> Fault | None:
     limit = record.number("max_length", math.inf)
-    known = [(step, n, s) for step, n, s in record.samples if s.ids and s.prompt_ids is not None]
-    lengths = [len(s.prompt_ids or ()) + len(s.ids or ()) for _, _, s in known]
+    completions = [(step, n, s) for step, n, s in record.samples if s.ids and s.prompt_ids is not None]
+    lengths = [len(s.prompt_ids or ()) + len(s.ids or ()) for _, _, s in completions]
     cut = [
         (step, n)
-        for (step, n, s), length in zip(known, lengths, strict=True)
+        for (step, n, s), length in zip(completions, lengths, strict=True)
         if length == limit and _end(record, s.ids or []) is None
     ]
     is_packed = record.setting("packing") is True
-    if is_packed or len(cut) < MIN_COMPLETIONS or len(cut) <= 0.1 * len(known):
+    if is_packed or len(cut) < MIN_COMPLETIONS or len(cut) <= 0.1 * len(completions):
         return None
-    sentence = f"{len(cut)} of {len(known)} completions of the data are truncated at max_length={limit:.0f}"
+    sentence = (
+        f"{len(cut)} of {len(completions)} completions of the data are truncated at max_length={limit:.0f}"
+    )
     return Fault(f"{sentence} and lack their end", cut[0][0], {"completion": cut[0][1]})
 
 

@@ -106,7 +106,7 @@ class DataRecorder:
         self, inner: Callable[..., Any], model: Any, inputs: dict[str, Any], *args: Any, **kw: Any
     ) -> Any:
         """Call the trainer's loss, and write the batch that it got."""
-        given = dict(inputs)
+        batch = dict(inputs)
         self.listening = self.trainer.model.training
         self.passes.clear()
         try:
@@ -114,7 +114,7 @@ class DataRecorder:
         finally:
             is_training, self.listening = self.listening, False
         if is_training:
-            self.file.attempt(self._batch, given, result[0] if isinstance(result, tuple) else result)
+            self.file.attempt(self._batch, batch, result[0] if isinstance(result, tuple) else result)
         return result
 
     def _hears(self, _model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -141,27 +141,29 @@ class DataRecorder:
 
     def _batch(self, inputs: Mapping[str, Any], loss: Tensor) -> None:
         self.update["loss"] += loss.item()
-        own = next((heard for is_trained, heard in self.passes if is_trained), None)
-        if own is None or self.count >= BATCHES:
+        policy = next((heard for is_trained, heard in self.passes if is_trained), None)
+        if policy is None or self.count >= BATCHES:
             return
         following = [
-            h for t, h in self.passes if not t and h.ids.shape == own.ids.shape and (h.ids == own.ids).all()
+            h
+            for t, h in self.passes
+            if not t and h.ids.shape == policy.ids.shape and (h.ids == policy.ids).all()
         ]
         # KTO's estimate of the KL has passes of its own; the reference's pass is the one over the same ids.
         ref = following[-1] if following and hasattr(self.trainer, "ref_model") else None
         samples: list[dict[str, Any]] = []
         rows: list[dict[str, Any]] = []
-        for n in range(len(own.ids)):
-            for start, end in _pieces(own, inputs.get("position_ids"), n):
-                sample, row = self._row(own, ref, n, start, end)
+        for n in range(len(policy.ids)):
+            for start, end in _pieces(policy, inputs.get("position_ids"), n):
+                sample, row = self._row(policy, ref, n, start, end)
                 row |= {"rollout": self.count, "completion": len(rows)}
-                self._place(sample, n, len(own.ids), inputs)
+                self._place(sample, n, len(policy.ids), inputs)
                 samples.append(sample)
                 rows.append(row)
         self._look(samples)
-        self.own_rows, self.width = rows, own.ids.shape[1]
-        if own.logprobs is not None and own.logprobs.requires_grad:
-            own.logprobs.register_hook(lambda gradient: self.file.attempt(self._keep, gradient, rows))
+        self.own_rows, self.width = rows, policy.ids.shape[1]
+        if policy.logprobs is not None and policy.logprobs.requires_grad:
+            policy.logprobs.register_hook(lambda gradient: self.file.attempt(self._keep, gradient, rows))
         self.file.write(
             kind="rollout", number=self.count, step=self.trainer.state.global_step, completions=samples
         )
@@ -169,11 +171,11 @@ class DataRecorder:
         self.count += 1
 
     def _row(
-        self, own: Pass, ref: Pass | None, n: int, start: int, end: int
+        self, policy: Pass, ref: Pass | None, n: int, start: int, end: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a sequence as a completion of the data, and as the loss trains it."""
-        ids = own.ids[n, start:end].tolist()
-        labels = None if own.labels is None else own.labels[n, start : own.labels.shape[1]].tolist()
+        ids = policy.ids[n, start:end].tolist()
+        labels = None if policy.labels is None else policy.labels[n, start : policy.labels.shape[1]].tolist()
         trained = [label != IGNORED for label in labels[: len(ids)]] if labels is not None else None
         answer = self._answer(ids, trained)
         last = self.turns.end(ids)
@@ -194,21 +196,21 @@ class DataRecorder:
                 before = sum(trained[1 : max(1, answer - self.turns.opening_length)])
                 # A template may count the opening as part of the answer, but not its last token alone.
                 row["prompt_trained"] = before + (len(opening) > 1 and opening[-1] and not any(opening[:-1]))
-        for name, heard in (("logprobs", own), ("ref_logprobs", ref)):
+        for name, heard in (("logprobs", policy), ("ref_logprobs", ref)):
             if heard is not None and heard.logprobs is not None:
-                shift = own.ids.shape[1] - heard.logprobs.shape[1]
+                shift = policy.ids.shape[1] - heard.logprobs.shape[1]
                 values = heard.logprobs[n].detach()[max(0, start + answer - shift) : start + last - shift]
                 row[name] = [0.0] * (last - answer - len(values)) + numbers(values)
         return sample, row
 
     def _answer(self, ids: Sequence[int], trained: Sequence[bool] | None) -> int:
         """Return the place at which the answer begins: by the data, by the template, or else by the loss."""
-        known = self.starts.get(tuple(ids))
-        if known is None:
-            known = self.turns.answer(ids)
-        if known is None and trained is not None and any(trained):
-            known = list(trained).index(True)
-        return min(known or 0, max(0, len(ids) - 1))
+        start = self.starts.get(tuple(ids))
+        if start is None:
+            start = self.turns.answer(ids)
+        if start is None and trained is not None and any(trained):
+            start = list(trained).index(True)
+        return min(start or 0, max(0, len(ids) - 1))
 
     def _place(self, sample: dict[str, Any], n: int, size: int, inputs: Mapping[str, Any]) -> None:
         """Note the pair of a completion, and the one from which KTO estimates its KL."""
@@ -318,13 +320,13 @@ def _prompt_lengths(data: Any) -> dict[tuple[int, ...], int]:
     return lengths
 
 
-def _pieces(own: Pass, positions: Tensor | None, n: int) -> list[tuple[int, int]]:
+def _pieces(policy: Pass, positions: Tensor | None, n: int) -> list[tuple[int, int]]:
     """Return the first and the last place of each sequence in a row of a batch, which may hold several."""
-    present = own.present[n].nonzero()[:, 0].tolist()
+    present = policy.present[n].nonzero()[:, 0].tolist()
     if not present:
         return []
     start, end = present[0], present[-1] + 1
-    if positions is None or positions.shape != own.ids.shape:
+    if positions is None or positions.shape != policy.ids.shape:
         return [(start, end)]
     starts = [place for place in range(start, end) if int(positions[n, place]) == 0] or [start]
     return list(zip(starts, [*starts[1:], end], strict=True))
