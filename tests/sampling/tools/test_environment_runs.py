@@ -145,7 +145,7 @@ def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Pat
     for own in read_rollouts(folder / "whole", 1).rows:
         total = own["environment"]["total"]
         assert own["components"] == {"environment_reward": total / 10, "even": float(total % 2 == 0)}
-    shown = show_group(folder / "whole", 0, 0)[1]
+    shown = show_group(folder / "whole", 1, 0)[1]
     assert sum(line.startswith("  = {") and '"total": ' in line for line in shown) == 4
     again = rescore(
         folder / "whole",

@@ -269,7 +269,7 @@ def test_a_group_shows_what_tools_said(tmp_path: Path) -> None:
         assert row["inserted"] == 3 * sum(turn["role"] == "tool" for turn in row["turns"])
     lengths = [n for group in log.groups for n in group_page(tmp_path / "run", 1, group)["lengths"]]
     assert np.mean(lengths) == pytest.approx(step["length/mean"])
-    shown = [line for group in log.groups for line in show_group(tmp_path / "run", 0, group)[1]]
+    shown = [line for group in log.groups for line in show_group(tmp_path / "run", 1, group)[1]]
     assert any(
         f"{answered[0]['tokens']} tokens ({answered[0]['inserted']} inserted)" in line for line in shown
     )
