@@ -203,8 +203,8 @@ def compare(folder: Path, runs: dict[str, dict[str, Any]], processes: int = 2) -
         one, other = (
             load_file(folder / place / "final" / "model.safetensors") for place in (name, f"{name}-together")
         )
-        # A hundredth of a step's motion: Adam scales the rounding of another order of sums, on some processors
-        # to 1.4e-6.
+        # A hundredth of a step's motion. Adam scales the rounding of another order of sums; on some
+        # processors it comes to 1.4e-6.
         assert max(float((w - other[n]).abs().max()) for n, w in one.items()) < 1e-5, name
         first, second = (metrics_of(folder / place) for place in (name, f"{name}-together"))
         for a, b in zip(first, second, strict=True):
