@@ -179,6 +179,22 @@ class DataRecorder:
         trained = [label != IGNORED for label in labels[: len(ids)]] if labels is not None else None
         answer = self._answer(ids, trained)
         last = self.turns.end(ids)
+        row: dict[str, Any] = {"at": (n, start, answer, last)}
+        if trained is not None:
+            row["mask"] = [int(on) for on in trained[answer:last]]
+            if self.masks_prompts:
+                row["prompt_trained"] = self._trained_of_prompt(trained, answer)
+        width = policy.ids.shape[1]
+        for name, source in (("logprobs", policy), ("ref_logprobs", ref)):
+            if source is not None and source.logprobs is not None:
+                # Log-probs may lack places at the left.
+                shift = width - source.logprobs.shape[1]
+                values = source.logprobs[n].detach()[max(0, start + answer - shift) : start + last - shift]
+                row[name] = [0.0] * (last - answer - len(values)) + numbers(values)
+        return self._sample(ids, answer, last), row
+
+    def _sample(self, ids: Sequence[int], answer: int, last: int) -> dict[str, Any]:
+        """Return a sequence as a completion: its prompt ends at ``answer``, and its text at ``last``."""
         sample: dict[str, Any] = {
             "prompt": self.tokenizer.decode(ids[:answer]),
             "prompt_ids": ids[:answer],
@@ -188,20 +204,15 @@ class DataRecorder:
         between = self.turns.between(ids[:last], answer) if self.is_by_turns else []
         if any(between):
             sample["inserted"] = [int(outside) for outside in between]
-        row: dict[str, Any] = {"at": (n, start, answer, last)}
-        if trained is not None:
-            row["mask"] = [int(on) for on in trained[answer:last]]
-            if self.masks_prompts:
-                opening = trained[max(1, answer - self.turns.opening_length) : answer]
-                before = sum(trained[1 : max(1, answer - self.turns.opening_length)])
-                # A template may count the opening as part of the answer, but not its last token alone.
-                row["prompt_trained"] = before + (len(opening) > 1 and opening[-1] and not any(opening[:-1]))
-        for name, heard in (("logprobs", policy), ("ref_logprobs", ref)):
-            if heard is not None and heard.logprobs is not None:
-                shift = policy.ids.shape[1] - heard.logprobs.shape[1]
-                values = heard.logprobs[n].detach()[max(0, start + answer - shift) : start + last - shift]
-                row[name] = [0.0] * (last - answer - len(values)) + numbers(values)
-        return sample, row
+        return sample
+
+    def _trained_of_prompt(self, trained: Sequence[bool], answer: int) -> int:
+        """Return how many tokens of a prompt are trained."""
+        begin = max(1, answer - self.turns.opening_length)
+        opening = trained[begin:answer]
+        # A template may count the opening as part of the answer, but not its last token alone.
+        last_alone = len(opening) > 1 and opening[-1] and not any(opening[:-1])
+        return sum(trained[1:begin]) + last_alone
 
     def _answer(self, ids: Sequence[int], trained: Sequence[bool] | None) -> int:
         """Return the place at which the answer begins: by the data, by the template, or else by the loss."""
